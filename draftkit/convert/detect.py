@@ -1,0 +1,50 @@
+"""Finding the format of a checkpoint: every module of `draftkit.convert.formats` is asked."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Protocol
+
+from draftkit.convert import formats
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.plan import Plan
+from draftkit.errors import FormatError
+from draftkit.layout.target import TargetFacts
+
+
+class Format(Protocol):
+    """What a module in `draftkit/convert/formats/` provides."""
+
+    NAME: str
+    TITLE: str
+
+    def recognise(self, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint is of this format, from its tensor names first."""
+
+    def plan(self, checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
+        """The conversion into the unified layout. Raises `DraftkitError` for what cannot be converted."""
+
+
+def all_formats() -> list[Format]:
+    """The known formats in alphabetical order of their module names."""
+    names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
+    return [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
+
+
+def detect(checkpoint: Checkpoint) -> Format:
+    """The one format that recognises the checkpoint. Raises `FormatError` when none or several do."""
+    known = all_formats()
+    matches = [format for format in known if format.recognise(checkpoint)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(format.NAME for format in matches)
+        raise FormatError(f"the checkpoint could be any of: {names}", where=checkpoint.source.path)
+    sample = ", ".join(list(checkpoint.tensors)[:6])
+    raise FormatError(
+        f"no known draft format has these {len(checkpoint.tensors)} tensors: {sample}, …",
+        where=checkpoint.source.path,
+        expected=" or ".join(format.TITLE for format in known),
+        hint="draftkit formats lists what can be read; draftkit inspect shows all tensors",
+    )

@@ -1,0 +1,100 @@
+"""Facts as a conversion finds them: each with its value and where the value was taken from.
+
+A format reads a foreign config only through `Facts`, so that every key is either used, dropped with a reason, or
+reported; and every fact of the spec has an origin that the report can show.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from draftkit.errors import FormatError
+from draftkit.layout.provenance import FactOrigin, Origin
+
+Value = TypeVar("Value", int, float, str, bool)
+
+# Keys that transformers writes into any config and that say nothing about what a draft computes.
+BOOKKEEPING = {
+    "_name_or_path": "a path of the author's machine",
+    "architectures": "names the target's class; the tensors tell the format",
+    "model_type": "names the target's family; the tensors tell the format",
+    "attention_bias": "the tensors tell which projections have a bias",
+    "attention_dropout": "used in training only",
+    "bos_token_id": "the target's tokenizer decides",
+    "eos_token_id": "the target's tokenizer decides",
+    "pad_token_id": "the target's tokenizer decides",
+    "dtype": "the tensors tell the dtype",
+    "torch_dtype": "the tensors tell the dtype",
+    "initializer_range": "used in training only",
+    "mlp_bias": "the tensors tell which projections have a bias",
+    "pretraining_tp": "splits a matrix product without changing it",
+    "tie_word_embeddings": "the tensors tell whose embedding and head the draft uses",
+    "transformers_version": "no effect on the weights",
+    "use_cache": "no effect on the weights",
+}
+
+
+class Facts:
+    """Reads a foreign config and records, for each fact of the spec, its value and origin."""
+
+    def __init__(self, config: dict[str, object], where: object):
+        self._config = config
+        self._where = where
+        self._used: set[str] = set()
+        self.found: list[FactOrigin] = []
+        self.missing: list[tuple[str, str]] = []  # (fact, what to do)
+        self.dropped: dict[str, str] = {}  # config key → reason
+
+    def stated(self, key: str, kind: type[Value]) -> Value:
+        """A key that the config must have. Raises `FormatError` when it is absent or of another type."""
+        if self._config.get(key) is None:
+            raise FormatError(f"config key {key} is missing", where=self._where, expected=kind.__name__)
+        return self.stated_or(key, kind, default=kind(), note="")
+
+    def stated_or(self, key: str, kind: type[Value], default: Value, note: str) -> Value:
+        """A key that the config may have; `note` says why `default` holds when it does not."""
+        value = self._config.get(key)
+        self._used.add(key)
+        if value is None:
+            return self.record(key, default, "format default", note)
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise FormatError(f"config key {key} is {value!r}", where=self._where, expected=kind.__name__)
+        return self.record(key, value, "stated")
+
+    def record(self, name: str, value: Value, origin: Origin, note: str = "") -> Value:
+        """Note a fact that does not come from one config key."""
+        self.found.append(FactOrigin(name=name, value=str(value), origin=origin, note=note))
+        return value
+
+    def lack(self, name: str, hint: str) -> None:
+        """Note a fact that cannot be known from what was given; `hint` says what to pass."""
+        self.missing.append((name, hint))
+
+    def mapping(self, key: str) -> dict[str, object] | None:
+        """A key that holds an object or null. Raises `FormatError` for anything else."""
+        value = self._config.get(key)
+        self._used.add(key)
+        if value is not None and not isinstance(value, dict):
+            raise FormatError(f"config key {key} is {value!r}", where=self._where, expected="an object or null")
+        return value
+
+    def drop(self, key: str, reason: str) -> None:
+        """Say why a config key has no place in the spec."""
+        if key in self._config:
+            self.dropped[key] = reason
+
+    def check_all_used(self) -> None:
+        """Raise `FormatError` naming the keys that were neither used nor dropped."""
+        for key, reason in BOOKKEEPING.items():
+            if key not in self._used:
+                self.drop(key, reason)
+        unknown = sorted(set(self._config) - self._used - set(self.dropped))
+        if unknown:
+            listing = "\n    ".join(f"{key}: {self._config[key]!r}" for key in unknown)
+            raise FormatError(
+                f"config keys that this format does not define, so that their effect is unknown:\n    {listing}",
+                where=self._where,
+                hint="if they change nothing, delete them from config.json; otherwise this is another format",
+            )

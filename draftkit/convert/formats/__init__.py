@@ -1,0 +1,4 @@
+"""The foreign formats: one module each, found by name.
+
+A format module has `NAME`, `TITLE`, `recognise(checkpoint) -> bool` and `plan(checkpoint, target) -> Plan`.
+"""

@@ -1,0 +1,75 @@
+"""EAGLE-1 and EAGLE-2 as SafeAILab publishes them, and HASS, which shares the layout.
+
+One `pytorch_model.bin` or `model.safetensors` without prefix: `fc` over [embedding, hidden], and decoder layers of
+which the first has no input norm; no final norm, the target's head. EAGLE-2 differs in its tree search only.
+Source: SafeAILab/EAGLE `eagle/model/cnets1.py`.
+"""
+
+from __future__ import annotations
+
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.decoder import check_target, read_decoder
+from draftkit.convert.facts import Facts
+from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
+from draftkit.layout.spec import DraftSpec, EagleSpec
+from draftkit.layout.target import TargetFacts
+
+NAME = "eagle"
+TITLE = "EAGLE-1, EAGLE-2, HASS (SafeAILab layout)"
+
+
+def recognise(checkpoint: Checkpoint) -> bool:
+    """`fc` twice as wide as high, and a first layer with attention but without an input norm or a hidden norm."""
+    tensors = checkpoint.tensors
+    fc = tensors["fc.weight"].shape if "fc.weight" in tensors else ()
+    return (
+        len(fc) == 2
+        and fc[1] == 2 * fc[0]
+        and "layers.0.self_attn.q_proj.weight" in tensors
+        and not tensors.keys() & {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight", "lm_head.weight"}
+    )
+
+
+def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
+    facts = Facts(checkpoint.config, checkpoint.source.path / "config.json")
+    decoder = read_decoder(checkpoint, facts, "layers.0.", checkpoint.count_layers())
+    vocab_size = facts.stated("vocab_size", int)
+    if target is not None:
+        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+    facts.drop("bias", "means fc.bias here, and attention bias to engines; fc.bias itself tells")
+    own_embedding = "embed_tokens.weight" in checkpoint.tensors
+    architecture = EagleSpec(
+        decoder=decoder,
+        vocab_size=vocab_size,
+        draft_vocab_size=vocab_size,
+        target_hidden_size=decoder.hidden_size,
+        aux_layer_ids=None,
+        token_entry="fusion",
+        concatenation="embedding_hidden",
+        fusion_bias=facts.record(
+            "fusion_bias", "fc.bias" in checkpoint.tensors, "from tensors", _bias_note(checkpoint)
+        ),
+        feature_norm="none",
+        embedding_norm=False,
+        hidden_norm=False,
+        input_norm=False,
+        norm_before_residual=False,
+        final_norm=False,
+        feedback="pre_norm",
+        logit_scale=1.0,
+        embed_tokens="draft" if own_embedding else "target",
+        lm_head="target",
+        parallel=None,
+    )
+    facts.record("features", "target's last hidden state after its final norm", "format default")
+    facts.record("embed_tokens", architecture.embed_tokens, "from tensors")
+    facts.record("lm_head", "target", "format default", "the format stores none")
+    spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
+    return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint))
+
+
+def _bias_note(checkpoint: Checkpoint) -> str:
+    stated = checkpoint.config.get("bias")
+    return (
+        f"fc.bias in the file; config bias: {'absent (the reference then assumes true)' if stated is None else stated}"
+    )

@@ -1,0 +1,58 @@
+"""The map from draft vocabulary to target vocabulary: one checked representation, `d2t`.
+
+`d2t` int64 [Vd] holds offsets, target id = i + d2t[i]; `t2d` bool [V] marks the target ids that the draft keeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.errors import FormatError
+
+
+def check_vocabulary_map(checkpoint: Checkpoint, vocab_size: int, draft_vocab_size: int) -> None:
+    """Check that `d2t` lands inside the target vocabulary, without repeats, and agrees with `t2d` where both exist.
+
+    Raises `FormatError` naming the first offending entry.
+    """
+    if draft_vocab_size > vocab_size:
+        raise _error(checkpoint, f"draft_vocab_size {draft_vocab_size} exceeds vocab_size {vocab_size}")
+    if "d2t" not in checkpoint.tensors:
+        if draft_vocab_size < vocab_size:
+            raise _error(checkpoint, f"d2t is missing, but the draft has {draft_vocab_size} of {vocab_size} tokens")
+        return
+    ids = [i + offset for i, offset in enumerate(_int64(checkpoint, "d2t"))]
+    outside = [i for i, token in enumerate(ids) if not 0 <= token < vocab_size]
+    if outside:
+        raise _error(checkpoint, f"d2t[{outside[0]}] maps to token {ids[outside[0]]}, outside 0…{vocab_size - 1}")
+    if len(set(ids)) < len(ids):
+        raise _error(checkpoint, f"d2t maps {len(ids) - len(set(ids))} draft tokens to a target token that another has")
+    if draft_vocab_size == vocab_size and ids != list(range(vocab_size)):
+        raise _error(checkpoint, "d2t permutes a full vocabulary, which no engine applies")
+    if "t2d" in checkpoint.tensors:
+        kept = bytes(b"".join(bytes(chunk) for chunk in checkpoint.tensors["t2d"].chunks()))
+        marked = {token for token, flag in enumerate(kept) if flag}
+        if marked != set(ids):
+            raise _error(checkpoint, f"t2d marks {len(marked)} tokens, d2t maps to {len(ids)}, and they differ")
+
+
+def _int64(checkpoint: Checkpoint, name: str) -> array[int]:
+    handle = checkpoint.tensors[name]
+    if handle.dtype != "I64":
+        raise _error(checkpoint, f"{name} is {handle.dtype}, not I64")
+    values = array("q")
+    for chunk in handle.chunks():
+        values.frombytes(bytes(chunk))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _error(checkpoint: Checkpoint, problem: str) -> FormatError:
+    return FormatError(
+        f"the draft vocabulary is inconsistent: {problem}",
+        where=checkpoint.source.path,
+        hint="fetch the checkpoint again, or ask its author for the vocabulary map it was trained with",
+    )

@@ -1,0 +1,40 @@
+"""The failures that a user can act on.
+
+The command line prints one of these as one short message and exits with code 1; anything else that escapes is a bug.
+"""
+
+from __future__ import annotations
+
+
+class DraftkitError(Exception):
+    """A known failure: what happened, and, where they are known, the place, what was expected and the next step.
+
+    `where` names a file, tensor or key; `hint` is an instruction, preferably a command.
+    """
+
+    def __init__(self, what: str, *, where: object = None, expected: str | None = None, hint: str | None = None):
+        lines = [what]
+        for label, text in (("where", where), ("expected", expected), ("next", hint)):
+            if text is not None:
+                lines.append(f"  {label}: {text}")
+        super().__init__("\n".join(lines))
+
+
+class SourceError(DraftkitError):
+    """A checkpoint, repository or file that cannot be reached: missing, gated, offline, no network."""
+
+
+class FormatError(DraftkitError):
+    """A file that is not what it claims to be, or a checkpoint of no known format."""
+
+
+class UnsafeFileError(FormatError):
+    """A file whose loading would run code."""
+
+
+class LayoutError(DraftkitError):
+    """A draft folder or plan whose tensors or facts disagree with its spec."""
+
+
+class TargetError(DraftkitError):
+    """A target that the draft does not fit, or that the runtime does not support."""

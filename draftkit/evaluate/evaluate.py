@@ -1,0 +1,182 @@
+"""Measuring drafts: the same prompts without a draft and with each, on draftkit's own runtime."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.loading import load_drafter, load_model, open_draft
+from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
+from draftkit.evaluate.statistics import acceptance_length, accepted_per_position
+from draftkit.models.target import Target
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation, Request
+from draftkit.version import __version__
+
+SMALL_TARGET = 50_000_000  # parameters
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Progress = Callable[[str, int, int, float], None]  # what runs, prompts done, prompts in all, acceptance length so far
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU."""
+
+    num_speculative_tokens: int = 4
+    max_new_tokens: int = 128
+    concurrency: int = 1
+    prompts: str = "zoo"
+    limit: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Generations of all prompts, in order, and how long they took, in seconds."""
+
+    generations: list[Generation]
+    seconds: float
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(g.tokens) for g in self.generations)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds
+
+
+def evaluate_draft(
+    target: str, drafts: Sequence[str], settings: Settings | None = None, on_progress: Progress | None = None
+) -> dict[str, object]:
+    """Measure drafts against their target at temperature 0.
+
+    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints. Returns the result
+    object of `eval --json`: provenance, and one cell per draft. Raises `DraftkitError`.
+    """
+    settings = settings or Settings()
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _dtype(settings.dtype, device)
+    model, tokenizer = load_model(target, device=device, dtype=dtype)
+    _limit_threads(model)
+    prompts = load_prompts(settings.prompts, settings.limit)
+    requests = [Request(p.id, encode_prompt(p, tokenizer), settings.max_new_tokens) for p in prompts]
+    plain = _run(Target(model), None, 0, requests, settings, "no draft", on_progress)
+    cells = []
+    for source in drafts:
+        with open_draft(source, target) as draft:
+            drafter = load_drafter(draft, model)
+            method = draft.spec.method
+        k = settings.num_speculative_tokens
+        run = _run(Target(model, drafter.taps), drafter, k, requests, settings, source, on_progress)
+        cells.append(
+            {"target": target, "draft": source, "method": method, "dataset": settings.prompts}
+            | _cell(prompts, run, plain, settings)
+        )
+    return {"schema": 1, "provenance": _provenance(model, tokenizer, settings, device), "cells": cells}
+
+
+def _run(
+    target: Target,
+    drafter: Drafter | None,
+    k: int,
+    requests: list[Request],
+    settings: Settings,
+    name: str,
+    on_progress: Progress | None,
+) -> Run:
+    engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=min(settings.concurrency, len(requests)))
+    # Warm-up: the first calls allocate and tune; they are not part of the measurement.
+    engine.generate([Request(r.id, r.prompt, 2 * (k + 1)) for r in requests[: engine.num_slots]])
+    counts = {"finished": 0, "accepted": 0, "rounds": 0}
+
+    def on_round(touched: list[Generation]) -> None:
+        for generation in touched:
+            counts["finished"] += generation.finished is not None
+            counts["accepted"] += generation.rounds[-1].accepted if generation.rounds else 0
+            counts["rounds"] += bool(generation.rounds)
+        if on_progress is not None:
+            length = 1 + counts["accepted"] / max(counts["rounds"], 1)
+            on_progress(name, counts["finished"], len(requests), length)
+
+    began = time.perf_counter()
+    generations = engine.generate(requests, on_round if on_progress else None)
+    return Run(generations, time.perf_counter() - began)
+
+
+def _cell(prompts: list[Prompt], run: Run, plain: Run, settings: Settings) -> dict[str, object]:
+    rounds = [r for g in run.generations for r in g.rounds]
+    k = settings.num_speculative_tokens
+    matching = sum(a.tokens == b.tokens for a, b in zip(run.generations, plain.generations, strict=True))
+    categories = sorted({p.category for p in prompts})
+    return {
+        "num_speculative_tokens": k,
+        "temperature": 0.0,
+        "draft_sampling": "greedy",
+        "concurrency": settings.concurrency,
+        "num_prompts": len(prompts),
+        "max_new_tokens": settings.max_new_tokens,
+        "output_tokens": run.output_tokens,
+        "num_drafts": len(rounds),
+        "num_draft_tokens": sum(r.drafted for r in rounds),
+        "num_accepted_tokens": sum(r.accepted for r in rounds),
+        "num_accepted_tokens_per_pos": accepted_per_position(run.generations, k),
+        "acceptance_length": acceptance_length(run.generations).to_dict(),
+        "by_category": {
+            category: acceptance_length(
+                [g for g, p in zip(run.generations, prompts, strict=True) if p.category == category]
+            ).to_dict()
+            for category in categories
+        },
+        "tokens_per_second": run.tokens_per_second,
+        "baseline_tokens_per_second": plain.tokens_per_second,
+        "matches_greedy": matching == len(prompts),
+        "num_matching_prompts": matching,
+    }
+
+
+def _provenance(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: Settings, device: str
+) -> dict[str, object]:
+    template = tokenizer.chat_template
+    return {
+        "draftkit": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "convention": "acceptance_length = 1 + accepted draft tokens / rounds",
+        "prompts": settings.prompts,
+        "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
+    }
+
+
+def _dtype(name: str | None, device: str) -> torch.dtype:
+    if name is None:
+        return torch.float32 if device == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise DraftkitError(f"dtype {name!r}", expected=", ".join(DTYPES))
+    return DTYPES[name]
+
+
+def _limit_threads(model: PreTrainedModel) -> None:
+    """One CPU thread for a small target: on matrices this small, waking a second thread costs more than it computes.
+
+    An explicit OMP_NUM_THREADS is respected.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and model.device.type == "cpu" and model.num_parameters() < SMALL_TARGET:
+        torch.set_num_threads(1)

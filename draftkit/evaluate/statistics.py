@@ -1,0 +1,46 @@
+"""Acceptance statistics, derived from the record of rounds. Definitions are vLLM's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from draftkit.runtime.records import Generation
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with the 95 % interval of a bootstrap over prompts."""
+
+    mean: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
+    """Mean acceptance length 1 + accepted / rounds, the target's own token counted, over all rounds.
+
+    Prompts are resampled, not rounds, because the rounds of one answer resemble each other. NaN without any round.
+    """
+    sums = [(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds]
+    if not sums:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    generator = random.Random(seed)
+    means = sorted(_length(generator.choices(sums, k=len(sums))) for _ in range(RESAMPLES))
+    return Interval(_length(sums), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000])
+
+
+def accepted_per_position(generations: Sequence[Generation], k: int) -> list[int]:
+    """Entry i: in how many rounds draft token i+1 was accepted (vLLM's `num_accepted_tokens_per_pos`)."""
+    accepted = [r.accepted for g in generations for r in g.rounds]
+    return [sum(a > position for a in accepted) for position in range(k)]
+
+
+def _length(sums: Sequence[tuple[int, int]]) -> float:
+    return 1 + sum(accepted for accepted, _ in sums) / sum(rounds for _, rounds in sums)

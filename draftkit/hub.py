@@ -1,0 +1,288 @@
+"""Sources: a zoo name, a folder or a Hugging Face repository becomes a local folder."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from draftkit import zoo
+from draftkit.errors import SourceError
+
+_CONFIG = ("config.json", "generation_config.json")
+_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "*.model",
+    "tekken.json",
+)
+# Kinds of weights, the preferred one first: its files, then what else comes with them.
+_WEIGHTS = (
+    ("*.safetensors", "*.safetensors.index.json"),
+    ("*.bin", "*.bin.index.json"),
+    ("*.pt",),
+)
+# What trainers leave beside the weights under the same suffixes.
+_TRAINING_STATE = ("training_args.*", "training_state*", "optimizer.*", "scheduler.*", "rng_state*")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Located:
+    """A source and the local folder that holds it."""
+
+    path: Path
+    name: str  # what the user would call it: 'org/name', 'zoo:eagle' or the path
+    repo: str | None = None
+    revision: str | None = None  # the commit hash, for Hub sources
+    default_target: str | None = None  # for zoo drafts
+
+
+def locate(source: str, *, revision: str | None = None, weights: bool = True, tokenizer: bool = True) -> Located:
+    """Find `source` and return its local folder, downloading what is missing from the Hugging Face Hub.
+
+    `source` is `zoo:NAME`, a folder, `org/name`, `org/name@revision` or `hf://org/name[@revision]`; an existing folder
+    wins over a repository of the same name. From the Hub come the config and, where wanted, the tokenizer and one kind
+    of weights. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
+
+    Raises `SourceError` when the source cannot be had: missing, private or gated, no such revision, offline, no
+    network, disk full.
+    """
+    if source.startswith("zoo:"):
+        _refuse_revision(source, revision)
+        return _in_zoo(source)
+    if source.startswith("hf://"):
+        return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
+    if os.path.exists(os.path.expanduser(source)) or _looks_like_path(source):
+        _refuse_revision(source, revision)
+        return _in_folder(source)
+    return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
+
+
+def _refuse_revision(source: str, revision: str | None) -> None:
+    if revision is not None:
+        raise SourceError(f"{source} has no revisions", where=source, expected="a revision only with a Hub repository")
+
+
+def _looks_like_path(source: str) -> bool:
+    return source.startswith((".", "/", "~")) or source.partition("@")[0].count("/") > 1
+
+
+def _in_zoo(source: str) -> Located:
+    target = "zoo:target"
+    path = zoo.path(source.removeprefix("zoo:"))
+    return Located(path, source, default_target=None if source == target else target)
+
+
+def _in_folder(source: str) -> Located:
+    path = Path(os.path.expanduser(source))
+    if path.is_file():
+        raise SourceError(f"{source} is a file", where=path, hint=f"pass the folder: {path.parent}")
+    if not path.is_dir():
+        raise SourceError(f"there is no folder {source}", where=path, hint="check the path; a Hub id is org/name")
+    return Located(path, source)
+
+
+def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool) -> Located:
+    repo, revision = _repo_and_revision(source, revision)
+
+    from huggingface_hub import is_offline_mode
+    from huggingface_hub.errors import HTTPError  # httpx's in huggingface_hub 1.x, httpx2's in 2.x
+
+    fetch = _cached if is_offline_mode() else _downloaded
+    try:
+        folder = fetch(repo, revision, weights=weights, tokenizer=tokenizer)
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        # A malformed token is quoted by the error about it, which must not reach a traceback either.
+        raise _explained(error, repo, revision) from (None if _is_bad_token(error) else error)
+    return Located(folder, repo, repo=repo, revision=folder.name)
+
+
+def _repo_and_revision(source: str, revision: str | None) -> tuple[str, str | None]:
+    repo, at, named = source.removeprefix("hf://").partition("@")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo, re.ASCII) or (at and not named):
+        raise _invalid_id(source)
+    if named and revision and named != revision:
+        raise SourceError(
+            f"two revisions are given: {named} and {revision}", where=source, hint="give the revision once"
+        )
+    return repo, named or revision
+
+
+def _downloaded(repo: str, revision: str | None, *, weights: bool, tokenizer: bool) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
+
+    try:
+        info = HfApi().repo_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except HTTPError as error:
+        if _is_bad_token(error) or (isinstance(error, HfHubHTTPError) and error.response.status_code < 500):
+            raise  # the Hub answered, and the cache must not hide what it said
+        try:
+            folder = _cached(repo, revision, weights=weights, tokenizer=tokenizer)
+        except LocalEntryNotFoundError:
+            raise error from None
+        _log.warning("%s cannot be reached: using the cached commit %s of %s", constants.ENDPOINT, folder.name, repo)
+        return folder
+
+    files = [file.rfilename for file in info.siblings or []]
+    if weights and not _weights(files):
+        raise SourceError(
+            f"{repo} has no weights",
+            where=f"{constants.ENDPOINT}/{repo}",
+            expected="*.safetensors, *.bin or *.pt files in the top folder",
+        )
+    # The revision goes in as the user gave it: only then is it remembered for the day without a network.
+    wanted = _needed(files, weights=weights, tokenizer=tokenizer)
+    return Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, tqdm_class=_terminal_bar()))
+
+
+def _terminal_bar() -> type:
+    from huggingface_hub.utils import tqdm
+
+    class TerminalBar(tqdm):
+        """The Hub's progress bar, silent when standard error is no terminal (its own counts files regardless)."""
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **{"disable": None, **kwargs})
+
+    return TerminalBar
+
+
+def _cached(repo: str, revision: str | None, *, weights: bool, tokenizer: bool) -> Path:
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError
+
+    folder = Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[]))
+    try:
+        files = [file.path for file in get_cached_repo_tree(repo, revision=folder.name)]
+    except CachedRepoTreeNotFoundError:  # downloaded file by file: what is there is all that is known
+        files = [file.name for file in folder.iterdir()]
+    if weights and not _weights(files):
+        raise LocalEntryNotFoundError(f"no weights of {repo} in the cache")
+    wanted = _needed(files, weights=weights, tokenizer=tokenizer)
+    return Path(snapshot_download(repo, revision=folder.name, local_files_only=True, allow_patterns=wanted))
+
+
+def _needed(files: list[str], *, weights: bool, tokenizer: bool) -> list[str]:
+    others = _matching(files, _CONFIG + _TOKENIZER if tokenizer else _CONFIG)
+    return others + _weights(files) if weights else others
+
+
+def _weights(files: list[str]) -> list[str]:
+    """The weights of the first kind that is there."""
+    files = [file for file in files if not _matching([file], _TRAINING_STATE)]
+    for kind in _WEIGHTS:
+        if _matching(files, kind[:1]):
+            found = _matching(files, kind)
+            # Mistral's repositories hold the same weights twice.
+            return [file for file in found if not file.startswith("consolidated")] or found
+    return []
+
+
+def _matching(files: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The files of the top folder that match: subfolders hold other exports of the same model."""
+    return [file for file in files if "/" not in file and any(fnmatchcase(file, pattern) for pattern in patterns)]
+
+
+def _invalid_id(source: str) -> SourceError:
+    return SourceError(
+        f"{source!r} is neither a folder nor a Hub id",
+        where=source,
+        expected="org/name, org/name@revision, zoo:NAME or the path of a folder",
+    )
+
+
+def _is_bad_token(error: BaseException) -> bool:
+    """Whether the token cannot be sent: httpx quotes the header, the codec keeps it."""
+    return isinstance(error, UnicodeEncodeError) or "Bearer " in str(error)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    # hf_xet raises a bare RuntimeError with the system's message.
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
+def _explained(error: BaseException, repo: str, revision: str | None) -> SourceError:
+    """What went wrong between us and the Hub, in the user's terms."""
+    from huggingface_hub import constants, errors, is_offline_mode
+
+    url = f"{constants.ENDPOINT}/{repo}"
+    source = f"{repo}@{revision}" if revision else repo
+    log_in = "run `hf auth login` or set HF_TOKEN"
+    match error:
+        case errors.HFValidationError():
+            return _invalid_id(repo)
+        case _ if _is_bad_token(error):
+            return SourceError(
+                "the Hub token holds characters that no token has",
+                where="HF_TOKEN, or the token of `hf auth login`",
+                hint="copy it again from the token page, or unset it",
+            )
+        case _ if _is_disk_full(error):
+            return SourceError(
+                f"the disk is full: {source} could not be downloaded",
+                where=constants.HF_HUB_CACHE,
+                hint="free some space, or set HF_HOME to a folder on a bigger disk",
+            )
+        case errors.GatedRepoError():
+            return SourceError(f"{repo} is gated", where=url, hint=f"request access at {url}, then {log_in}")
+        case errors.RepositoryNotFoundError():
+            return SourceError(
+                f"the Hub has no repository {repo}, or it is private",
+                where=url,
+                hint=f"check the spelling; for a private or gated repository, {log_in}",
+            )
+        case errors.RevisionNotFoundError():
+            return SourceError(
+                f"{repo} has no revision {revision}",
+                where=url,
+                expected="a branch, a tag or a full commit hash",
+                hint="leave the revision out to get the default branch",
+            )
+        case errors.RemoteEntryNotFoundError():
+            return SourceError(
+                f"a file of {source} went away during the download", where=url, hint="run the command again"
+            )
+        case errors.LocalEntryNotFoundError() if is_offline_mode():
+            return SourceError(
+                f"{source} is not in the cache, or not all of it, and HF_HUB_OFFLINE is set",
+                where=constants.HF_HUB_CACHE,
+                hint="unset HF_HUB_OFFLINE, or download it on another machine and pass the folder",
+            )
+        case errors.LocalEntryNotFoundError(__cause__=Exception() as cause):
+            return _explained(cause, repo, revision)
+        case errors.HfHubHTTPError(response=response) if response.status_code == 401:
+            return SourceError("the Hub rejects the token", where=url, hint=f"renew it: {log_in}")
+        case errors.HfHubHTTPError(response=response):
+            return SourceError(
+                f"the Hub answered {response.status_code} {response.reason_phrase} for {source}",
+                where=url,
+                hint="try again later",
+            )
+        case errors.HTTPError():
+            return SourceError(
+                f"no network: the Hub cannot be reached and {source} is not in the cache",
+                where=f"{constants.ENDPOINT} ({str(error) or type(error).__name__})",
+                hint="check the connection, the proxy and HF_ENDPOINT, or pass a folder",
+            )
+        case OSError(strerror=str() as reason):
+            where = error.filename or constants.HF_HUB_CACHE
+            return SourceError(f"{source} could not be stored: {reason}", where=where)
+        case errors.FileMetadataError() | ValueError():
+            return SourceError(
+                f"{constants.ENDPOINT} does not answer like a Hub", where=url, hint="check the proxy and HF_ENDPOINT"
+            )
+        case _:
+            return SourceError(f"the download of {source} broke off", where=url, hint="run the command again")

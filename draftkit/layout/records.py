@@ -1,0 +1,67 @@
+"""Frozen dataclasses to JSON values and back, strictly: no fact is missing, unknown or of another type."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import TypeVar
+
+from draftkit.errors import LayoutError
+
+Record = TypeVar("Record")
+
+
+def to_dict(record: object) -> dict[str, object]:
+    """The fields of a dataclass as JSON values; tuples become lists."""
+    return {field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_dict(cls: type[Record], data: object, where: object) -> Record:
+    """Build `cls` from what `to_dict` gave. Raises `LayoutError` that lists every problem at once."""
+    problems: list[str] = []
+    record = _read(cls, data, cls.__name__, problems)
+    if problems:
+        raise LayoutError("the draft spec is not valid:\n    " + "\n    ".join(problems), where=where)
+    return typing.cast(Record, record)
+
+
+def _read(kind: object, value: object, path: str, problems: list[str]) -> object:
+    """`value` as type `kind`; a mismatch is appended to `problems`."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _read_record(typing.cast(type, kind), value, path, problems)
+    if origin is typing.Literal:
+        if value not in arguments:
+            problems.append(f"{path}: {value!r} is not one of {list(arguments)}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _read(next(a for a in arguments if a is not type(None)), value, path, problems)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_read(arguments[0], item, f"{path}[{i}]", problems) for i, item in enumerate(value))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    expected = typing.cast(type, origin or kind)
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        problems.append(f"{path}: {value!r} is not {expected.__name__}")
+    return value
+
+
+def _read_record(cls: type, value: object, path: str, problems: list[str]) -> object:
+    if not isinstance(value, dict):
+        problems.append(f"{path}: {value!r} is not an object")
+        return None
+    kinds = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    problems += [f"{path}.{name}: missing" for name in names if name not in value]
+    problems += [f"{path}.{name}: unknown" for name in value if name not in names]
+    fields = {name: _read(kinds[name], value[name], f"{path}.{name}", problems) for name in names if name in value}
+    return None if len(fields) < len(names) else cls(**fields)

@@ -1,0 +1,123 @@
+"""Reading one PyTorch checkpoint (`.bin`, `.pt`) without running code from it.
+
+Such a file is a pickle beside raw tensor data. `weights_only` keeps the pickle from calling anything but tensor
+constructors, and a memory map keeps the data on disk until it is streamed.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftkit.errors import FormatError, UnsafeFileError
+from draftkit.layout.dtypes import NAME_OF_TORCH_DTYPE, dtype_name
+from draftkit.layout.handles import TensorHandle, raw_memory
+from draftkit.layout.source_file import damaged, open_source
+
+if TYPE_CHECKING:
+    import torch
+
+ZIP_MAGIC = b"PK\x03\x04"  # torch.save writes a zip since torch 1.6, and a plain pickle before
+EXPECTED = "a dict of tensor names to tensors, written by torch.save"
+MAX_PROBLEMS_SHOWN = 8
+
+
+def read_torch(path: Path) -> list[TensorHandle]:
+    """The tensors of a flat state dict, in its order. Tensors that share storage are separate tensors here.
+
+    Raises `SourceError` when the file cannot be read, `UnsafeFileError` when its pickle wants anything but tensors,
+    `FormatError` when it is damaged or holds something else than a flat dict of names to tensors.
+    """
+    with open_source(path) as file:
+        is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+        size = os.fstat(file.fileno()).st_size
+    state = _load(path, is_zip, size)
+    _check_state(state, path, size)
+    return [
+        TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), path, partial(_stream, tensor.detach()))
+        for name, tensor in state.items()
+    ]
+
+
+def _load(path: Path, is_zip: bool, size: int) -> Any:
+    """What the file holds; tensors of a zip stay on disk, those of an older file are in memory."""
+    import torch
+
+    try:
+        if is_zip:
+            _refuse_compression(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except FormatError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise _refusal(path, size, str(error)) from None  # torch's text tells the user to load the file unsafely
+    except Exception as error:  # damage surfaces as whatever the zip reader or the unpickler stumbles over
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise damaged(path, size, EXPECTED, reason) from error
+
+
+def _refuse_compression(path: Path) -> None:
+    """A memory map of a compressed entry would be read as numbers, without a word."""
+    with zipfile.ZipFile(path) as archive:
+        compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+    if compressed:
+        raise FormatError(
+            f"{path.name} has compressed zip entries, which torch.save never writes",
+            where=f"{path}: {compressed[0]}",
+            hint="load and save it again with torch, or ask the author for a safetensors file",
+        )
+
+
+def _refusal(path: Path, size: int, reason: str) -> FormatError:
+    wanted = re.search(r"GLOBAL (\w\S*)", reason)
+    if wanted is None:
+        return damaged(path, size, EXPECTED, "its pickle is not one of tensors only")
+    return UnsafeFileError(
+        f"loading {path.name} would run code: its pickle asks for {wanted[1]}. Nothing was run",
+        where=path,
+        expected=EXPECTED,
+        hint="ask the author for a safetensors file",
+    )
+
+
+def _check_state(state: object, path: Path, size: int) -> None:
+    """Raise `FormatError` with everything that keeps this object from being a flat dict of names to tensors."""
+    if not isinstance(state, dict):
+        raise FormatError(f"{path.name} holds {type(state).__name__}", where=path, expected=EXPECTED)
+    problems = [problem for key, value in state.items() if (problem := _problem(key, value, size))]
+    if problems:
+        shown = "\n    ".join(problems[:MAX_PROBLEMS_SHOWN])
+        raise FormatError(
+            f"{path.name} is not a flat dict of tensors, at {len(problems)} of {len(state)} keys:\n    {shown}",
+            where=path,
+            expected=EXPECTED,
+        )
+
+
+def _problem(key: object, value: object, file_size: int) -> str | None:
+    """What is wrong with one entry of a state dict."""
+    import torch
+
+    if not isinstance(key, str):
+        return f"the key {key!r} is {type(key).__name__}"
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return f"{key!r} is {type(value).__name__}"
+    assert isinstance(value, torch.Tensor)
+    if value.layout != torch.strided or value.device.type != "cpu" or str(value.dtype) not in NAME_OF_TORCH_DTYPE:
+        return f"{key!r} is a tensor of {value.layout}, {value.dtype} on {value.device}"
+    if value.nbytes > file_size:
+        return f"{key!r} repeats a few elements to {value.nbytes:,} bytes, in a file of {file_size:,}"
+    return None
+
+
+def _stream(tensor: torch.Tensor, size: int) -> Iterator[memoryview]:
+    """A tensor's bytes; one that is not contiguous, or lazily conjugated or negated, is copied first."""
+    memory = raw_memory(tensor.resolve_conj().resolve_neg().contiguous())
+    for start in range(0, len(memory), size):
+        yield memory[start : start + size]

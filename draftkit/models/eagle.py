@@ -1,0 +1,201 @@
+"""One module for every draft that reads target hidden states: EAGLE-1/2, HASS, EAGLE-3, P-EAGLE.
+
+Shapes: B sequences, T rows, H draft width, F = A · Ht width of the target features of one row, Vd draft vocabulary.
+Row j pairs the feature of position p with the embedding of the token at p + 1, and predicts the token at p + 2.
+Rotary embedding, norms and MLP are those of transformers, which the published drafts were trained with.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+from draftkit.layout.spec import Decoder, EagleSpec
+
+
+class EagleOutput(NamedTuple):
+    """`head_input` [B, T, H] goes into `logits`; `feedback` [B, T, H] is the hidden input of the next draft step."""
+
+    head_input: Tensor
+    feedback: Tensor
+
+
+class EagleModel(nn.Module):
+    """A draft built from its spec; parameters carry the names of the unified layout.
+
+    `attention` names the attention function, registered with transformers' `AttentionInterface`. Embedding or head
+    that the spec borrows from the target are set by `borrow`.
+    """
+
+    def __init__(self, spec: EagleSpec, attention: str):
+        super().__init__()
+        self.spec = spec
+        decoder = spec.decoder
+        config = decoder_config(decoder, attention)
+        h, eps = decoder.hidden_size, decoder.rms_norm_eps
+        fused = h + spec.target_hidden_size if spec.token_entry == "fusion" else spec.feature_size
+        self.embed_tokens: nn.Module | None = None
+        if spec.embed_tokens == "draft":
+            self.embed_tokens = nn.Embedding(spec.vocab_size, h)
+        self.fc = nn.Linear(fused, h, bias=spec.fusion_bias)
+        if spec.feature_norm == "joint":
+            self.input_norm = LlamaRMSNorm(spec.feature_size, eps)
+        if spec.feature_norm == "per_layer":
+            captured = spec.feature_size // spec.target_hidden_size
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(spec.target_hidden_size, eps) for _ in range(captured))
+        self.layers = nn.ModuleList(EagleLayer(spec, config, index) for index in range(decoder.num_hidden_layers))
+        self.norm = LlamaRMSNorm(h, eps) if spec.final_norm else nn.Identity()
+        self.lm_head: nn.Module | None = None
+        if spec.lm_head == "draft":
+            self.lm_head = nn.Linear(h, spec.draft_vocab_size, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.d2t: Tensor
+        if spec.reduced_vocabulary:
+            self.register_buffer("d2t", torch.zeros(spec.draft_vocab_size, dtype=torch.int64))
+
+    def borrow(self, embed_tokens: nn.Module, lm_head: nn.Module) -> None:
+        """Use the target's embedding and head where the spec says so."""
+        if self.spec.embed_tokens == "target":
+            self.embed_tokens = embed_tokens
+        if self.spec.lm_head == "target":
+            self.lm_head = lm_head
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [B, T, F] → the hidden input [B, T, H] of rows that follow target tokens."""
+        spec = self.spec
+        if spec.token_entry == "fusion":
+            return features  # fc reads them together with the embedding, at every step
+        if spec.feature_norm == "joint":
+            features = self.input_norm(features)
+        if spec.feature_norm == "per_layer":
+            chunks = features.split(spec.target_hidden_size, dim=-1)
+            features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+        return self.fc(features)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: object) -> EagleOutput:
+        """One draft pass.
+
+        `tokens` int64 [B, T]: the token after each row's feature. `hidden` [B, T, H]: `fuse(features)` or the last
+        step's feedback. `positions` int64 [B, T]: of the feature, for rope. `attention` goes to the attention function.
+        """
+        assert self.embed_tokens is not None, "borrow() comes first"
+        embedding = self.embed_tokens(tokens).to(hidden.dtype)
+        if self.spec.token_entry == "fusion":
+            hidden = self.fc(self._concatenate(embedding, hidden))
+        rotation = self.rotary(hidden, positions)
+        for layer in self.layers:
+            hidden = layer(hidden, embedding, rotation, **attention)
+        normed = self.norm(hidden)
+        return EagleOutput(normed, normed if self.spec.feedback == "post_norm" else hidden)
+
+    def logits(self, head_input: Tensor) -> Tensor:
+        """[..., H] → [..., Vd]."""
+        assert self.lm_head is not None, "borrow() comes first"
+        logits = self.lm_head(head_input)
+        return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Ids of the draft vocabulary → ids of the target's."""
+        return draft_ids + self.d2t[draft_ids] if self.spec.reduced_vocabulary else draft_ids
+
+    def _concatenate(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        pair = (embedding, hidden) if self.spec.concatenation == "embedding_hidden" else (hidden, embedding)
+        return torch.cat(pair, dim=-1)
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer. Layer 0 has the norms that the spec names and may attend over [embedding, hidden]."""
+
+    def __init__(self, spec: EagleSpec, config: LlamaConfig, index: int):
+        super().__init__()
+        self.first = index == 0
+        self.wide = self.first and spec.token_entry == "attention"
+        self.norm_before_residual = self.first and spec.norm_before_residual
+        self.embedding_first = spec.concatenation == "embedding_hidden"
+        h, eps = spec.decoder.hidden_size, spec.decoder.rms_norm_eps
+        has_input_norm = not self.first or spec.input_norm or spec.embedding_norm
+        self.input_layernorm = LlamaRMSNorm(h, eps) if has_input_norm else nn.Identity()
+        self.hidden_norm = LlamaRMSNorm(h, eps) if self.first and spec.hidden_norm else nn.Identity()
+        self.self_attn = EagleAttention(spec.decoder, config, index, 2 * h if self.wide else h)
+        self.post_attention_layernorm = LlamaRMSNorm(h, eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(
+        self, hidden: Tensor, embedding: Tensor, rotation: tuple[Tensor, Tensor], **attention: object
+    ) -> Tensor:
+        if self.wide:
+            normed = self.hidden_norm(hidden)
+            embedding = self.input_layernorm(embedding)
+            attended = torch.cat((embedding, normed) if self.embedding_first else (normed, embedding), dim=-1)
+        else:
+            attended = normed = self.input_layernorm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        hidden = residual + self.self_attn(attended, rotation, **attention)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class EagleAttention(nn.Module):
+    """Grouped-query attention whose q, k and v read `input_size` features; keys and values are kept by the function."""
+
+    def __init__(self, decoder: Decoder, config: LlamaConfig, index: int, input_size: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = index
+        self.head_dim = decoder.head_dim
+        self.scaling = decoder.head_dim**-0.5
+        self.sliding_window = decoder.sliding_window
+        self.num_key_value_groups = decoder.num_attention_heads // decoder.num_key_value_heads
+        queries = decoder.num_attention_heads * decoder.head_dim
+        keys = decoder.num_key_value_heads * decoder.head_dim
+        self.q_proj = nn.Linear(input_size, queries, bias=decoder.qkv_bias)
+        self.k_proj = nn.Linear(input_size, keys, bias=decoder.qkv_bias)
+        self.v_proj = nn.Linear(input_size, keys, bias=decoder.qkv_bias)
+        self.o_proj = nn.Linear(queries, decoder.hidden_size, bias=decoder.output_bias)
+        eps = decoder.rms_norm_eps
+        self.q_norm = LlamaRMSNorm(decoder.head_dim, eps) if decoder.qk_norm else nn.Identity()
+        self.k_norm = LlamaRMSNorm(decoder.head_dim, eps) if decoder.qk_norm else nn.Identity()
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], **attention: object) -> Tensor:
+        rows = hidden.shape[:-1]
+        heads = (*rows, -1, self.head_dim)
+        query = self.q_norm(self.q_proj(hidden).view(heads)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(hidden).view(heads)).transpose(1, 2)
+        value = self.v_proj(hidden).view(heads).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *rotation)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        if self.sliding_window is not None:
+            attention["sliding_window"] = self.sliding_window
+        attention.setdefault("attention_mask", None)
+        out, _ = attend(self, query, key, value, scaling=self.scaling, **attention)
+        return self.o_proj(out.reshape(*rows, -1))
+
+
+def decoder_config(decoder: Decoder, attention: str) -> LlamaConfig:
+    """The transformers configuration that norms, MLP and rotary embedding are built from."""
+    rope = decoder.rope
+    config = LlamaConfig(
+        hidden_size=decoder.hidden_size,
+        intermediate_size=decoder.intermediate_size,
+        num_hidden_layers=decoder.num_hidden_layers,
+        num_attention_heads=decoder.num_attention_heads,
+        num_key_value_heads=decoder.num_key_value_heads,
+        head_dim=decoder.head_dim,
+        hidden_act=decoder.hidden_act,
+        rms_norm_eps=decoder.rms_norm_eps,
+        mlp_bias=decoder.mlp_bias,
+        max_position_embeddings=rope.max_position_embeddings,
+        rope_parameters={"rope_type": "default", **(rope.scaling or {}), "rope_theta": rope.base},
+    )
+    config._attn_implementation = attention
+    return config

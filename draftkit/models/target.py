@@ -1,0 +1,169 @@
+"""The target: a transformers causal LM with its hidden states tapped, run through draftkit's attention function.
+
+Shapes: B sequences, T rows, H target width, F width of the tapped features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from draftkit.errors import TargetError
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Which hidden states a drafter reads: after `aux_layer_ids` layers (convention S), or the final normed one."""
+
+    aux_layer_ids: tuple[int, ...] | None
+
+
+class TargetOutput(NamedTuple):
+    """`logits` [B, T or 1, V]; `features` [B, T, F], or None when nothing is tapped."""
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class Target:
+    """A causal LM ready to be verified against. `taps` None: no hidden states are kept."""
+
+    def __init__(self, model: PreTrainedModel, taps: Taps | None = None):
+        check_supported(model.config)
+        self.model = model.eval()
+        self.taps = taps
+        self.decoder: nn.Module = model.get_decoder()
+        self.layers: list[nn.Module] = list(self.decoder.layers)
+        if taps is not None and taps.aux_layer_ids is not None:
+            self._check_layers(taps.aux_layer_ids)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    @property
+    def feature_size(self) -> int:
+        """F: the width of what the taps give."""
+        if self.taps is None:
+            return 0
+        captured = 1 if self.taps.aux_layer_ids is None else len(self.taps.aux_layer_ids)
+        return captured * self.model.config.get_text_config().hidden_size
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end a generation, from the generation config or the config."""
+        ids = self.model.generation_config.eos_token_id
+        ids = self.model.config.get_text_config().eos_token_id if ids is None else ids
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, positions: Tensor, kv: object, *, last_only: bool = False) -> TargetOutput:
+        """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
+
+        `last_only` computes the logits of the last row alone.
+        """
+        with self._tapped() as states:
+            output = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=1 if last_only else 0,
+                kv=kv,
+            )
+        return TargetOutput(output.logits, torch.cat(states, dim=-1) if states else None)
+
+    @contextmanager
+    def _tapped(self) -> Iterator[list[Tensor]]:
+        """Collect the tapped states of one forward, in the order of the layer ids."""
+        states: list[Tensor] = []
+        if self.taps is None:
+            yield states
+            return
+        if self.taps.aux_layer_ids is None:
+            hooks = [self.decoder.register_forward_hook(lambda _m, _a, out: states.append(out.last_hidden_state))]
+        else:
+            readers = [*self.layers, self.decoder.get_submodule("norm")]  # state i is the input of reader i
+            hooks = [
+                readers[i].register_forward_pre_hook(
+                    lambda _m, args, kwargs: states.append(args[0] if args else kwargs["hidden_states"]),
+                    with_kwargs=True,
+                )
+                for i in self.taps.aux_layer_ids
+            ]
+        try:
+            yield states
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _check_layers(self, ids: tuple[int, ...]) -> None:
+        if list(ids) != sorted(set(ids)) or not all(0 <= i <= self.num_layers for i in ids):
+            raise TargetError(
+                f"the draft reads the states of layers {list(ids)}",
+                expected=f"ascending ids from 0 to {self.num_layers}, the target's number of layers",
+                hint="the draft was made for another target",
+            )
+
+
+def check_supported(config: PretrainedConfig) -> None:
+    """Raise `TargetError` for architectures whose attention draftkit's runtime cannot take over yet."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    rope = getattr(text, "rope_parameters", None) or {}
+    problem = None
+    if config.is_encoder_decoder:
+        problem = "an encoder-decoder"
+    elif getattr(text, "kv_lora_rank", None) is not None:
+        problem = "multi-head latent attention (MLA)"
+    elif kinds - LAYER_TYPES:
+        problem = f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
+    elif "mrope_section" in rope:
+        problem = "multi-axis rotary positions (M-RoPE)"
+    elif any(hasattr(text, key) for key in ("ssm_cfg", "mamba_d_state", "state_size", "conv_kernel_size")):
+        problem = "state-space layers"
+    if problem is not None:
+        raise TargetError(
+            f"targets with {problem} are not supported yet ({text.model_type})",
+            expected="a decoder whose layers all have softmax attention over keys and values",
+        )
+
+
+def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """Load a causal LM for inference with the named attention function.
+
+    Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        check_supported(config)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().split("\n", 1)[0]
+        raise TargetError(f"transformers cannot load the target: {first_line}", where=folder) from error
+    if info["missing_keys"]:
+        raise TargetError(f"the target lacks weights: {', '.join(sorted(info['missing_keys'])[:5])}", where=folder)
+    return model.to(device).requires_grad_(False)

@@ -1,0 +1,67 @@
+"""Chain drafting with an EAGLE-style draft: EAGLE-1/2, HASS, EAGLE-3.
+
+The draft's row for position p pairs the target's feature of p with the token at p + 1. Rows made from the draft's own
+feedback are rewritten with true features once the target has spoken, so the draft's keys and values after any
+rejection are those of a fresh prefill.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftkit.models.eagle import EagleModel
+from draftkit.models.target import Taps
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Proposal
+
+
+class EagleDrafter:
+    """Drafts greedily: the first token from true features, each further one from the draft's own feedback."""
+
+    def __init__(self, model: EagleModel):
+        self.model = model
+        self.cache = SlotCache(0, 0)
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(self.model.spec.aux_layer_ids)
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        self.cache = SlotCache(num_slots, capacity)
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        assert features is not None
+        rows = len(prompt) - 1  # the last prompt token's feature waits for the token after it
+        if rows == 0:
+            return
+        positions = torch.arange(rows, device=prompt.device)[None]
+        slots = torch.tensor([slot], device=prompt.device)
+        hidden = self.model.fuse(features[None, :-1])
+        self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows))
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int) -> Proposal:
+        assert committed.features is not None
+        row = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
+        positions = committed.start[:, None] - 1 + row
+        hidden = self.model.fuse(committed.features)
+        head_input, feedback = self._pass(committed, committed.tokens, hidden, positions)
+        last = committed.counts[:, None] - 1
+        position = positions.gather(1, last)  # [B, 1]
+        index = last[:, :, None].expand(-1, -1, head_input.shape[-1])
+        head_input, feedback = head_input.gather(1, index), feedback.gather(1, index)
+        drafted = [self._best(head_input)]
+        for step in range(1, k):
+            head_input, feedback = self._pass(committed, drafted[-1], feedback, position + step)
+            drafted.append(self._best(head_input))
+        return Proposal(torch.cat(drafted, dim=1), None)
+
+    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.cache.rows(committed.slots, positions, committed.length)
+        return self.model(tokens, hidden, positions, kv=rows)
+
+    def _best(self, head_input: Tensor) -> Tensor:
+        """The most likely target token of each row, [B, 1]."""
+        return self.model.target_ids(self.model.logits(head_input).argmax(-1))

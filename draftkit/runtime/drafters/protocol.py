@@ -1,0 +1,54 @@
+"""What the engine asks of a drafter.
+
+B sequences, T prompt tokens, J ≥ 1 committed tokens, K draft tokens, F feature width, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from draftkit.models.target import Taps
+
+
+class Committed(NamedTuple):
+    """Tokens that the target has emitted since the drafter last proposed, for each of B sequences.
+
+    `slots` int64 [B], ascending. `tokens` int64 [B, J], of which the first `counts` [B] ≥ 1 are real; the rest is
+    padding that a drafter may compute on and must not depend on. `start` int64 [B]: the position of `tokens[:, 0]`.
+    `features` [B, J, F]: `features[:, j]` are the target's hidden states at position start − 1 + j, from which it
+    emitted `tokens[:, j]`; None when the drafter taps nothing. `length`: a bound above every position that drafting K
+    tokens can reach.
+    """
+
+    slots: Tensor
+    tokens: Tensor
+    counts: Tensor
+    start: Tensor
+    features: Tensor | None
+    length: int
+
+
+class Proposal(NamedTuple):
+    """`tokens` int64 [B, K] in the target's vocabulary; `probs` [B, K, V] they were drawn from, None if greedy."""
+
+    tokens: Tensor
+    probs: Tensor | None
+
+
+class Drafter(Protocol):
+    """Proposes K tokens a round for every active slot."""
+
+    @property
+    def taps(self) -> Taps | None:
+        """The target's hidden states that it reads, None for none."""
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        """Make room for sequences of up to `capacity` positions; everything known about earlier ones is gone."""
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        """Take in a new sequence: `prompt` int64 [T] and the target's `features` [T, F] at the same positions."""
+
+    def propose(self, committed: Committed, k: int) -> Proposal:
+        """Take in the committed tokens and draft `k` ≥ 1 more."""

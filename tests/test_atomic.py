@@ -1,0 +1,252 @@
+"""A folder appears complete or not at all, whatever ends the run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from draftkit.errors import DraftkitError
+from draftkit.layout import atomic
+from draftkit.layout.atomic import atomic_folder
+
+REPOSITORY = Path(__file__).parents[1]
+
+# Writes half of a folder, says so, and waits to be killed.
+HALF_A_RUN = """
+import sys, time
+from pathlib import Path
+from draftkit.layout.atomic import atomic_folder
+
+with atomic_folder(Path(sys.argv[1]), force=True) as folder:
+    (folder / "model").write_text("half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+# The same, caught between moving the old folder aside and putting the new one in its place.
+KILLED_BETWEEN_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from draftkit.layout import atomic
+
+rename = Path.rename
+def rename_and_die(self, target):
+    rename(self, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = rename_and_die
+
+with atomic.atomic_folder(Path(sys.argv[1]), force=True) as folder:
+    (folder / "model").write_text("new")
+"""
+
+
+def write(out: Path, text: str = "new", force: bool = False) -> None:
+    with atomic_folder(out, force) as folder:
+        (folder / "model").write_text(text)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text(text)
+
+
+def write_half(out: Path, error: BaseException) -> None:
+    with atomic_folder(out, force=True) as folder:
+        (folder / "model").write_text("half")
+        raise error
+
+
+def content(out: Path) -> dict[str, str]:
+    return {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+NEW = {"model": "new", "sub/file": "new"}
+
+
+def test_a_folder_appears_with_its_missing_parents(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "b" / "out")
+    assert content(tmp_path / "a" / "b" / "out") == NEW
+    assert entries(tmp_path / "a" / "b") == ["out"]
+
+
+def test_the_folder_has_ordinary_permissions(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    (tmp_path / "plain").mkdir()
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_nothing_is_to_be_seen_before_the_end(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "out") as folder:
+        assert folder.parent == tmp_path
+        assert folder.name.startswith(".out.tmp-")
+        assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out")
+    assert content(tmp_path / "out") == NEW
+    assert entries(tmp_path) == ["out"]
+
+
+def make_folder(out: Path) -> None:
+    out.mkdir()
+    (out / "old").write_text("old")
+
+
+def make_file(out: Path) -> None:
+    out.write_text("old")
+
+
+@pytest.mark.parametrize("make", [make_folder, make_file])
+def test_what_is_there_is_replaced_only_by_force(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    out = tmp_path / "out"
+    make(out)
+    with pytest.raises(DraftkitError, match="--force"):
+        write(out)
+    assert "old" in (out.read_text() if out.is_file() else content(out))
+    write(out, force=True)
+    assert content(out) == NEW
+    assert entries(tmp_path) == ["out"]
+
+
+def test_what_appears_during_the_run_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(DraftkitError, match="--force"), atomic_folder(tmp_path / "out"):
+        make_folder(tmp_path / "out")
+    assert content(tmp_path / "out") == {"old": "old"}
+    assert entries(tmp_path) == ["out"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    make_folder(tmp_path / "real")
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    write(tmp_path / "out", force=True)
+    assert (tmp_path / "out").is_symlink()
+    assert content(tmp_path / "real") == NEW
+
+
+def test_the_current_folder_and_mount_points_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work" / "sub")
+    for out in (Path("."), tmp_path / "work", Path("/proc")):
+        with pytest.raises(DraftkitError, match="cannot be replaced"):
+            write(out, force=True)
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), SystemExit(2), ConnectionError("net")])
+def test_an_exception_leaves_the_old_state(tmp_path: Path, error: BaseException) -> None:
+    make_folder(tmp_path / "old_out")
+    for out in (tmp_path / "old_out", tmp_path / "new_out"):
+        with pytest.raises(type(error)):
+            write_half(out, error)
+    assert content(tmp_path / "old_out") == {"old": "old"}
+    assert entries(tmp_path) == ["old_out"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_full_disk_is_told_with_its_place(tmp_path: Path, number: int) -> None:
+    with (
+        pytest.raises(DraftkitError, match=rf"{os.strerror(number)}(.|\n)*{tmp_path}/out"),
+        atomic_folder(tmp_path / "out"),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert entries(tmp_path) == []
+
+
+def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
+    make_file(tmp_path / "file")
+    with pytest.raises(DraftkitError, match=f"where: {tmp_path}/file"):
+        write(tmp_path / "file" / "out")
+
+
+def test_the_old_folder_comes_back_when_the_new_one_cannot_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if ".tmp-" in self.name:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    make_folder(tmp_path / "out")
+    with pytest.raises(DraftkitError, match=os.strerror(errno.EXDEV)):
+        write(tmp_path / "out", force=True)
+    assert content(tmp_path / "out") == {"old": "old"}
+    assert entries(tmp_path) == ["out"]
+
+
+def test_everything_is_on_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = atomic._sync
+
+    def record(path: Path) -> None:
+        synced.append(path.name)
+        assert path == tmp_path or not (tmp_path / "out").exists()
+        sync(path)
+
+    monkeypatch.setattr(atomic, "_sync", record)
+    write(tmp_path / "out")
+    assert {"model", "sub", "file", tmp_path.name} < set(synced)
+    assert synced[-1] == tmp_path.name
+
+
+def start(script: str, out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+
+
+def test_a_killed_run_leaves_the_old_state_and_the_next_one_tidies_up(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make_folder(out)
+    with start(HALF_A_RUN, out) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+
+        write(out, "first", force=True)  # the other run is alive: its work is left alone
+        assert len(entries(tmp_path)) == 2
+
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    assert content(out)["model"] == "first"
+    assert len(entries(tmp_path)) == 2
+    write(out, force=True)
+    assert content(out) == NEW
+    assert entries(tmp_path) == ["out"]
+
+
+def test_a_run_killed_between_the_renames_gives_the_old_folder_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make_folder(out)
+    with start(KILLED_BETWEEN_RENAMES, out) as run:
+        assert run.wait() == -signal.SIGKILL
+    assert not out.exists()
+    with pytest.raises(DraftkitError, match="--force"):
+        write(out)
+    assert content(out) == {"old": "old"}
+    assert entries(tmp_path) == ["out"]
+
+
+def test_leftovers_of_others_are_left_alone(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    others = [
+        f".out.tmp-{dead.pid}@some-other-host-00ff",  # its processes cannot be seen from here
+        f".out2.tmp-{dead.pid}@{atomic.HOST}-00ff",
+        f".out.tmp-{os.getpid()}@{atomic.HOST}-00ff",
+        ".out.tmp-mine",
+    ]
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / f".out.tmp-{dead.pid}@{atomic.HOST}-00ff").mkdir()
+    write(tmp_path / "out")
+    assert entries(tmp_path) == sorted([*others, "out"])
