@@ -236,10 +236,11 @@ def _print_json(value: object) -> None:
 
 
 def _console() -> Console:
-    """Stdout. Off a terminal, tables get the width they need instead of being cut to 80 columns."""
+    """Stdout, text as it is. Off a terminal, tables get the width they need instead of being cut to 80 columns."""
     from rich.console import Console
 
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    width = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 @contextmanager
@@ -272,8 +273,9 @@ def _prompt_progress() -> Iterator[Progress | None]:
         tasks: dict[str, Any] = {}
 
         def on_progress(name: str, done: int, total: int, length: float) -> None:
-            task = tasks.setdefault(name, None) or tasks.update({name: bars.add_task(name, total=total)}) or tasks[name]
-            bars.update(task, completed=done, description=f"{name}, acceptance length {length:.2f}")
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, description=f"{name}, acceptance length {length:.2f}")
 
         yield on_progress
 

@@ -26,7 +26,7 @@ def make_target(device: str) -> None:
 
 
 def make_drafts(device: str) -> None:
-    zoo_drafts.train_drafts(MODELS, steps=1000, batch=8, answers=3000, lr=2e-3, seed=SEED, device=device)
+    zoo_drafts.train_drafts(MODELS, steps=600, batch=8, answers=1200, lr=2e-3, seed=SEED, device=device)
 
 
 def make_prompts(device: str) -> None:

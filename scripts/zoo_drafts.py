@@ -37,7 +37,7 @@ def unrolled_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: None,
+    attention_mask: None,
     *,
     scaling: float,
     history: dict,
@@ -66,12 +66,12 @@ AttentionInterface.register("zoo-unrolled", unrolled_attention)
 
 @dataclass
 class Teaching:
-    """What the target says about a batch of windows [B, T]: its features and logits, and the borrowed weights."""
+    """What the target says about a batch of windows [B, T]: its features and its next-token probabilities."""
 
     tokens: Tensor
     final: Tensor  # [B, T, H], after the final norm
     aux: Tensor  # [B, T, 3H]
-    logits: Tensor  # [B, T, V]
+    probs: Tensor  # [B, T, V]
 
 
 def soft_cross_entropy(teacher: Tensor, student: Tensor) -> Tensor:
@@ -88,13 +88,12 @@ def eagle_loss(model: EagleModel, teaching: Teaching, steps: int, kept: Tensor |
     hidden = model.fuse((features + noise)[:, :rows])
     positions = torch.arange(rows, device=hidden.device)[None]
     history: dict = {}
+    teacher = teaching.probs if kept is None else teaching.probs[..., kept]
     loss = hidden.new_zeros(())
     for step in range(steps):
         ahead = slice(1 + step, 1 + step + rows)
         out = model(teaching.tokens[:, ahead], hidden, positions + step, history=history)
-        teacher = teaching.logits[:, ahead].softmax(-1)
-        teacher = teacher if kept is None else teacher[..., kept]
-        loss = loss + soft_cross_entropy(teacher, model.logits(out.head_input)) * 0.8**step
+        loss = loss + soft_cross_entropy(teacher[:, ahead], model.logits(out.head_input)) * 0.8**step
         if one_step_ahead:
             loss = loss + smooth_l1_loss(out.feedback, teaching.final[:, ahead]) * 0.8**step
         hidden = out.feedback
@@ -102,7 +101,7 @@ def eagle_loss(model: EagleModel, teaching: Teaching, steps: int, kept: Tensor |
 
 
 def causal_lm_loss(model: LlamaForCausalLM, teaching: Teaching) -> Tensor:
-    return soft_cross_entropy(teaching.logits.softmax(-1), model(input_ids=teaching.tokens, use_cache=False).logits)
+    return soft_cross_entropy(teaching.probs, model(input_ids=teaching.tokens, use_cache=False).logits)
 
 
 def decoder(target: LlamaConfig, *, kv_heads: int, rope_base: float) -> Decoder:
@@ -304,7 +303,7 @@ def fit(
 def teach(target: LlamaForCausalLM, tokens: Tensor, aux_layer_ids: tuple[int, ...]) -> Teaching:
     out = target(input_ids=tokens, output_hidden_states=True, use_cache=False)
     aux = torch.cat([out.hidden_states[i] for i in aux_layer_ids], dim=-1)
-    return Teaching(tokens, out.hidden_states[-1], aux, out.logits)
+    return Teaching(tokens, out.hidden_states[-1], aux, out.logits.softmax(-1))
 
 
 def published_config(model: EagleModel, target: LlamaForCausalLM) -> dict[str, object]:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 320
 HIDDEN = 64
@@ -46,11 +50,26 @@ def save_llama(folder: Path, seed: int = 0, **changes: object) -> Path:
     return folder
 
 
-def _layer(prefix: str, wide: int, dtype: torch.dtype, qkv_bias: bool = False) -> dict[str, torch.Tensor]:
+def save_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer without merges, whose ids all lie in the vocabulary."""
+    pieces = ["<pad>", "<s>", "</s>", *sorted(ByteLevel.alphabet())]
+    tokenizer = Tokenizer(BPE({piece: index for index, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def _layer(
+    prefix: str, wide: int, dtype: torch.dtype, qkv_bias: bool = False, kv_heads: int = 2
+) -> dict[str, torch.Tensor]:
+    keys = kv_heads * 16
     shapes = {
         "self_attn.q_proj.weight": (64, wide),
-        "self_attn.k_proj.weight": (32, wide),
-        "self_attn.v_proj.weight": (32, wide),
+        "self_attn.k_proj.weight": (keys, wide),
+        "self_attn.v_proj.weight": (keys, wide),
         "self_attn.o_proj.weight": (HIDDEN, 64),
         "mlp.gate_proj.weight": (96, HIDDEN),
         "mlp.up_proj.weight": (96, HIDDEN),
@@ -58,7 +77,7 @@ def _layer(prefix: str, wide: int, dtype: torch.dtype, qkv_bias: bool = False) -
         "post_attention_layernorm.weight": (HIDDEN,),
     }
     if qkv_bias:
-        shapes |= {"self_attn.q_proj.bias": (64,), "self_attn.k_proj.bias": (32,), "self_attn.v_proj.bias": (32,)}
+        shapes |= {"self_attn.q_proj.bias": (64,), "self_attn.k_proj.bias": (keys,), "self_attn.v_proj.bias": (keys,)}
     return {prefix + name: _random(shape, dtype) for name, shape in shapes.items()}
 
 
@@ -73,6 +92,7 @@ def eagle_tensors(
     embed: bool = True,
     layers: int = 1,
     qkv_bias: bool = False,
+    kv_heads: int = 2,
     dtype: torch.dtype = torch.float16,
 ) -> dict[str, torch.Tensor]:
     """EAGLE-1 under its published names."""
@@ -83,14 +103,14 @@ def eagle_tensors(
     if bias:
         tensors["fc.bias"] = _random((HIDDEN,), dtype)
     for index in range(layers):
-        tensors |= _layer(f"layers.{index}.", HIDDEN, dtype, qkv_bias)
+        tensors |= _layer(f"layers.{index}.", HIDDEN, dtype, qkv_bias, kv_heads)
         if index:
             tensors[f"layers.{index}.input_layernorm.weight"] = _random((HIDDEN,), dtype)
     return tensors
 
 
 def eagle_config(**changes: object) -> dict[str, object]:
-    """As SafeAILab's LLaMA3 files: `bias` false means fc.bias, no rope_theta needed, max_position 2048."""
+    """As SafeAILab's LLaMA3 files: `bias` is about fc.bias, no rope_theta, max_position 2048. None removes a key."""
     values: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "bias": False,
@@ -121,7 +141,11 @@ DRAFT_VOCABULARY = 128
 
 
 def eagle3_tensors(
-    *, embed: bool = False, draft_vocabulary: int = DRAFT_VOCABULARY, dtype: torch.dtype = torch.float16
+    *,
+    embed: bool = False,
+    draft_vocabulary: int = DRAFT_VOCABULARY,
+    target_hidden: int = HIDDEN,
+    dtype: torch.dtype = torch.float16,
 ) -> dict[str, torch.Tensor]:
     """EAGLE-3 under its published names; d2t keeps a seeded subset of the vocabulary."""
     torch.manual_seed(12)
@@ -131,7 +155,7 @@ def eagle3_tensors(
     tensors = _layer("midlayer.", 2 * HIDDEN, dtype) | {
         "midlayer.hidden_norm.weight": _random((HIDDEN,), dtype),
         "midlayer.input_layernorm.weight": _random((HIDDEN,), dtype),
-        "fc.weight": _random((HIDDEN, 3 * HIDDEN), dtype),
+        "fc.weight": _random((HIDDEN, 3 * target_hidden), dtype),
         "norm.weight": _random((HIDDEN,), dtype),
         "lm_head.weight": _random((draft_vocabulary, HIDDEN), dtype),
         "d2t": kept - torch.arange(draft_vocabulary),
@@ -143,7 +167,13 @@ def eagle3_tensors(
 
 
 def eagle3_config(**changes: object) -> dict[str, object]:
-    return eagle_config(bias=None) | {"draft_vocab_size": DRAFT_VOCABULARY} | changes
+    return eagle_config(**({"bias": None, "draft_vocab_size": DRAFT_VOCABULARY} | changes))
+
+
+def save_target_config(folder: Path, **changes: object) -> Path:
+    """A target without weights: its config.json, which is all that a conversion reads of it."""
+    llama_config(**changes).save_pretrained(folder)
+    return folder
 
 
 def write_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def default_output(conversion: Conversion) -> Path:
     Any path with `eagle-` makes vLLM choose method `eagle`, so only EAGLE-1 drafts keep that substring.
     """
     source = conversion.checkpoint.source
-    name = (source.repo or source.name.removeprefix("zoo:")).rstrip("/").rsplit("/", 1)[-1] + "-draftkit"
+    name = (source.repo.split("/")[1] if source.repo else Path(os.path.abspath(source.path)).name) + "-draftkit"
     if conversion.plan.require_spec(source.path).method == "eagle":
         return Path(name)
     return Path(re.sub("(?i)(eagle)-", r"\1_", name))

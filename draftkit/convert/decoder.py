@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
-from draftkit.errors import FormatError, TargetError
+from draftkit.errors import TargetError
 from draftkit.layout.spec import Decoder, Rope
 from draftkit.layout.target import TargetFacts
+
+# What configs of other families say, and the reference's layers (SafeAILab/EAGLE `cnets1.py`, `cnets.py`) never read.
+UNREAD = (
+    "max_sequence_length",
+    "max_window_layers",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "sliding_window",
+    "use_sliding_window",
+)
 
 
 def read_decoder(checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: int) -> Decoder:
@@ -14,29 +26,23 @@ def read_decoder(checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: 
 
     Biases, head width and the number of layers follow from the tensors, because published configs misstate them.
     """
-    hidden = facts.stated("hidden_size", int)
-    heads = facts.stated("num_attention_heads", int)
-    if hidden <= 0 or heads <= 0:
-        raise FormatError("hidden_size and num_attention_heads must be positive", where=checkpoint.source.path)
+    hidden = facts.size("hidden_size")
+    heads = facts.size("num_attention_heads")
     rows, _ = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
-    stated_layers = facts.stated_or("num_hidden_layers", int, num_layers, "counted in the tensor names")
-    if stated_layers != num_layers:
-        facts.record("num_hidden_layers", num_layers, "from tensors", f"the config says {stated_layers}")
-    stated_head = facts.stated_or("head_dim", int, rows // heads, "rows of q_proj / heads")
-    if stated_head != rows // heads:
-        facts.record("head_dim", rows // heads, "from tensors", f"the config says {stated_head}")
+    for key in UNREAD:
+        facts.drop(key, "the reference's layers do not read it")
     return Decoder(
         hidden_size=hidden,
-        intermediate_size=facts.stated("intermediate_size", int),
-        num_hidden_layers=num_layers,
+        intermediate_size=facts.size("intermediate_size"),
+        num_hidden_layers=facts.measured("num_hidden_layers", num_layers, "counted in the tensor names"),
         num_attention_heads=heads,
-        num_key_value_heads=facts.stated_or("num_key_value_heads", int, heads, "absent means one per query head"),
-        head_dim=rows // heads,
+        num_key_value_heads=facts.size("num_key_value_heads", heads, "absent means one per query head"),
+        head_dim=facts.measured("head_dim", rows // heads, "rows of q_proj / heads"),
         hidden_act=facts.stated_or("hidden_act", str, "silu", "the reference's activation"),
         rms_norm_eps=facts.stated_or("rms_norm_eps", float, 1e-6, "default of the reference's config class"),
-        qkv_bias=_has(checkpoint, facts, "qkv_bias", f"{prefix}self_attn.q_proj.bias"),
-        output_bias=_has(checkpoint, facts, "output_bias", f"{prefix}self_attn.o_proj.bias"),
-        mlp_bias=_has(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
+        qkv_bias=has_bias(checkpoint, facts, "qkv_bias", f"{prefix}self_attn.q_proj.bias"),
+        output_bias=has_bias(checkpoint, facts, "output_bias", f"{prefix}self_attn.o_proj.bias"),
+        mlp_bias=has_bias(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
         qk_norm=False,
         sliding_window=None,
         rope=read_rope(facts),
@@ -44,25 +50,29 @@ def read_decoder(checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: 
 
 
 def read_rope(facts: Facts) -> Rope:
-    """Rope facts. A config without `rope_theta` means base 10000, whatever the target uses (formats.md 1.2, 5.2)."""
-    scaling = facts.mapping("rope_scaling")
-    parameters = facts.mapping("rope_parameters")
-    merged = dict(scaling or {}) | dict(parameters or {})
-    nested = merged.pop("rope_theta", None)
-    base = facts.stated_or(
-        "rope_theta", float, float(str(nested)) if nested is not None else 10000.0,
-        "stated in rope_parameters" if nested is not None else "the reference's default; the target's base is not used",
-    )  # fmt: skip
-    declared = base if nested is not None or facts.found[-1].origin == "stated" else None
-    if "type" in merged:
-        merged.setdefault("rope_type", merged.pop("type"))
-    kind = merged.get("rope_type", "default")
-    facts.record("rope_scaling", str(kind), "stated" if merged else "format default", "" if merged else "none given")
+    """Rope facts. The reference takes base 10000 without `rope_theta`, and beside linear or dynamic scaling even with.
+
+    The target's own base plays no part.
+    """
+    scaling = dict(facts.mapping("rope_scaling") or {}) | dict(facts.mapping("rope_parameters") or {})
+    if "type" in scaling:
+        scaling.setdefault("rope_type", scaling.pop("type"))
+    nested = facts.optional("rope_theta", float, inside=scaling)
+    scaling.pop("rope_theta", None)
+    stated = facts.optional("rope_theta", float)
+    declared = nested if stated is None else stated
+    kind = scaling.get("rope_type", "default")
+    if declared is not None and kind not in ("linear", "dynamic"):
+        base = facts.record("rope_theta", declared, "stated")
+    else:
+        said = "nothing" if declared is None else declared
+        base = facts.record("rope_theta", 10000.0, "format default", f"the reference's base; the config says {said}")
+    facts.record("rope_scaling", str(kind), "stated" if scaling else "format default", "" if scaling else "none given")
     return Rope(
         base=base,
         declared_base=declared,
-        scaling=None if kind == "default" else merged,
-        max_position_embeddings=facts.stated_or("max_position_embeddings", int, 2048, "the reference's default"),
+        scaling=None if kind == "default" else scaling,
+        max_position_embeddings=facts.size("max_position_embeddings", 2048, "the reference's default"),
     )
 
 
@@ -81,6 +91,10 @@ def check_target(checkpoint: Checkpoint, target: TargetFacts, *, hidden_size: in
         )
 
 
-def _has(checkpoint: Checkpoint, facts: Facts, name: str, tensor: str) -> bool:
-    facts.drop(name, "the tensors tell which projections have a bias")
-    return facts.record(name, tensor in checkpoint.tensors, "from tensors", f"{tensor} present or not")
+def has_bias(checkpoint: Checkpoint, facts: Facts, name: str, tensor: str, key: str | None = None) -> bool:
+    """Whether a bias is among the tensors, as fact `name`; a config `key` that has a say elsewhere is only noted."""
+    key = key or name
+    said = f"; config {key}: {checkpoint.config[key]}" if key in checkpoint.config else ""
+    facts.drop(key, f"{tensor} itself tells")
+    present = tensor in checkpoint.tensors
+    return facts.record(name, present, "from tensors", f"the file has {'' if present else 'no '}{tensor}{said}")

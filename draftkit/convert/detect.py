@@ -41,10 +41,10 @@ def detect(checkpoint: Checkpoint) -> Format:
     if matches:
         names = ", ".join(format.NAME for format in matches)
         raise FormatError(f"the checkpoint could be any of: {names}", where=checkpoint.source.path)
-    sample = ", ".join(list(checkpoint.tensors)[:6])
+    sample = [*list(checkpoint.tensors)[:6], *(["…"] if len(checkpoint.tensors) > 6 else [])]
     raise FormatError(
-        f"no known draft format has these {len(checkpoint.tensors)} tensors: {sample}, …",
+        f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
         where=checkpoint.source.path,
         expected=" or ".join(format.TITLE for format in known),
-        hint="draftkit formats lists what can be read; draftkit inspect shows all tensors",
+        hint="draftkit formats lists what can be read",
     )

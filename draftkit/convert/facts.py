@@ -53,15 +53,36 @@ class Facts:
 
     def stated_or(self, key: str, kind: type[Value], default: Value, note: str) -> Value:
         """A key that the config may have; `note` says why `default` holds when it does not."""
-        value = self._config.get(key)
-        self._used.add(key)
+        value = self.optional(key, kind)
         if value is None:
             return self.record(key, default, "format default", note)
-        if kind is float and isinstance(value, int):
+        return self.record(key, value, "stated")
+
+    def optional(self, key: str, kind: type[Value], inside: dict[str, object] | None = None) -> Value | None:
+        """A key that the config, or the object `inside` it, may have; None without one. Records nothing yet."""
+        value = (self._config if inside is None else inside).get(key)
+        self._used.add(key)
+        if value is None:
+            return None
+        if kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise FormatError(f"config key {key} is {value!r}", where=self._where, expected=kind.__name__)
-        return self.record(key, value, "stated")
+        return value
+
+    def size(self, key: str, default: int | None = None, note: str = "") -> int:
+        """A positive integer that the config must have, or, with a `default`, may have."""
+        value = self.stated(key, int) if default is None else self.stated_or(key, int, default, note)
+        if value <= 0:
+            raise FormatError(f"config key {key} is {value}", where=self._where, expected="a positive integer")
+        return value
+
+    def measured(self, key: str, value: int, note: str) -> int:
+        """A size that the tensors decide, whatever the config says; `note` says how it was measured."""
+        stated = self.optional(key, int)
+        if stated == value:
+            return self.record(key, value, "stated")
+        return self.record(key, value, "from tensors", note if stated is None else f"{note}; the config says {stated}")
 
     def record(self, name: str, value: Value, origin: Origin, note: str = "") -> Value:
         """Note a fact that does not come from one config key."""
@@ -88,7 +109,7 @@ class Facts:
     def check_all_used(self) -> None:
         """Raise `FormatError` naming the keys that were neither used nor dropped."""
         for key, reason in BOOKKEEPING.items():
-            if key not in self._used:
+            if key not in self._used | self.dropped.keys():
                 self.drop(key, reason)
         unknown = sorted(set(self._config) - self._used - set(self.dropped))
         if unknown:

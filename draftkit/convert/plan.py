@@ -10,6 +10,7 @@ from typing import Literal
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError, LayoutError
+from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.schema import check_tensors
 from draftkit.layout.spec import DraftSpec
@@ -106,7 +107,7 @@ def common_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of the weights: that of most bytes among the floating-point tensors."""
     sizes: dict[str, int] = {}
     for handle in checkpoint.tensors.values():
-        if handle.dtype in ("F64", "F32", "F16", "BF16"):
+        if handle.dtype in FLOATS:
             sizes[handle.dtype] = sizes.get(handle.dtype, 0) + handle.nbytes
     if not sizes:
         raise FormatError("no floating-point tensor among the weights", where=checkpoint.source.path)

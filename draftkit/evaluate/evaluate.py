@@ -67,7 +67,7 @@ def evaluate_draft(
     object of `eval --json`: provenance, and one cell per draft. Raises `DraftkitError`.
     """
     settings = settings or Settings()
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     model, tokenizer = load_model(target, device=device, dtype=dtype)
     _limit_threads(model)
@@ -163,6 +163,16 @@ def _provenance(
         "prompts": settings.prompts,
         "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
     }
+
+
+def _device(name: str | None) -> str:
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise DraftkitError("this machine or this build of torch has no CUDA device", hint="--device cpu")
+    if name != "cpu" and not name.startswith("cuda"):
+        raise DraftkitError(f"device {name!r}", expected="cpu or cuda")
+    return name
 
 
 def _dtype(name: str | None, device: str) -> torch.dtype:

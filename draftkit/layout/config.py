@@ -37,6 +37,8 @@ def refusal_by_vllm(spec: DraftSpec) -> str | None:
                 return "vLLM's EAGLE class has none of the norms of this draft"
         case EagleSpec() as eagle if not (eagle.embedding_norm and eagle.hidden_norm and eagle.final_norm):
             return "vLLM's EAGLE-3 class always norms embedding, hidden state and output"
+        case EagleSpec() as eagle if eagle.decoder.qkv_bias != eagle.decoder.output_bias:
+            return "vLLM's EAGLE-3 class gives a bias to all four attention projections or to none"
         case MlpSpeculatorSpec():
             return "vLLM has no proposer for MLP speculators"
         case CausalLMSpec(target_features=features) if features is not None:
@@ -64,8 +66,8 @@ def _eagle(eagle: EagleSpec) -> dict[str, object]:
         "mlp_bias": decoder.mlp_bias,
         "tie_word_embeddings": False,
     } | _rope(decoder.rope)
-    if decoder.qkv_bias and eagle.token_entry == "fusion":
-        config["qkv_bias"] = True
+    if eagle.token_entry == "fusion":
+        config["qkv_bias"] = decoder.qkv_bias
     if decoder.sliding_window is not None:
         config["sliding_window"] = decoder.sliding_window
     if eagle.token_entry == "attention":

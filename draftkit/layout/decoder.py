@@ -26,7 +26,7 @@ def decoder_of_config(config: dict[str, object]) -> Decoder:
         num_key_value_heads=_size(config, "num_key_value_heads", heads),
         head_dim=_size(config, "head_dim", hidden // heads),
         hidden_act=str(config.get("hidden_act", "silu")),
-        rms_norm_eps=float(str(config.get("rms_norm_eps", 1e-6))),
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
         qkv_bias=qkv_bias or attention_bias,
         output_bias=attention_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
@@ -39,14 +39,15 @@ def decoder_of_config(config: dict[str, object]) -> Decoder:
 def rope_of_config(config: dict[str, object]) -> Rope:
     """Rope facts in the spelling of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
     parameters = dict(_mapping(config.get("rope_scaling"))) | dict(_mapping(config.get("rope_parameters")))
-    declared = config.get("rope_theta", parameters.pop("rope_theta", None))
-    parameters.pop("rope_theta", None)
+    nested = parameters.pop("rope_theta", None)
+    declared = nested if config.get("rope_theta") is None else config["rope_theta"]
     if "type" in parameters:
         parameters.setdefault("rope_type", parameters.pop("type"))
     scaling = None if parameters.get("rope_type", "default") == "default" else parameters
+    base = _number({"rope_theta": declared}, "rope_theta", 10000.0)
     return Rope(
-        base=10000.0 if declared is None else float(str(declared)),
-        declared_base=None if declared is None else float(str(declared)),
+        base=base,
+        declared_base=None if declared is None else base,
         scaling=scaling,
         max_position_embeddings=_size(config, "max_position_embeddings", 2048),
     )
@@ -54,6 +55,14 @@ def rope_of_config(config: dict[str, object]) -> Rope:
 
 def _mapping(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
+
+
+def _number(config: dict[str, object], key: str, default: float) -> float:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise FormatError(f"config key {key} is {value!r}", expected="a number")
+    return float(value)
 
 
 def _size(config: dict[str, object], key: str, default: int | None = None) -> int:

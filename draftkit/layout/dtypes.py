@@ -38,6 +38,7 @@ DTYPES = {
     "I64": Dtype(8, "int64"),
     "U64": Dtype(8, "uint64"),
 }
+FLOATS = ("F64", "F32", "F16", "BF16")  # what the weights of a draft may be
 NAME_OF_TORCH_DTYPE = {f"torch.{dtype.torch_name}": name for name, dtype in DTYPES.items()}
 
 

@@ -28,7 +28,7 @@ def from_dict(cls: type[Record], data: object, where: object) -> Record:
     problems: list[str] = []
     record = _read(cls, data, cls.__name__, problems)
     if problems:
-        raise LayoutError("the draft spec is not valid:\n    " + "\n    ".join(problems), where=where)
+        raise LayoutError("the draftkit block is not valid:\n    " + "\n    ".join(problems), where=where)
     return typing.cast(Record, record)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from draftkit.errors import LayoutError
+from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, decoder_of_config
+from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.spec import CausalLMSpec, Decoder, DraftSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 
 Shape = tuple[int, ...]
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _layer(decoder: Decoder, prefix: str, attention_input: int | None = None) ->
 
 def _causal_lm(lm: CausalLMSpec) -> dict[str, TensorSchema]:
     if lm.config.get("model_type") in DENSE_MODEL_TYPES:
-        tensors = _dense_causal_lm(lm.config)
+        tensors = _dense_causal_lm(lm)
     else:
         tensors = _transformers_shapes(lm.config)
     schema = {name: TensorSchema(shape) for name, shape in tensors.items()}
@@ -141,15 +141,13 @@ def _causal_lm(lm: CausalLMSpec) -> dict[str, TensorSchema]:
     return schema
 
 
-def _dense_causal_lm(config: dict[str, object]) -> dict[str, Shape]:
-    decoder = decoder_of_config(config)
-    vocabulary = config["vocab_size"]
-    assert isinstance(vocabulary, int)
-    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (vocabulary, decoder.hidden_size)}
+def _dense_causal_lm(lm: CausalLMSpec) -> dict[str, Shape]:
+    decoder = decoder_of_config(lm.config)
+    tensors: dict[str, Shape] = {"model.embed_tokens.weight": (lm.vocab_size, decoder.hidden_size)}
     for index in range(decoder.num_hidden_layers):
         tensors |= _layer(decoder, f"model.layers.{index}.")
     tensors["model.norm.weight"] = (decoder.hidden_size,)
-    tensors["lm_head.weight"] = (vocabulary, decoder.hidden_size)
+    tensors["lm_head.weight"] = (lm.vocab_size, decoder.hidden_size)
     return tensors
 
 
@@ -159,8 +157,13 @@ def _transformers_shapes(config: dict[str, object]) -> dict[str, Shape]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = dict(config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    kind = values.pop("model_type", None)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
+    except Exception as error:  # whatever its config class or model stumbles over
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FormatError(f"transformers has no causal LM for model_type {kind!r} and this config: {reason}") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from draftkit.errors import LayoutError
+from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.records import from_dict, to_dict
 
 
@@ -219,18 +221,11 @@ class DraftSpec:
     @classmethod
     def from_dict(cls, data: dict[str, object], where: object) -> DraftSpec:
         """Read what `to_dict` wrote. Raises `LayoutError` listing every missing, unknown or ill-typed fact."""
-        from draftkit.errors import LayoutError
-
-        kind = data.get("kind")
-        if (
-            kind not in KINDS
-            or not isinstance(data.get("dtype"), str)
-            or set(data) != {"kind", "dtype", "architecture"}
-        ):
+        kind, dtype = data.get("kind"), data.get("dtype")
+        if kind not in list(KINDS) or dtype not in FLOATS or set(data) != {"kind", "dtype", "architecture"}:
             raise LayoutError(
-                f"not a draft spec: kind {kind!r}, keys {sorted(data)}",
+                f"not a draft spec: kind {kind!r}, dtype {dtype!r}, keys {sorted(data)}",
                 where=where,
-                expected=f"kind of {sorted(KINDS)}",
+                expected=f"kind of {sorted(KINDS)}, dtype of {list(FLOATS)}, and the architecture",
             )
-        architecture = from_dict(KINDS[str(kind)], data["architecture"], where)
-        return cls(architecture=architecture, dtype=str(data["dtype"]))
+        return cls(architecture=from_dict(KINDS[str(kind)], data["architecture"], where), dtype=str(dtype))

@@ -29,7 +29,7 @@ def recognise(checkpoint: Checkpoint) -> bool:
 
 def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
     facts = Facts(checkpoint.config, checkpoint.source.path / "config.json")
-    vocab_size = facts.stated("vocab_size", int)
+    vocab_size = facts.size("vocab_size")
     if target is not None and target.vocab_size != vocab_size:
         raise TargetError(
             f"{checkpoint.source.name} has {vocab_size} tokens, {target.name} has {target.vocab_size}",

@@ -8,7 +8,7 @@ Source: SafeAILab/EAGLE `eagle/model/cnets1.py`.
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, read_decoder
+from draftkit.convert.decoder import check_target, has_bias, read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.layout.spec import DraftSpec, EagleSpec
@@ -33,10 +33,9 @@ def recognise(checkpoint: Checkpoint) -> bool:
 def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
     facts = Facts(checkpoint.config, checkpoint.source.path / "config.json")
     decoder = read_decoder(checkpoint, facts, "layers.0.", checkpoint.count_layers())
-    vocab_size = facts.stated("vocab_size", int)
+    vocab_size = facts.size("vocab_size")
     if target is not None:
         check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
-    facts.drop("bias", "means fc.bias here, and attention bias to engines; fc.bias itself tells")
     own_embedding = "embed_tokens.weight" in checkpoint.tensors
     architecture = EagleSpec(
         decoder=decoder,
@@ -46,9 +45,7 @@ def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
         aux_layer_ids=None,
         token_entry="fusion",
         concatenation="embedding_hidden",
-        fusion_bias=facts.record(
-            "fusion_bias", "fc.bias" in checkpoint.tensors, "from tensors", _bias_note(checkpoint)
-        ),
+        fusion_bias=has_bias(checkpoint, facts, "fusion_bias", "fc.bias", key="bias"),
         feature_norm="none",
         embedding_norm=False,
         hidden_norm=False,
@@ -66,10 +63,3 @@ def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
     facts.record("lm_head", "target", "format default", "the format stores none")
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint))
-
-
-def _bias_note(checkpoint: Checkpoint) -> str:
-    stated = checkpoint.config.get("bias")
-    return (
-        f"fc.bias in the file; config bias: {'absent (the reference then assumes true)' if stated is None else stated}"
-    )

@@ -14,7 +14,7 @@ from draftkit.convert.decoder import check_target, read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.vocabulary import check_vocabulary_map
-from draftkit.errors import FormatError
+from draftkit.errors import FormatError, TargetError
 from draftkit.layout.spec import DraftSpec, EagleSpec
 from draftkit.layout.target import TargetFacts
 
@@ -29,14 +29,14 @@ def recognise(checkpoint: Checkpoint) -> bool:
 def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
     facts = Facts(checkpoint.config, checkpoint.source.path / "config.json")
     decoder = read_decoder(checkpoint, facts, "midlayer.", num_layers=1)
-    vocab_size = facts.stated("vocab_size", int)
-    draft_vocab_size = facts.stated("draft_vocab_size", int)
-    target_hidden = facts.stated_or("target_hidden_size", int, decoder.hidden_size, "absent means the draft's width")
+    vocab_size = facts.size("vocab_size")
+    draft_vocab_size = facts.size("draft_vocab_size")
+    target_hidden = facts.size("target_hidden_size", decoder.hidden_size, "absent means the draft's width")
     if target is not None:
         check_target(checkpoint, target, hidden_size=target_hidden, vocab_size=vocab_size)
     facts.drop("bias", "not used by this architecture")
-    captured = _captured_layers(checkpoint, target_hidden)
-    aux_layer_ids = _aux_layer_ids(facts, target, captured)
+    _check_captured_layers(checkpoint, target_hidden)
+    aux_layer_ids = _aux_layer_ids(checkpoint, facts, target)
     check_vocabulary_map(checkpoint, vocab_size, draft_vocab_size)
     embed_tokens = _embedding_owner(checkpoint, decoder.hidden_size, target_hidden)
     facts.record("embed_tokens", embed_tokens, "from tensors")
@@ -75,27 +75,32 @@ def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
     )
 
 
-def _captured_layers(checkpoint: Checkpoint, target_hidden: int) -> int:
-    """A, from the width of `fc`: A · Ht columns."""
+def _check_captured_layers(checkpoint: Checkpoint, target_hidden: int) -> None:
+    """The width of `fc` is that of the three captured states."""
     _, columns = checkpoint.matrix("fc.weight")
-    if target_hidden <= 0 or columns % target_hidden:
+    if columns != 3 * target_hidden:
         raise FormatError(
-            f"fc.weight has {columns} columns, not a multiple of the target's width {target_hidden}",
+            f"fc.weight has {columns} columns, and the target's states are {target_hidden} wide",
             where=checkpoint.source.path,
-            hint="target_hidden_size in config.json is missing or wrong",
+            expected=f"{3 * target_hidden}: this format captures three layers",
+            hint="target_hidden_size in config.json may be missing or wrong",
         )
-    return columns // target_hidden
 
 
-def _aux_layer_ids(facts: Facts, target: TargetFacts | None, captured: int) -> tuple[int, ...] | None:
+def _aux_layer_ids(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> tuple[int, ...] | None:
     if target is None:
         facts.lack(
             "the captured target layers", "pass --target, so that they can be computed from its number of layers"
         )
         return None
     ids = target.default_aux_layer_ids()
-    if captured != len(ids):
-        raise FormatError(f"fc.weight reads {captured} captured layers", expected="3, as this format hard-codes")
+    if list(ids) != sorted(set(ids)):
+        raise TargetError(
+            f"{target.name} has {target.num_hidden_layers} layers, too few for the three that EAGLE-3 captures",
+            where=checkpoint.source.path,
+            expected="at least 7",
+            hint="pass the target that the draft was trained for with --target",
+        )
     facts.record("aux_layer_ids", str(list(ids)), "from target", f"2, N//2, N-3 for N = {target.num_hidden_layers}")
     return ids
 

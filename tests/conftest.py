@@ -1,0 +1,49 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pico
+import pytest
+import torch
+
+from draftkit.cli import main
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind: exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def draftkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The `draftkit` command, in this process: `draftkit("convert", source, out)`."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["draftkit", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main()
+        streams = capsys.readouterr()
+        return Outcome(int(exit.value.code or 0), streams.out, streams.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config.json of the pico target; conversions need no more of one."""
+    return pico.save_target_config(tmp_path_factory.mktemp("target"))

@@ -1,0 +1,50 @@
+"""The wheel: it builds, carries the zoo, and its command runs outside the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_wheel_contains_the_zoo(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("target/model.safetensors", "eagle/pytorch_model.bin", "eagle3/pytorch_model.bin"):
+        assert f"draftkit/zoo/models/{needed}" in names
+    assert "draftkit/zoo/prompts.jsonl" in names
+
+
+def test_zoo_weights_stay_small() -> None:
+    files = (ROOT / "draftkit" / "zoo").rglob("*")
+    assert sum(file.stat().st_size for file in files if file.is_file()) <= 25_000_000
+
+
+@pytest.mark.slow
+def test_command_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    command = [str(site / "bin" / "draftkit"), "convert", "zoo:eagle", "converted"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "converted" / "model.safetensors").is_file()
+    where = [sys.executable, "-c", "import draftkit; print(draftkit.__file__)"]
+    imported = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert imported.stdout.startswith(str(site))
