@@ -10,10 +10,16 @@ from pathlib import Path
 import pico
 import pytest
 import torch
+from transformers.utils import logging
 
 from draftkit.cli import main
 
 torch.set_num_threads(1)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 @dataclass(frozen=True)
@@ -47,3 +53,10 @@ def draftkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The config.json of the pico target; conversions need no more of one."""
     return pico.save_target_config(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def running_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pico target with weights and a tokenizer, as `eval` needs it."""
+    logging.disable_progress_bar()  # as `eval` does where it is the first to import transformers
+    return pico.save_tokenizer(pico.save_llama(tmp_path_factory.mktemp("running-target")))

@@ -6,6 +6,7 @@ The one place that makes them; every test that needs a checkpoint takes it from 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,9 +17,61 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftkit.layout.spec import Decoder, EagleSpec, Rope
+
 VOCABULARY = 320
+DRAFT_VOCABULARY = 128
 HIDDEN = 64
 LAYERS = 8
+
+# What `eagle_tensors()` with `eagle_config()` are, and `eagle3_tensors()` with `eagle3_config()` for the pico target.
+EAGLE_SPEC = EagleSpec(
+    decoder=Decoder(
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        hidden_act="silu",
+        rms_norm_eps=1e-5,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_window=None,
+        rope=Rope(base=10000.0, declared_base=None, scaling=None, max_position_embeddings=2048),
+    ),
+    vocab_size=VOCABULARY,
+    draft_vocab_size=VOCABULARY,
+    target_hidden_size=HIDDEN,
+    aux_layer_ids=None,
+    token_entry="fusion",
+    concatenation="embedding_hidden",
+    fusion_bias=False,
+    feature_norm="none",
+    embedding_norm=False,
+    hidden_norm=False,
+    input_norm=False,
+    norm_before_residual=False,
+    final_norm=False,
+    feedback="pre_norm",
+    logit_scale=1.0,
+    embed_tokens="draft",
+    lm_head="target",
+    parallel=None,
+)
+EAGLE3_SPEC = replace(
+    EAGLE_SPEC,
+    draft_vocab_size=DRAFT_VOCABULARY,
+    aux_layer_ids=(2, 4, 5),
+    token_entry="attention",
+    embedding_norm=True,
+    hidden_norm=True,
+    final_norm=True,
+    embed_tokens="target",
+    lm_head="draft",
+)
 
 
 def llama_config(**changes: object) -> LlamaConfig:
@@ -135,9 +188,6 @@ def eagle_config(**changes: object) -> dict[str, object]:
     }
     values |= changes
     return {key: value for key, value in values.items() if value is not None}
-
-
-DRAFT_VOCABULARY = 128
 
 
 def eagle3_tensors(

@@ -36,54 +36,8 @@ from draftkit.layout.spec import (
 )
 from draftkit.layout.tensors import TensorToWrite
 
-DECODER = Decoder(
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    hidden_act="silu",
-    rms_norm_eps=1e-5,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    sliding_window=None,
-    rope=Rope(base=10000.0, declared_base=None, scaling=None, max_position_embeddings=2048),
-)
-EAGLE = EagleSpec(
-    decoder=DECODER,
-    vocab_size=500,
-    draft_vocab_size=500,
-    target_hidden_size=64,
-    aux_layer_ids=None,
-    token_entry="fusion",
-    concatenation="embedding_hidden",
-    fusion_bias=False,
-    feature_norm="none",
-    embedding_norm=False,
-    hidden_norm=False,
-    input_norm=False,
-    norm_before_residual=False,
-    final_norm=False,
-    feedback="pre_norm",
-    logit_scale=1.0,
-    embed_tokens="draft",
-    lm_head="target",
-    parallel=None,
-)
-EAGLE3 = replace(
-    EAGLE,
-    draft_vocab_size=100,
-    aux_layer_ids=(2, 6, 9),
-    token_entry="attention",
-    embedding_norm=True,
-    hidden_norm=True,
-    final_norm=True,
-    embed_tokens="target",
-    lm_head="draft",
-)
+EAGLE, EAGLE3 = pico.EAGLE_SPEC, pico.EAGLE3_SPEC
+DECODER = EAGLE.decoder
 SCALED = Rope(
     base=500000.0,
     declared_base=10000.0,
@@ -106,7 +60,7 @@ P_EAGLE = replace(
     feedback="post_norm",
     logit_scale=0.5,
     embed_tokens="draft",
-    parallel=ParallelDrafting(mask_token_id=499, mask_state=True),
+    parallel=ParallelDrafting(mask_token_id=319, mask_state=True),
 )
 LM_CONFIG: dict[str, object] = {
     "model_type": "llama",
@@ -291,7 +245,7 @@ def test_what_is_no_spec_is_refused(change: dict[str, object]) -> None:
         (with_decoder(EAGLE, num_hidden_layers=2), 19),
         (spec_of(EAGLE3), 14),
         (spec_of(EAGLE3, embed_tokens="draft"), 15),
-        (spec_of(EAGLE3, draft_vocab_size=500), 13),
+        (spec_of(EAGLE3, draft_vocab_size=320), 13),
         (spec_of(EAGLE3, feature_norm="per_layer"), 17),
         (spec_of(EAGLE3, feature_norm="joint"), 15),
         (with_decoder(EAGLE3, qk_norm=True), 16),
@@ -320,9 +274,9 @@ def shapes(spec: DraftSpec) -> dict[str, tuple[int, ...]]:
 def test_p_eagle_tensors() -> None:
     layer = {
         "self_attn.o_proj.weight": (64, 64),
-        "mlp.gate_proj.weight": (128, 64),
-        "mlp.up_proj.weight": (128, 64),
-        "mlp.down_proj.weight": (64, 128),
+        "mlp.gate_proj.weight": (96, 64),
+        "mlp.up_proj.weight": (96, 64),
+        "mlp.down_proj.weight": (64, 96),
         "input_layernorm.weight": (64,),
         "post_attention_layernorm.weight": (64,),
     }
@@ -334,10 +288,10 @@ def test_p_eagle_tensors() -> None:
         **{f"fc_norm.{index}.weight": (48,) for index in range(4)},
         "fc.weight": (64, 4 * 48),
         "norm.weight": (64,),
-        "embed_tokens.weight": (500, 64),
-        "lm_head.weight": (100, 64),
+        "embed_tokens.weight": (320, 64),
+        "lm_head.weight": (128, 64),
         "mask_hidden": (1, 1, 4 * 48),
-        "d2t": (100,),
+        "d2t": (128,),
     }
 
 
@@ -432,9 +386,9 @@ def test_eagle3_engine_config() -> None:
     assert engine_config(spec_of(EAGLE3)) == {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "vocab_size": 500,
+        "vocab_size": 320,
         "hidden_size": 64,
-        "intermediate_size": 128,
+        "intermediate_size": 96,
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -448,7 +402,7 @@ def test_eagle3_engine_config() -> None:
         "rope_theta": 10000.0,
         "rope_scaling": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "draft_vocab_size": 100,
+        "draft_vocab_size": 128,
         "target_hidden_size": 64,
         "norm_before_residual": False,
         "norm_before_fc": False,
@@ -456,7 +410,7 @@ def test_eagle3_engine_config() -> None:
         "norm_output": False,
         "logit_scale": 1.0,
         "eagle_config": {"use_aux_hidden_state": True},
-        "eagle_aux_hidden_state_layer_ids": [2, 6, 9],
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         "num_aux_hidden_states": 3,
         "dtype": "float16",
         "torch_dtype": "float16",
@@ -478,7 +432,7 @@ def test_p_eagle_engine_config() -> None:
         "logit_scale": 0.5,
         "eagle_aux_hidden_state_layer_ids": [0, 2, 6, 9],
         "num_aux_hidden_states": 4,
-        "ptd_token_id": 499,
+        "ptd_token_id": 319,
     }
 
 
@@ -563,7 +517,7 @@ def misfit(spec: DraftSpec) -> dict[str, torch.Tensor]:
     tensors = zeros(spec)
     del tensors["norm.weight"]
     tensors["fc.bias"] = torch.zeros(64, dtype=torch.bfloat16)
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][:99].clone()
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:127].clone()
     tensors["d2t"] = tensors["d2t"].int()
     return tensors
 
@@ -571,7 +525,7 @@ def misfit(spec: DraftSpec) -> dict[str, torch.Tensor]:
 MISFITS = (
     "missing: norm.weight [64]",
     "unexpected: fc.bias [64]",
-    "wrong shape: lm_head.weight is [99, 64], expected [100, 64]",
+    "wrong shape: lm_head.weight is [127, 64], expected [128, 64]",
     "wrong dtype: d2t is I32, expected one of I64",
 )
 

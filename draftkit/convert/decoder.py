@@ -67,6 +67,8 @@ def read_rope(facts: Facts) -> Rope:
     else:
         said = "nothing" if declared is None else declared
         base = facts.record("rope_theta", 10000.0, "format default", f"the reference's base; the config says {said}")
+    if kind in ("linear", "dynamic"):
+        facts.need("factor", scaling)
     facts.record("rope_scaling", str(kind), "stated" if scaling else "format default", "" if scaling else "none given")
     return Rope(
         base=base,

@@ -70,6 +70,11 @@ class Facts:
             raise FormatError(f"config key {key} is {value!r}", where=self._where, expected=kind.__name__)
         return value
 
+    def need(self, key: str, inside: dict[str, object]) -> None:
+        """Raise `FormatError` unless the object `inside` the config has a number under `key`."""
+        if self.optional(key, float, inside) is None:
+            raise FormatError(f"config key {key} is missing beside {inside}", where=self._where, expected="a number")
+
     def size(self, key: str, default: int | None = None, note: str = "") -> int:
         """A positive integer that the config must have, or, with a `default`, may have."""
         value = self.stated(key, int) if default is None else self.stated_or(key, int, default, note)

@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -69,20 +70,21 @@ def evaluate_draft(
     settings = settings or Settings()
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
-    model, tokenizer = load_model(target, device=device, dtype=dtype)
-    _limit_threads(model)
     prompts = load_prompts(settings.prompts, settings.limit)
+    with ExitStack() as stack:
+        # Everything that can be wrong with the input shows before the first long computation.
+        opened = [stack.enter_context(open_draft(source, target)) for source in drafts]
+        model, tokenizer = load_model(target, device=device, dtype=dtype)
+        drafters = [load_drafter(draft, model) for draft in opened]
+    _limit_threads(model)
     requests = [Request(p.id, encode_prompt(p, tokenizer), settings.max_new_tokens) for p in prompts]
     plain = _run(Target(model), None, 0, requests, settings, "no draft", on_progress)
     cells = []
-    for source in drafts:
-        with open_draft(source, target) as draft:
-            drafter = load_drafter(draft, model)
-            method = draft.spec.method
+    for source, draft, drafter in zip(drafts, opened, drafters, strict=True):
         k = settings.num_speculative_tokens
         run = _run(Target(model, drafter.taps), drafter, k, requests, settings, source, on_progress)
         cells.append(
-            {"target": target, "draft": source, "method": method, "dataset": settings.prompts}
+            {"target": target, "draft": source, "method": draft.spec.method, "dataset": settings.prompts}
             | _cell(prompts, run, plain, settings)
         )
     return {"schema": 1, "provenance": _provenance(model, tokenizer, settings, device), "cells": cells}

@@ -30,7 +30,12 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise TargetError(f"no tokenizer can be loaded: {str(error).splitlines()[0]}", where=folder) from error
+        raise TargetError(
+            "the target has no tokenizer that transformers can load",
+            where=folder,
+            expected="tokenizer.json, or what AutoTokenizer reads",
+            hint="copy the tokenizer files of the original model into the folder",
+        ) from error
     return model, tokenizer
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -52,7 +53,8 @@ def _load(path: Path, is_zip: bool, size: int) -> Any:
     try:
         if is_zip:
             _refuse_compression(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings(action="ignore"):  # torch's advice to whoever wrote the file
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except FormatError:
         raise
     except pickle.UnpicklingError as error:

@@ -5,20 +5,23 @@ Shapes: B sequences, T rows, H target width, F width of the tapped features, V v
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
+SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,27 @@ class TargetOutput(NamedTuple):
     features: Tensor | None
 
 
+class KeyValues(Protocol):
+    """Where one forward keeps its keys and values; the attention function gets it as the argument `kv`.
+
+    `windows`: the layers that have attended, each with its sliding window, None for full attention.
+    """
+
+    @property
+    def windows(self) -> Mapping[int, int | None]: ...
+
+
 class Target:
     """A causal LM ready to be verified against. `taps` None: no hidden states are kept."""
 
     def __init__(self, model: PreTrainedModel, taps: Taps | None = None):
-        check_supported(model.config)
+        check_config(model.config)
+        check_class(type(model))
         self.model = model.eval()
         self.taps = taps
         self.decoder: nn.Module = model.get_decoder()
-        self.layers: list[nn.Module] = list(self.decoder.layers)
+        self.layers = _decoder_layers(self.decoder)
+        self._forward_checked = False
         if taps is not None and taps.aux_layer_ids is not None:
             self._check_layers(taps.aux_layer_ids)
 
@@ -79,20 +94,32 @@ class Target:
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, positions: Tensor, kv: object, *, last_only: bool = False) -> TargetOutput:
+    def forward(self, tokens: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False) -> TargetOutput:
         """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
 
-        `last_only` computes the logits of the last row alone.
+        `last_only` computes the logits of the last row alone. Raises `TargetError` when the first forward shows that
+        the model attends, or keeps its states, in a way that draftkit does not know.
         """
+        # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
+        keep = tokens.new_full((1,), tokens.shape[1] - 1) if last_only else 0
         with self._tapped() as states:
             output = self.model(
                 input_ids=tokens,
                 position_ids=positions,
                 use_cache=False,
-                logits_to_keep=1 if last_only else 0,
+                logits_to_keep=keep,
                 kv=kv,
             )
-        return TargetOutput(output.logits, torch.cat(states, dim=-1) if states else None)
+        features = torch.cat(states, dim=-1) if states else None
+        if not self._forward_checked:
+            self._check_attention(kv.windows)
+            if features is not None and features.shape != (*tokens.shape, self.feature_size):
+                raise TargetError(
+                    f"the states of {type(self.decoder).__name__}'s layers have shape {list(states[0].shape)}",
+                    expected=f"one vector of {self.model.config.get_text_config().hidden_size} numbers per token",
+                )
+            self._forward_checked = True
+        return TargetOutput(output.logits, features)
 
     @contextmanager
     def _tapped(self) -> Iterator[list[Tensor]]:
@@ -104,11 +131,14 @@ class Target:
         if self.taps.aux_layer_ids is None:
             hooks = [self.decoder.register_forward_hook(lambda _m, _a, out: states.append(out.last_hidden_state))]
         else:
-            readers = [*self.layers, self.decoder.get_submodule("norm")]  # state i is the input of reader i
             hooks = [
-                readers[i].register_forward_pre_hook(
+                self.layers[i].register_forward_pre_hook(
                     lambda _m, args, kwargs: states.append(args[0] if args else kwargs["hidden_states"]),
                     with_kwargs=True,
+                )
+                if i < self.num_layers
+                else self.layers[-1].register_forward_hook(
+                    lambda _m, _a, out: states.append(out[0] if isinstance(out, tuple) else out)
                 )
                 for i in self.taps.aux_layer_ids
             ]
@@ -126,8 +156,24 @@ class Target:
                 hint="the draft was made for another target",
             )
 
+    def _check_attention(self, windows: Mapping[int, int | None]) -> None:
+        """Every layer must have attended through draftkit's function, and within a window where its config has one."""
+        config = self.model.config.get_text_config()
+        # Only a window that the architecture knows: some checkpoints carry a sliding_window that nothing reads.
+        slides = hasattr(type(config), "sliding_window") and config.sliding_window
+        everywhere = "sliding_attention" if slides else "full_attention"
+        kinds = getattr(config, "layer_types", None) or [everywhere] * self.num_layers
+        for layer, kind in enumerate(kinds):
+            if layer not in windows:
+                problem = "does not attend through transformers' AttentionInterface"
+            elif windows[layer] is None and kind == "sliding_attention":
+                problem = "does not tell the attention function its sliding window"
+            else:
+                continue
+            raise TargetError(f"layer {layer} of {type(self.model).__name__} {problem}", expected=SUPPORTED)
 
-def check_supported(config: PretrainedConfig) -> None:
+
+def check_config(config: PretrainedConfig) -> None:
     """Raise `TargetError` for architectures whose attention draftkit's runtime cannot take over yet."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
@@ -141,13 +187,23 @@ def check_supported(config: PretrainedConfig) -> None:
         problem = f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
     elif "mrope_section" in rope:
         problem = "multi-axis rotary positions (M-RoPE)"
-    elif any(hasattr(text, key) for key in ("ssm_cfg", "mamba_d_state", "state_size", "conv_kernel_size")):
-        problem = "state-space layers"
     if problem is not None:
+        raise TargetError(f"targets with {problem} are not supported yet ({text.model_type})", expected=SUPPORTED)
+
+
+def check_class(model_class: type[PreTrainedModel]) -> None:
+    """Raise `TargetError` for models that say that they have an attention of their own."""
+    if not model_class.is_backend_compatible():
         raise TargetError(
-            f"targets with {problem} are not supported yet ({text.model_type})",
-            expected="a decoder whose layers all have softmax attention over keys and values",
+            f"{model_class.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
         )
+
+
+def _decoder_layers(decoder: nn.Module) -> list[nn.Module]:
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise TargetError(f"{type(decoder).__name__} has no list of decoder layers", expected=SUPPORTED)
+    return list(layers)
 
 
 def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -156,12 +212,15 @@ def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str
     Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint.
     """
     try:
-        config = AutoConfig.from_pretrained(folder)
-        check_supported(config)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        check_config(config)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise TargetError(f"transformers has no causal language model of type {config.model_type}", where=folder)
+        check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         first_line = str(error).strip().split("\n", 1)[0]
         raise TargetError(f"transformers cannot load the target: {first_line}", where=folder) from error
     if info["missing_keys"]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from draftkit.errors import TargetError
 from draftkit.runtime.cache import CacheRows
 
 NAME = "draftkit"
@@ -19,21 +20,33 @@ def slot_attention(
     value: Tensor,
     attention_mask: Tensor | None = None,
     *,
-    kv: CacheRows,
+    kv: CacheRows | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: object,
+    position_ids: Tensor | None = None,
+    **rest: object,
 ) -> tuple[Tensor, None]:
     """Attend over the cached sequences, following the protocol of transformers' `AttentionInterface`.
 
     `query` [B, N, T, D], `key` and `value` [B, G, T, D] of the new rows, rotated; `kv` is the keyword argument given
     to the model call. `softcap` bounds scores (Gemma 2), `s_aux` [N] are sink logits (gpt-oss). The mask comes from
-    `kv`. Returns [B, T, N, D].
+    `kv`; flags in `rest` do not change scores. Returns [B, T, N, D].
+
+    Raises `TargetError` for a model that does not hand `kv` down, or whose scores depend on further tensors.
     """
-    keys, values = kv.update(int(module.layer_idx), key, value)  # type: ignore[arg-type]
-    mask = kv.mask(sliding_window)
+    unknown = [name for name, argument in rest.items() if isinstance(argument, Tensor)]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if unknown or kv is None:
+        problem = f"passes {', '.join(unknown)}" if unknown else "drops the model call's keyword arguments"
+        raise TargetError(
+            f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
+            expected="keys, values and keyword arguments as in transformers' Llama",
+            hint="this target is not supported yet",
+        )
+    keys, values, mask = kv.update(int(module.layer_idx), key, value, sliding_window)  # type: ignore[arg-type]
     if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True)
     else:

@@ -1,0 +1,202 @@
+"""The command line: its surface is frozen, its JSON is pure, and it converts from the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pico
+import pytest
+import typer.main
+from conftest import Command
+from hub_server import HubServer
+
+from draftkit.cli import app
+from draftkit.convert.detect import all_formats
+from draftkit.layout.folder import read_draft
+from draftkit.version import __version__
+
+# Arguments in capitals, optional ones in brackets. Users and scripts rely on these: add, and do not rename.
+SURFACE = {
+    "": ["--version"],
+    "convert": ["SOURCE", "[OUT]", "--target", "--revision", "--dry-run", "--force", "--json"],
+    "inspect": ["SOURCE", "--target", "--revision", "--json"],
+    "formats": [],
+    "eval": [
+        "--target",
+        "--draft",
+        "--k",
+        "--prompts",
+        "--limit",
+        "--max-new-tokens",
+        "--concurrency",
+        "--device",
+        "--dtype",
+        "--min-acceptance-length",
+        "--json",
+    ],
+}
+
+
+def test_the_surface_is_what_it_was() -> None:
+    group = typer.main.get_command(app)
+    found = {}
+    for name, command in {"": group, **group.commands}.items():  # type: ignore[attr-defined]
+        found[name] = []
+        for parameter in command.params:
+            if parameter.param_type_name == "argument":
+                label = parameter.name.upper()
+                found[name].append(label if parameter.required else f"[{label}]")
+            else:
+                found[name] += parameter.opts + parameter.secondary_opts
+    assert found == SURFACE
+
+
+def test_every_parameter_is_explained() -> None:
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        assert command.help
+        assert all(parameter.help for parameter in command.params)
+
+
+def test_version(draftkit: Command) -> None:
+    ran = draftkit("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"{__version__}\n", "")
+
+
+def test_formats(draftkit: Command) -> None:
+    ran = draftkit("formats")
+    assert (ran.code, ran.err) == (0, "")
+    assert {"causal-lm", "eagle", "eagle3"} <= {format.NAME for format in all_formats()}
+    assert all(format.NAME in ran.out and format.TITLE in ran.out for format in all_formats())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors())
+
+
+PLAN_KEYS = {"schema", "source", "revision", "format", "spec", "facts", "missing", "dropped_keys", "moves"}
+
+
+def test_convert_prints_pure_json(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    ran = draftkit("convert", source, tmp_path / "out", "--target", target, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    printed = json.loads(ran.out)
+    draft = read_draft(tmp_path / "out")
+    assert printed.keys() == PLAN_KEYS | {"out"}
+    assert (printed["schema"], printed["format"], printed["missing"]) == (1, "eagle3", [])
+    assert (printed["out"], printed["source"]) == (str(tmp_path / "out"), str(source))
+    assert printed["spec"] == draft.spec.to_dict()
+    assert {move["destination"] for move in printed["moves"]} - {None} == draft.tensors.keys()
+    assert printed["dropped_keys"]["torch_dtype"]
+
+
+def test_inspect_prints_pure_json(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    unknown, known = draftkit("inspect", source, "--json"), draftkit("inspect", source, "--target", target, "--json")
+    dry = draftkit("convert", source, "--target", target, "--dry-run", "--json")
+    assert draftkit("convert", source, tmp_path / "out", "--target", target).code == 0
+    unified = draftkit("inspect", tmp_path / "out", "--json")
+    for ran in (unknown, known, dry, unified):
+        assert (ran.code, ran.err) == (0, "")
+    assert json.loads(unknown.out)["spec"] is None
+    assert json.loads(unknown.out)["missing"][0]["next"].startswith("pass --target")
+    assert json.loads(known.out).keys() == PLAN_KEYS
+    assert json.loads(known.out) == json.loads(dry.out)
+    draft, printed = read_draft(tmp_path / "out"), json.loads(unified.out)
+    assert printed["format"] == "unified"
+    assert printed["spec"] == draft.spec.to_dict() == json.loads(known.out)["spec"]
+    assert printed["tensors"]["d2t"] == {"dtype": "I64", "shape": [128]}
+    assert printed["provenance"]["source"] == str(source)
+
+
+def test_convert_reports_what_it_assumed(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    ran = draftkit("convert", source, tmp_path / "out", "--target", target)
+    assert "aux_layer_ids" in ran.out
+    assert "from target" in ran.out
+    assert "hidden_act" not in ran.out  # the config states it
+    assert ran.err == f"next: draftkit eval --target {target} --draft {tmp_path / 'out'}\n"
+
+
+def test_inspect_shows_tensors_facts_and_dropped_keys(
+    draftkit: Command, source: Path, target: Path, tmp_path: Path
+) -> None:
+    seen = draftkit("inspect", source, "--target", target).out
+    for text in ("format eagle3", "midlayer.hidden_norm.weight", "[64, 192]", "hidden_act", "transformers_version"):
+        assert text in seen
+    draftkit("convert", source, tmp_path / "out", "--target", target)
+    seen = draftkit("inspect", tmp_path / "out").out
+    for text in ("unified draft, method eagle3", str(source), "layers.0.hidden_norm.weight", "aux_layer_ids"):
+        assert text in seen
+
+
+def test_a_draft_that_vllm_must_refuse_is_announced(draftkit: Command, tmp_path: Path) -> None:
+    pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors(bias=True))
+    assert "vLLM drops fc.bias" in draftkit("convert", tmp_path / "source", tmp_path / "out").out
+    assert "vLLM drops fc.bias" in draftkit("inspect", tmp_path / "out").out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["DraftkitOnlyModel"]
+
+
+@pytest.mark.parametrize(("floor", "code"), [(1, 0), (5.1, 3)])  # K + 1 = 5 is the most
+def test_eval_prints_pure_json_and_holds_drafts_to_a_floor(
+    floor: float, code: int, draftkit: Command, running_target: Path, tmp_path: Path
+) -> None:
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors())
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f(x):"}\n')
+    ran = draftkit(
+        "eval", "--target", running_target, "--draft", source, "--prompts", tmp_path / "prompts.jsonl",
+        "--max-new-tokens", 6, "--k", 4, "--min-acceptance-length", floor, "--json",
+    )  # fmt: skip
+    (cell,) = json.loads(ran.out)["cells"]
+    assert (cell["method"], cell["output_tokens"], cell["matches_greedy"]) == ("eagle", 6, True)
+    assert ran.code == code
+    below = f"{source}: acceptance length {cell['acceptance_length']['mean']:.2f} is below 5.1\n"
+    assert ran.err == (below if code else "")
+
+
+def test_names_are_printed_as_they_are(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets and colons mean markup and emoji to rich."""
+    name = "[bold]:smile:"
+    pico.write_checkpoint(tmp_path / name, pico.eagle_config(), pico.eagle_tensors())
+    monkeypatch.chdir(tmp_path)
+    ran = draftkit("convert", name)
+    assert (ran.code, ran.out.splitlines()[0]) == (0, f"{name} (eagle) → {name}-draftkit: eagle, 10 tensors")
+    assert name in draftkit("inspect", f"{name}-draftkit").out
+
+
+def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.upper().startswith(("HF_", "HTTP"))}
+    command = [sys.executable, "-c", "from draftkit.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
+def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
+    folder = pico.write_checkpoint(
+        tmp_path / "repo", pico.eagle_config(), pico.eagle_tensors(), safetensors=safetensors
+    )
+    with HubServer({"org/eagle-draft": folder}) as server:
+        settings = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        ran = process("convert", "org/eagle-draft@main", tmp_path / "out", "--json", **settings)
+        commit = server.sha("org/eagle-draft")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    provenance = read_draft(tmp_path / "out").provenance
+    assert (provenance.source, provenance.source_revision) == ("org/eagle-draft", commit)
+    assert {file.name: (file.size, file.sha256) for file in provenance.files} == {
+        path.name: (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in folder.iterdir()
+    }
+    printed = json.loads(ran.stdout)
+    assert (printed["source"], printed["revision"]) == ("org/eagle-draft", commit)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    plain, debug = (process("inspect", tmp_path / "nothing", DRAFTKIT_DEBUG=flag) for flag in ("", "1"))
+    assert (plain.returncode, debug.returncode) == (1, 1)
+    assert "Traceback" not in plain.stderr
+    assert debug.stderr.startswith("Traceback")
+    assert "SourceError: there is no folder" in debug.stderr
