@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
 	$(BIN)/draftkit convert zoo:eagle build/demo/eagle
-	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle
+	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --concurrency 4 --max-new-tokens 96
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
