@@ -1,8 +1,9 @@
 """Rebuild the embedded models of draftkit/zoo from nothing: `python scripts/make_zoo.py`.
 
-Target, tokenizer, drafts and prompts come from the Python standard library's sources and one seed. Parts that are
-finished are kept, so an interrupted run continues; `--only PART` builds one part. The models that ship were made by
-this script on two CPU cores; other Python versions have other sources and so give other weights.
+Target, tokenizer, drafts and prompts come from the Python standard library's sources and one seed. `--only PART`
+builds one part; an interrupted training of the target continues from its last checkpoint. The models that ship were
+made by this script on two CPU cores with Python 3.11.7, in 4401 s for the target and 1207 s for the drafts, while the
+machine did other work too. Other Python versions have other sources and so give other weights.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PARTS = {"target": make_target, "drafts": make_drafts, "prompts": make_prompts}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PARTS, help="build this part alone, even if it is there")
+    parser.add_argument("--only", choices=PARTS, help="build this part alone")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     options = parser.parse_args()

@@ -10,7 +10,7 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -124,12 +124,13 @@ def decoder(target: LlamaConfig, *, kv_heads: int, rope_base: float) -> Decoder:
     )
 
 
-def eagle_model(target: LlamaForCausalLM, *, bias: bool, kv_heads: int, rope_base: float) -> EagleModel:
-    spec = EagleSpec(
-        decoder=decoder(target.config, kv_heads=kv_heads, rope_base=rope_base),
-        vocab_size=target.config.vocab_size,
-        draft_vocab_size=target.config.vocab_size,
-        target_hidden_size=target.config.hidden_size,
+def eagle_spec(target: LlamaConfig, *, bias: bool, kv_heads: int, rope_base: float) -> EagleSpec:
+    """EAGLE-1 as published."""
+    return EagleSpec(
+        decoder=decoder(target, kv_heads=kv_heads, rope_base=rope_base),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        target_hidden_size=target.hidden_size,
         aux_layer_ids=None,
         token_entry="fusion",
         concatenation="embedding_hidden",
@@ -146,36 +147,25 @@ def eagle_model(target: LlamaForCausalLM, *, bias: bool, kv_heads: int, rope_bas
         lm_head="target",
         parallel=None,
     )
-    return ready(EagleModel(spec, "zoo-unrolled"), target)
 
 
-def eagle3_model(target: LlamaForCausalLM, aux_layer_ids: tuple[int, ...]) -> EagleModel:
-    spec = EagleSpec(
-        decoder=decoder(target.config, kv_heads=target.config.num_key_value_heads, rope_base=10000.0),
-        vocab_size=target.config.vocab_size,
+def eagle3_spec(target: LlamaConfig, aux_layer_ids: tuple[int, ...]) -> EagleSpec:
+    """EAGLE-3 as published; its rope base is 10000 whatever the target's."""
+    return replace(
+        eagle_spec(target, bias=False, kv_heads=target.num_key_value_heads, rope_base=10000.0),
         draft_vocab_size=DRAFT_VOCABULARY,
-        target_hidden_size=target.config.hidden_size,
         aux_layer_ids=aux_layer_ids,
         token_entry="attention",
-        concatenation="embedding_hidden",
-        fusion_bias=False,
-        feature_norm="none",
         embedding_norm=True,
         hidden_norm=True,
-        input_norm=False,
-        norm_before_residual=False,
         final_norm=True,
-        feedback="pre_norm",
-        logit_scale=1.0,
-        embed_tokens="target",
         lm_head="draft",
-        parallel=None,
     )
-    return ready(EagleModel(spec, "zoo-unrolled"), target)
 
 
-def ready(model: EagleModel, target: LlamaForCausalLM) -> EagleModel:
-    """Initialise a new draft and lend it the target's frozen embedding and head."""
+def new_draft(spec: EagleSpec, target: LlamaForCausalLM) -> EagleModel:
+    """A draft with random weights, and the target's frozen embedding and head on loan."""
+    model = EagleModel(spec, "zoo-unrolled")
     for parameter in model.parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, std=0.02)
@@ -239,10 +229,10 @@ def train_drafts(models: Path, *, steps: int, batch: int, answers: int, lr: floa
     kept = kept[:DRAFT_VOCABULARY].sort().values
     n = target.config.num_hidden_layers
     aux_layer_ids = (2, n // 2, n - 3)
-    kv_heads = target.config.num_key_value_heads
-    eagle = eagle_model(target, bias=False, kv_heads=kv_heads, rope_base=500000.0)
-    eagle_bias = eagle_model(target, bias=True, kv_heads=target.config.num_attention_heads, rope_base=10000.0)
-    eagle3 = eagle3_model(target, aux_layer_ids)
+    heads, kv_heads = target.config.num_attention_heads, target.config.num_key_value_heads
+    eagle = new_draft(eagle_spec(target.config, bias=False, kv_heads=kv_heads, rope_base=500000.0), target)
+    eagle_bias = new_draft(eagle_spec(target.config, bias=True, kv_heads=heads, rope_base=10000.0), target)
+    eagle3 = new_draft(eagle3_spec(target.config, aux_layer_ids), target)
     lm = small_lm(target.config).to(device)
     losses: dict[str, Callable[[Teaching], Tensor]] = {
         "eagle": lambda t: eagle_loss(eagle, t, 2, None),
