@@ -376,7 +376,7 @@ def test_bad_prompts_are_refused(name: str, models: Path, draftkit: Command, tmp
         ("target", "nothing", "there is no folder"),
         ("nothing", "draft", "there is no folder"),
         ("no-weights", "draft", "cannot load the target"),
-        ("no-tokenizer", "draft", "no tokenizer can be loaded"),
+        ("no-tokenizer", "draft", "the target has no tokenizer"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(
