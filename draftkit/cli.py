@@ -259,10 +259,10 @@ def _byte_progress(total: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _prompt_progress() -> Iterator[Progress | None]:
+def _prompt_progress() -> Iterator[Progress]:
     """A bar for each run with the acceptance length so far, on stderr where that is a terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield lambda *_: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

@@ -60,7 +60,7 @@ class Run:
 
 
 def evaluate_draft(
-    target: str, drafts: Sequence[str], settings: Settings | None = None, on_progress: Progress | None = None
+    target: str, drafts: Sequence[str], settings: Settings | None = None, on_progress: Progress = lambda *_: None
 ) -> dict[str, object]:
     """Measure drafts against their target at temperature 0.
 
@@ -97,7 +97,7 @@ def _run(
     requests: list[Request],
     settings: Settings,
     name: str,
-    on_progress: Progress | None,
+    on_progress: Progress,
 ) -> Run:
     engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=min(settings.concurrency, len(requests)))
     # Warm-up: the first calls allocate and tune; they are not part of the measurement.
@@ -109,12 +109,11 @@ def _run(
             counts["finished"] += generation.finished is not None
             counts["accepted"] += generation.rounds[-1].accepted if generation.rounds else 0
             counts["rounds"] += bool(generation.rounds)
-        if on_progress is not None:
-            length = 1 + counts["accepted"] / max(counts["rounds"], 1)
-            on_progress(name, counts["finished"], len(requests), length)
+        length = 1 + counts["accepted"] / max(counts["rounds"], 1)
+        on_progress(name, counts["finished"], len(requests), length)
 
     began = time.perf_counter()
-    generations = engine.generate(requests, on_round if on_progress else None)
+    generations = engine.generate(requests, on_round)
     return Run(generations, time.perf_counter() - began)
 
 
