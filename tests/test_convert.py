@@ -375,6 +375,16 @@ def test_a_causal_lm_keeps_its_config_and_tokenizer(tied: bool, tmp_path: Path) 
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+@pytest.mark.parametrize("mark", [{"pard_token": 7}, {"spd_type": "pard2"}])
+def test_a_parallel_draft_model_is_not_taken_for_a_plain_one(mark: dict[str, object], tmp_path: Path) -> None:
+    """Its tensors are those of any causal LM; drafting with it one token at a time would be wrong without a word."""
+    source = pico.save_llama(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | mark))
+    with pytest.raises(FormatError, match="no known draft format"):
+        plan_conversion(str(source))
+
+
 # --- commands
 
 

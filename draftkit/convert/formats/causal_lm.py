@@ -22,9 +22,14 @@ COPIED = (
 )
 
 
+# These mark PARD and PARD-2, which have the same tensors and draft all tokens in one pass.
+PARALLEL = {"pard_token", "spd_type", "pard2"}
+
+
 def recognise(checkpoint: Checkpoint) -> bool:
     names = checkpoint.tensors.keys()
-    return "model.embed_tokens.weight" in names and "model.norm.weight" in names
+    is_causal_lm = "model.embed_tokens.weight" in names and "model.norm.weight" in names
+    return is_causal_lm and not checkpoint.config.keys() & PARALLEL
 
 
 def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
