@@ -3,8 +3,8 @@
 `python scripts/check_vllm.py --vllm-python ENV/bin/python [--prompts 16] [--k 4]`
 
 Each draft of the zoo is converted and given to both engines with the embedded target, greedily in float32 on the CPU.
-vLLM counts drafts like draftkit, with one known difference: near the length limit it may schedule fewer draft tokens.
-A draft that vLLM cannot express must be refused by it. Exits with 1 when an output token differs.
+Output tokens, the number of rounds and the accepted tokens at each position must be the same. A draft that vLLM cannot
+express must be refused by it. Exits with 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def main() -> None:
                 differences += refusal_by_vllm(draft.spec) is None
                 continue
             same = sum(a.tokens == b for a, b in zip(ours, theirs["tokens"], strict=True))
-            differences += same < len(requests)
             counters = theirs["counters"]
             drafts, per_position = counters["num_drafts"], counters["num_accepted_tokens_per_pos"]
+            differences += same < len(requests) or (drafts, per_position) != (rounds, accepted)
             length = 1 + counters["num_accepted_tokens"] / drafts
             table.add_row(
                 name,
