@@ -21,6 +21,7 @@ from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.config import engine_config, refusal_by_vllm
 from draftkit.layout.dtypes import torch_dtype
 from draftkit.layout.folder import REFUSED_ARCHITECTURE, config_of, is_unified, read_draft, write_draft
+from draftkit.layout.jsonfile import read_object
 from draftkit.layout.provenance import FactOrigin, InputFile, Provenance
 from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import (
@@ -576,3 +577,10 @@ def test_a_damaged_block_is_an_error(block: object, problem: str, tmp_path: Path
     with pytest.raises(LayoutError) as error:
         read_draft(tmp_path)
     assert problem in str(error.value)
+
+
+def test_a_json_file_of_absurd_size_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 40)  # sparse: no disk is used, and reading it would fail for lack of memory
+    with pytest.raises(FormatError, match="1,099,511,627,776 bytes"):
+        read_object(tmp_path / "config.json")

@@ -14,7 +14,9 @@ def read_object(path: Path) -> dict[str, object]:
     """The JSON object in a file. Raises `SourceError` when it is missing, `FormatError` when it is not an object."""
     try:
         size = path.stat().st_size
-        text = path.read_bytes() if size <= MAX_BYTES else b""
+        if size > MAX_BYTES:
+            raise FormatError(f"{path.name} has {size:,} bytes", where=path, expected="a small JSON file")
+        text = path.read_bytes()
     except FileNotFoundError:
         raise SourceError(
             f"{path.name} is missing", where=path, hint="pass the folder that holds config.json and the weights"
