@@ -393,5 +393,5 @@ def test_libraries_add_nothing_to_the_message(models: Path, tmp_path: Path) -> N
     """In a process of its own, where transformers' log and progress bars would reach stderr."""
     arguments: list[Any] = ["eval", "--target", models / "target", "--draft", models / "draft", "--prompts", "nothing"]
     command = [sys.executable, "-c", "from draftkit.cli import main; main()", *map(str, arguments)]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert_refused(Outcome(ran.returncode, ran.stdout, ran.stderr), "the prompts cannot be read")

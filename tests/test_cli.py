@@ -172,7 +172,7 @@ def process(*arguments: object, **environment: str) -> subprocess.CompletedProce
     """The command in a process of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.upper().startswith(("HF_", "HTTP"))}
     command = [sys.executable, "-c", "from draftkit.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])

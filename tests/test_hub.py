@@ -44,7 +44,7 @@ def run(home: Path, endpoint: str, *calls: str | tuple[str, dict[str, Any]], **e
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
