@@ -15,6 +15,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.models.target import Target
+from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter
@@ -145,9 +146,7 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     drafter.allocate(1, len(known))
     tokens = torch.tensor(known)
     positions = torch.arange(len(known))[None]
-    engine = Engine(target, None, num_speculative_tokens=0, num_slots=1)
-    engine._allocate([Generation(Request("all", known, 1))])
-    rows = engine._cache.rows(torch.tensor([0]), positions, len(known))
+    rows = SlotCache(1, len(known)).rows(torch.tensor([0]), positions, len(known))
     features = target.forward(tokens[None], positions, rows).features
     drafter.prefill(0, tokens, None if features is None else features[0])
     valid = len(known) - (drafter.taps is not None)  # a head's last row still waits for its token

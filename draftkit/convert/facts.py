@@ -60,8 +60,9 @@ class Facts:
 
     def optional(self, key: str, kind: type[Value], inside: dict[str, object] | None = None) -> Value | None:
         """A key that the config, or the object `inside` it, may have; None without one. Records nothing yet."""
+        if inside is None:
+            self._used.add(key)
         value = (self._config if inside is None else inside).get(key)
-        self._used.add(key)
         if value is None:
             return None
         if kind is float and type(value) is int:

@@ -15,7 +15,6 @@ class TargetFacts:
 
     name: str
     revision: str | None
-    model_type: str
     hidden_size: int
     vocab_size: int
     num_hidden_layers: int
@@ -42,4 +41,4 @@ def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFa
                 hint="pass the folder or Hub id of the target language model itself",
             )
         sizes[key] = value
-    return TargetFacts(name=name, revision=revision, model_type=str(text.get("model_type", "")), **sizes)
+    return TargetFacts(name=name, revision=revision, **sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import TargetError
@@ -28,8 +27,7 @@ def load_eagle(draft: Draft, target: PreTrainedModel, *, attention: str) -> Eagl
     # The folder was validated against the spec, and the module is built from the same spec: strict cannot fail.
     model.load_state_dict(weights, strict=True, assign=True)
     model.rotary = type(model.rotary)(model.rotary.config).to(target.device)  # its frequencies are not weights
-    head = target.get_output_embeddings()
-    model.borrow(target.get_input_embeddings(), head if isinstance(head, nn.Module) else target.lm_head)
+    model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model.eval().requires_grad_(False)
 
 
