@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from draftkit.convert.api import Conversion
     from draftkit.evaluate.evaluate import Progress
-    from draftkit.layout.folder import Draft
 
 app = typer.Typer(
     help="Convert, measure and explain draft models for speculative decoding.",
@@ -34,12 +33,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+DESTINATIONS = ("unified", "vllm", "sglang", "speculators", "eagle", "mlp-speculator", "pard", "hf")
+
 SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
 TargetOption = Annotated[
     str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--from", help="The format of the source, a name that `draftkit formats` lists.")
+]
 
 
 @app.command()
@@ -50,47 +54,56 @@ def convert(
     ] = None,
     target: TargetOption = None,
     revision: RevisionOption = None,
+    to: Annotated[str, typer.Option(help="The layout to write: " + ", ".join(DESTINATIONS) + ".")] = "unified",
+    format: FormatOption = None,
+    facts: Annotated[
+        list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
+    allow_lossy: Annotated[
+        bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a draft checkpoint into the unified layout."""
+    """Convert a draft checkpoint of any known format into the unified layout, or into another."""
     from draftkit.convert.api import default_output, plan_conversion
 
-    conversion = plan_conversion(source, target=target, revision=revision)
-    if dry_run:
-        _show_plan(conversion, as_json)
-        return
-    out = out or default_output(conversion)
-    with _byte_progress(conversion.output_bytes) as on_bytes:
-        draft = conversion.write(out, force=force, on_bytes=on_bytes)
-    if as_json:
-        _print_json({"out": str(out), **_plan_json(conversion)})
-        return
-    _report_conversion(conversion, draft)
+    overrides = _parse_facts(facts or [])
+    conversion = plan_conversion(source, to=to, target=target, revision=revision, format=format, overrides=overrides)
+    if check:
+        conversion.check_finite()
+    if not dry_run:
+        out = out or default_output(conversion)
+        with _byte_progress(conversion.output_bytes) as on_bytes:
+            conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
+    _report_conversion(conversion, None if dry_run else out, as_json)
 
 
 @app.command()
 def inspect(
-    source: SourceArgument, target: TargetOption = None, revision: RevisionOption = None, as_json: JsonOption = False
+    source: SourceArgument,
+    target: TargetOption = None,
+    revision: RevisionOption = None,
+    format: FormatOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint is: format, tensors, and every fact that is stated, assumed or missing."""
-    from draftkit.convert.api import Conversion, inspect_checkpoint
-    from draftkit.report.tables import show_draft
+    """Show what a checkpoint is: format, tensors, every fact that is stated, assumed or missing, and known defects."""
+    from draftkit.convert.api import Reading, inspect_checkpoint
+    from draftkit.report.conversion import draft_json, reading_json, show_draft, show_reading
 
-    found = inspect_checkpoint(source, target=target, revision=revision)
-    if isinstance(found, Conversion):
-        _show_plan(found, as_json)
-    elif as_json:
-        _print_json(_draft_json(found))
+    found = inspect_checkpoint(source, target=target, revision=revision, format=format)
+    if isinstance(found, Reading):
+        _print_json(reading_json(found)) if as_json else show_reading(_console(), found)
     else:
-        show_draft(_console(), found)
+        _print_json(draft_json(found)) if as_json else show_draft(_console(), found)
 
 
 @app.command()
 def formats() -> None:
-    """List the checkpoint formats that can be read."""
-    from draftkit.report.tables import formats_table
+    """List the checkpoint formats that can be read, and the destinations that can be written."""
+    from draftkit.report.conversion import formats_table
 
     _console().print(formats_table())
 
@@ -174,61 +187,30 @@ def _require_acceptance(result: dict[str, Any], floor: float) -> None:
             raise typer.Exit(3)
 
 
-def _report_conversion(conversion: Conversion, draft: Draft) -> None:
-    """What was written, what had to be assumed, and the next command."""
-    from draftkit.layout.config import refusal_by_vllm
-    from draftkit.report.tables import facts_table
-
-    plan, source = conversion.plan, conversion.checkpoint.source
-    console = _console()
-    console.print(f"{source.name} ({plan.format}) → {draft.path}: {draft.spec.method}, {len(draft.tensors)} tensors")
-    assumed = [fact for fact in plan.facts if fact.origin != "stated"]
-    console.print(facts_table(assumed, "facts that the config does not state"))
-    if reason := refusal_by_vllm(draft.spec):
-        console.print(
-            f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
-        )
-    target = conversion.target.name if conversion.target else "TARGET"
-    print(f"next: draftkit eval --target {target} --draft {draft.path}", file=sys.stderr)
+def _parse_facts(texts: list[str]) -> dict[str, str]:
+    """`FACT=VALUE` arguments by fact. Raises `DraftkitError` for one without a name or a value."""
+    facts = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise DraftkitError(f"--set {text} names no fact and value", expected="--set FACT=VALUE")
+        facts[name] = value
+    return facts
 
 
-def _show_plan(conversion: Conversion, as_json: bool) -> None:
-    from draftkit.report.tables import show_conversion
+def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) -> None:
+    """The plan, or, where there is an output, what was written and the next command."""
+    from draftkit.report.conversion import conversion_json, report_conversion, show_conversion
 
     if as_json:
-        _print_json(_plan_json(conversion))
-    else:
+        _print_json(conversion_json(conversion) | ({} if out is None else {"out": str(out)}))
+    elif out is None:
         show_conversion(_console(), conversion)
-
-
-def _plan_json(conversion: Conversion) -> dict[str, object]:
-    from draftkit.layout.records import to_dict
-
-    plan = conversion.plan
-    return {
-        "schema": 1,
-        "source": conversion.checkpoint.source.name,
-        "revision": conversion.checkpoint.source.revision,
-        "format": plan.format,
-        "spec": plan.spec.to_dict() if plan.spec else None,
-        "facts": [to_dict(fact) for fact in plan.facts],
-        "missing": [{"fact": fact, "next": hint} for fact, hint in plan.missing],
-        "dropped_keys": plan.dropped_keys,
-        "moves": [to_dict(move) for move in plan.moves],
-    }
-
-
-def _draft_json(draft: Draft) -> dict[str, object]:
-    from draftkit.layout.records import to_dict
-
-    return {
-        "schema": 1,
-        "source": str(draft.path),
-        "format": "unified",
-        "spec": draft.spec.to_dict(),
-        "provenance": to_dict(draft.provenance),
-        "tensors": {name: {"dtype": t.dtype, "shape": list(t.shape)} for name, t in draft.tensors.items()},
-    }
+    else:
+        report_conversion(_console(), conversion, out)
+        if conversion.export is None:
+            target = conversion.target.name if conversion.target else "TARGET"
+            print(f"next: draftkit eval --target {target} --draft {out}", file=sys.stderr)
 
 
 def _print_json(value: object) -> None:

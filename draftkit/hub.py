@@ -15,7 +15,7 @@ from typing import Any
 from draftkit import zoo
 from draftkit.errors import SourceError
 
-_CONFIG = ("config.json", "generation_config.json")
+_CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "hf_quant_config.json")
 _TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -32,6 +32,8 @@ _WEIGHTS = (
     ("*.bin", "*.bin.index.json"),
     ("*.pt",),
 )
+# Weights that come beside those of any kind: the projection of PARD-2.
+_BESIDE = ("warp_model.bin",)
 # What trainers leave beside the weights under the same suffixes.
 _TRAINING_STATE = ("training_args.*", "training_state*", "optimizer.*", "scheduler.*", "rng_state*")
 
@@ -68,6 +70,27 @@ def locate(source: str, *, revision: str | None = None, weights: bool = True, to
         _refuse_revision(source, revision)
         return _in_folder(source)
     return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
+
+
+def locate_file(source: str, file: str, revision: str | None = None) -> Path | None:
+    """One file of a source that `locate` takes, downloaded if need be, or None when the source lacks it.
+
+    Raises `SourceError` as `locate` does.
+    """
+    if source.startswith("zoo:") or os.path.exists(os.path.expanduser(source)):
+        path = locate(source).path / file
+        return path if path.is_file() else None
+    repo, revision = _repo_and_revision(source.removeprefix("hf://"), revision)
+
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HTTPError, RemoteEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo, file, revision=revision, tqdm_class=_terminal_bar()))
+    except RemoteEntryNotFoundError:
+        return None
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        raise _explained(error, repo, revision) from (None if _is_bad_token(error) else error)
 
 
 def _refuse_revision(source: str, revision: str | None) -> None:
@@ -177,12 +200,12 @@ def _cached(repo: str, revision: str | None, *, weights: bool, tokenizer: bool) 
 
 def _needed(files: list[str], *, weights: bool, tokenizer: bool) -> list[str]:
     others = _matching(files, _CONFIG + _TOKENIZER if tokenizer else _CONFIG)
-    return others + _weights(files) if weights else others
+    return others + _weights(files) + _matching(files, _BESIDE) if weights else others
 
 
 def _weights(files: list[str]) -> list[str]:
     """The weights of the first kind that is there."""
-    files = [file for file in files if not _matching([file], _TRAINING_STATE)]
+    files = [file for file in files if not _matching([file], _TRAINING_STATE + _BESIDE)]
     for kind in _WEIGHTS:
         if _matching(files, kind[:1]):
             found = _matching(files, kind)

@@ -26,6 +26,7 @@ from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.statistics import accepted_per_position
 from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.folder import read_draft
 from draftkit.models.target import Target
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Request
@@ -64,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in DRAFTS:
             folder = Path(scratch) / f"draft_{name.replace('-', '_')}"
-            draft = convert_checkpoint(f"zoo:{name}", folder)
+            draft = read_draft(convert_checkpoint(f"zoo:{name}", folder))
             drafter = load_drafter(draft, model)
             engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=options.k, num_slots=8)
             ours = engine.generate(requests)

@@ -1,100 +1,217 @@
-"""The two verbs of conversion, as the command line and other code call them."""
+"""The verbs of conversion, as the command line and other code call them."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
-from draftkit.convert.detect import detect
-from draftkit.convert.execute import execute
+from draftkit.convert.destinations import UNIFIED, VLLM, alternatives, export_to
+from draftkit.convert.detect import detect, format_named
+from draftkit.convert.export import Export, Outgoing, results, write_export
+from draftkit.convert.facts import Facts
+from draftkit.convert.finite import check_finite
+from draftkit.convert.fold import for_vllm
 from draftkit.convert.plan import Plan
+from draftkit.convert.unify import unify
 from draftkit.errors import LayoutError
 from draftkit.hub import Located, locate
-from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.layout.folder import Draft, is_unified, read_draft, write_draft
 from draftkit.layout.target import TargetFacts, read_target_facts
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """A source and the plan to convert it; nothing has been written."""
+class Reading:
+    """A foreign checkpoint, recognised, and the plan to bring it into the layout."""
 
     checkpoint: Checkpoint
     target: TargetFacts | None
     plan: Plan
 
-    def write(self, out: Path, *, force: bool = False, on_bytes: Callable[[int], None] | None = None) -> Draft:
-        """Carry the plan out and read the result back. Raises `DraftkitError`; then `out` is as it was."""
-        execute(self.plan, self.checkpoint, self.target, out, force=force, on_bytes=on_bytes)
-        return read_draft(out)
+
+@dataclass(frozen=True)
+class Conversion:
+    """A planned conversion; nothing has been written.
+
+    `reading` is None for a unified source. `draft` is the source in the layout, its tensors not read yet; None while
+    facts are missing, which `reading.plan.missing` lists. `export` is None for the unified layout itself.
+    """
+
+    source: Located
+    destination: str
+    target: TargetFacts | None
+    reading: Reading | None
+    draft: Draft | None
+    export: Export | None
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What the source has and the result will not have."""
+        read = self.reading.plan.losses if self.reading else ()
+        return read + (self.export.losses if self.export else ())
+
+    def require_draft(self) -> Draft:
+        """The draft. Raises `LayoutError` that lists the missing facts."""
+        if self.draft is None:
+            assert self.reading is not None
+            self.reading.plan.require_spec(self.source.path)
+        assert self.draft is not None
+        return self.draft
+
+    def check_finite(self) -> None:
+        """Read every tensor. Raises `FormatError` that names those with NaN or inf."""
+        check_finite(self.require_draft())
+
+    def write(
+        self,
+        out: Path,
+        *,
+        force: bool = False,
+        allow_lossy: bool = False,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Path:
+        """Carry the plan out. Raises `DraftkitError`; then `out` is as it was."""
+        draft = self.require_draft()
+        if self.losses and not allow_lossy:
+            raise self._lossy(draft)
+        if self.export is not None:
+            outgoing = Outgoing(draft, self.target, self.destination)
+            write_export(out, outgoing, self.export, force=force, on_bytes=on_bytes)
+        else:
+            write_draft(out, draft, force=force, on_bytes=on_bytes)
+        return out
+
+    def _lossy(self, draft: Draft) -> LayoutError:
+        listing = "\n    ".join(self.losses)
+        others = alternatives(draft, self.target, self.destination) if self.export else []
+        instead = f"without loss: {', '.join(f'--to {name}' for name in others)}; " if others else ""
+        return LayoutError(
+            f"converting {self.source.name} to {self.destination} loses:\n    {listing}",
+            where=self.source.path,
+            hint=f"{instead}or pass --allow-lossy, and the losses are recorded with the result",
+        )
 
     @property
     def output_bytes(self) -> int:
         """Size of all tensors that will be written."""
-        return sum(self.checkpoint.tensors[m.source].nbytes for m in self.plan.moves if m.destination is not None)
+        draft = self.require_draft()
+        if self.export is None:
+            return sum(tensor.nbytes for tensor in draft.tensors.values())
+        return sum(t.nbytes for t in results(Outgoing(draft, self.target, self.destination), self.export).values())
 
 
-def plan_conversion(source: str, *, target: str | None = None, revision: str | None = None) -> Conversion:
-    """Find a checkpoint, recognise its format and plan its conversion into the unified layout.
+def plan_conversion(
+    source: str,
+    *,
+    to: str = UNIFIED,
+    target: str | None = None,
+    revision: str | None = None,
+    format: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> Conversion:
+    """Find a checkpoint, recognise its format and plan its conversion.
 
-    `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`. Of the target only `config.json`
-    is read. Raises `DraftkitError`.
+    `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json`
+    is read, unless the destination stores a copy of its tensors. `format` is a name that `draftkit formats` lists,
+    recognised when None. `overrides`: fact → value as text. Raises `DraftkitError`.
     """
     located = locate(source, revision=revision)
-    if is_unified(located.path):
+    if not is_unified(located.path):
+        reading = read_foreign(located, target, format, overrides)
+        draft = None if reading.plan.spec is None else unify(reading.checkpoint, reading.plan, reading.target)
+        return _plan_destination(located, to, reading.target, reading, draft)
+    if to == UNIFIED and not overrides:
         raise LayoutError(
             f"{located.name} is a unified draft already", where=located.path, hint=f"draftkit inspect {source}"
         )
-    return plan_located(located, target)
+    draft = read_draft(located.path)
+    if overrides:
+        draft = _overridden(draft, overrides)
+    return _plan_destination(located, to, _target_facts(target or draft.provenance.target), None, draft)
 
 
-def plan_located(located: Located, target: str | None) -> Conversion:
-    """Plan the conversion of a foreign checkpoint that is on this machine."""
+def read_foreign(
+    located: Located,
+    target: str | None = None,
+    format: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> Reading:
+    """Recognise a foreign checkpoint that is on this machine, and plan how it becomes a unified draft."""
     checkpoint = open_source(located)
-    facts = _target_facts(target or located.default_target)
-    return Conversion(checkpoint, facts, detect(checkpoint).plan(checkpoint, facts))
+    target_facts = _target_facts(target or located.default_target)
+    recognised = format_named(format) if format else detect(checkpoint)
+    facts = Facts(checkpoint.config, located.path / "config.json", overrides)
+    return Reading(checkpoint, target_facts, recognised.plan(checkpoint, facts, target_facts))
 
 
 def convert_checkpoint(
     source: str,
     out: Path | None = None,
     *,
+    to: str = UNIFIED,
     target: str | None = None,
     revision: str | None = None,
+    format: str | None = None,
+    overrides: Mapping[str, str] | None = None,
     force: bool = False,
+    allow_lossy: bool = False,
     on_bytes: Callable[[int], None] | None = None,
-) -> Draft:
-    """Convert a draft checkpoint of any known format into the unified layout under `out`.
+) -> Path:
+    """Convert a draft checkpoint of any known format into the unified layout, or to another (`to`), under `out`.
 
-    Without `out`, a folder named after the source is made in the current one. Raises `DraftkitError`.
+    Without `out`, a folder named after the source is made in the current one. The folder written is returned.
+    Raises `DraftkitError`: with `LayoutError` for facts that are missing and for losses without `allow_lossy`.
     """
-    conversion = plan_conversion(source, target=target, revision=revision)
-    return conversion.write(out or default_output(conversion), force=force, on_bytes=on_bytes)
+    conversion = plan_conversion(source, to=to, target=target, revision=revision, format=format, overrides=overrides)
+    out = out or default_output(conversion)
+    return conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
 
 
 def default_output(conversion: Conversion) -> Path:
-    """The folder name for a source: its own with `-draftkit`.
+    """The folder name for a conversion: the source's own with `-draftkit`, or the name of another destination.
 
     Any path with `eagle-` makes vLLM choose method `eagle`, so only EAGLE-1 drafts keep that substring.
     """
-    source = conversion.checkpoint.source
-    name = (source.repo.split("/")[1] if source.repo else Path(os.path.abspath(source.path)).name) + "-draftkit"
-    if conversion.plan.require_spec(source.path).method == "eagle":
+    source = conversion.source
+    name = source.repo.split("/")[1] if source.repo else Path(os.path.abspath(source.path)).name
+    name += "-draftkit" if conversion.destination == UNIFIED else f"-{conversion.destination}"
+    if conversion.require_draft().spec.method == "eagle":
         return Path(name)
     return Path(re.sub("(?i)(eagle)-", r"\1_", name))
 
 
-def inspect_checkpoint(source: str, *, target: str | None = None, revision: str | None = None) -> Draft | Conversion:
-    """What a folder or repository holds: a validated `Draft`, or the `Conversion` that would make it one.
+def inspect_checkpoint(
+    source: str, *, target: str | None = None, revision: str | None = None, format: str | None = None
+) -> Draft | Reading:
+    """What a folder or repository holds: a validated `Draft`, or the `Reading` that would make it one.
 
     A foreign checkpoint that lacks facts is not an error here; its plan lists them. Raises `DraftkitError` for what
     cannot be read or recognised.
     """
     located = locate(source, revision=revision)
-    return read_draft(located.path) if is_unified(located.path) else plan_located(located, target)
+    return read_draft(located.path) if is_unified(located.path) else read_foreign(located, target, format)
+
+
+def _plan_destination(
+    source: Located, to: str, target: TargetFacts | None, reading: Reading | None, draft: Draft | None
+) -> Conversion:
+    export = None
+    if draft is not None and to == VLLM:
+        draft = for_vllm(draft, target)
+    elif draft is not None and to != UNIFIED:
+        export = export_to(to, draft, target)
+    return Conversion(source, to, target, reading, draft, export)
+
+
+def _overridden(draft: Draft, overrides: Mapping[str, str]) -> Draft:
+    """A unified draft with other facts."""
+    facts = Facts({}, draft.path / "config.json", overrides)
+    facts.found = list(draft.provenance.facts)
+    spec = facts.overridden(draft.spec)
+    return replace(draft, spec=spec, provenance=replace(draft.provenance, facts=tuple(facts.found)))
 
 
 def _target_facts(target: str | None) -> TargetFacts | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
-from draftkit.errors import TargetError
+from draftkit.errors import FormatError, TargetError
 from draftkit.layout.spec import Decoder, Rope
 from draftkit.layout.target import TargetFacts
 
@@ -16,15 +16,16 @@ UNREAD = (
     "num_local_experts",
     "output_router_logits",
     "router_aux_loss_coef",
-    "sliding_window",
-    "use_sliding_window",
 )
 
 
-def read_decoder(checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: int) -> Decoder:
+def read_decoder(
+    checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: int, fixed_rope_base: bool = False
+) -> Decoder:
     """The decoder of a draft whose first layer's tensors begin with `prefix` (`layers.0.`, `midlayer.`).
 
     Biases, head width and the number of layers follow from the tensors, because published configs misstate them.
+    `fixed_rope_base`: see `read_rope`.
     """
     hidden = facts.size("hidden_size")
     heads = facts.size("num_attention_heads")
@@ -43,16 +44,29 @@ def read_decoder(checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: 
         qkv_bias=has_bias(checkpoint, facts, "qkv_bias", f"{prefix}self_attn.q_proj.bias"),
         output_bias=has_bias(checkpoint, facts, "output_bias", f"{prefix}self_attn.o_proj.bias"),
         mlp_bias=has_bias(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
-        qk_norm=False,
-        sliding_window=None,
-        rope=read_rope(facts),
+        qk_norm=f"{prefix}self_attn.q_norm.weight" in checkpoint.tensors,
+        sliding_window=_sliding_window(facts, num_layers),
+        rope=read_rope(facts, fixed_rope_base),
     )
 
 
-def read_rope(facts: Facts) -> Rope:
+def _sliding_window(facts: Facts, num_layers: int) -> int | None:
+    """The window of drafts whose `layer_types` name sliding layers; without that key no reference reads the window."""
+    kinds = facts.names("layer_types")
+    window = facts.optional("sliding_window", int)
+    facts.drop("use_sliding_window", "layer_types tells")
+    if kinds is None or "sliding_attention" not in kinds[:num_layers]:
+        return None
+    if window is None or set(kinds[:num_layers]) != {"sliding_attention"}:
+        raise FormatError(f"layer_types are {list(kinds)} with sliding_window {window}: layers must agree on a window")
+    return facts.record("sliding_window", window, "stated")
+
+
+def read_rope(facts: Facts, fixed_base: bool = False) -> Rope:
     """Rope facts. The reference takes base 10000 without `rope_theta`, and beside linear or dynamic scaling even with.
 
-    The target's own base plays no part.
+    `fixed_base`: the trainer takes 10000 for every kind of rope it has, whatever the config says. The target's own
+    base plays no part.
     """
     scaling = dict(facts.mapping("rope_scaling") or {}) | dict(facts.mapping("rope_parameters") or {})
     if "type" in scaling:
@@ -62,7 +76,7 @@ def read_rope(facts: Facts) -> Rope:
     stated = facts.optional("rope_theta", float)
     declared = nested if stated is None else stated
     kind = scaling.get("rope_type", "default")
-    if declared is not None and kind not in ("linear", "dynamic"):
+    if declared is not None and not fixed_base and kind not in ("linear", "dynamic"):
         base = facts.record("rope_theta", declared, "stated")
     else:
         said = "nothing" if declared is None else declared

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from draftkit.convert import formats
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError
 from draftkit.layout.target import TargetFacts
@@ -19,10 +20,13 @@ class Format(Protocol):
     NAME: str
     TITLE: str
 
-    def recognise(self, checkpoint: Checkpoint) -> bool:
-        """Whether the checkpoint is of this format, from its tensor names first."""
+    def recognise(self, checkpoint: Checkpoint) -> int:
+        """How specific a match the checkpoint is, from its tensor names first: 0 is none.
 
-    def plan(self, checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
+        1 goes to a layout that others build on; a trainer's own marks make it 2 or more. The highest wins.
+        """
+
+    def plan(self, checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
         """The conversion into the unified layout. Raises `DraftkitError` for what cannot be converted."""
 
 
@@ -32,15 +36,26 @@ def all_formats() -> list[Format]:
     return [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
 
 
+def format_named(name: str) -> Format:
+    """The format that the user names. Raises `FormatError` for an unknown name."""
+    known = {format.NAME: format for format in all_formats()}
+    if name not in known:
+        raise FormatError(f"there is no format {name}", expected="one of " + ", ".join(known), hint="draftkit formats")
+    return known[name]
+
+
 def detect(checkpoint: Checkpoint) -> Format:
-    """The one format that recognises the checkpoint. Raises `FormatError` when none or several do."""
+    """The format that recognises the checkpoint best. Raises `FormatError` when none or several do."""
     known = all_formats()
-    matches = [format for format in known if format.recognise(checkpoint)]
+    scores = {format.NAME: format.recognise(checkpoint) for format in known}
+    matches = [format for format in known if scores[format.NAME] == max(scores.values()) > 0]
     if len(matches) == 1:
         return matches[0]
     if matches:
         names = ", ".join(format.NAME for format in matches)
-        raise FormatError(f"the checkpoint could be any of: {names}", where=checkpoint.source.path)
+        raise FormatError(
+            f"the checkpoint could be any of: {names}", where=checkpoint.source.path, hint="say which with --from"
+        )
     sample = [*list(checkpoint.tensors)[:6], *(["…"] if len(checkpoint.tensors) > 6 else [])]
     raise FormatError(
         f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",

@@ -6,10 +6,14 @@ reported; and every fact of the spec has an origin that the report can show.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
-from draftkit.errors import FormatError
+from draftkit.convert.overrides import override_spec, parse_override
+from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.provenance import FactOrigin, Origin
+from draftkit.layout.spec import DraftSpec
 
 Value = TypeVar("Value", int, float, str, bool)
 
@@ -35,15 +39,20 @@ BOOKKEEPING = {
 
 
 class Facts:
-    """Reads a foreign config and records, for each fact of the spec, its value and origin."""
+    """Reads a foreign config and records, for each fact of the spec, its value and origin.
 
-    def __init__(self, config: dict[str, object], where: object):
+    `overrides` are the user's own values, as text, by the name of the fact.
+    """
+
+    def __init__(self, config: dict[str, object], where: object, overrides: Mapping[str, str] | None = None):
         self._config = config
         self._where = where
+        self._overrides = dict(overrides or {})
         self._used: set[str] = set()
         self.found: list[FactOrigin] = []
         self.missing: list[tuple[str, str]] = []  # (fact, what to do)
         self.dropped: dict[str, str] = {}  # config key → reason
+        self.losses: list[str] = []  # what the layout cannot hold
 
     def stated(self, key: str, kind: type[Value]) -> Value:
         """A key that the config must have. Raises `FormatError` when it is absent or of another type."""
@@ -95,9 +104,37 @@ class Facts:
         self.found.append(FactOrigin(name=name, value=str(value), origin=origin, note=note))
         return value
 
-    def lack(self, name: str, hint: str) -> None:
-        """Note a fact that cannot be known from what was given; `hint` says what to pass."""
+    def require(self, name: str, hint: str) -> object:
+        """A fact that only the user can give: the override, or None and a note that it is missing.
+
+        `hint` says what to pass. The value is as typed: the spec checks it.
+        """
+        if name in self._overrides:
+            return parse_override(self._overrides[name])
         self.missing.append((name, hint))
+        return None
+
+    def lose(self, what: str) -> None:
+        """Note something that the checkpoint has and the layout cannot hold. Converting it then takes consent."""
+        self.losses.append(what)
+
+    def overridden(self, spec: DraftSpec) -> DraftSpec:
+        """The spec with the user's values, which are noted as such.
+
+        Raises `LayoutError` for a name that is no fact of this spec, a value of another type, and a fact that the
+        tensors decide.
+        """
+        origins = {fact.name: fact for fact in self.found}
+        for name, text in self._overrides.items():
+            before = origins.get(name, FactOrigin(name=name, value="", origin="format default", note=""))
+            if before.origin == "from tensors":
+                raise LayoutError(
+                    f"{name} cannot be set: the tensors decide it, and they say {before.value}", where=self._where
+                )
+            note = f"instead of {before.value} ({before.origin})" if before.value else ""
+            after = replace(before, value=text, origin="overridden", note=note)
+            self.found = [fact for fact in self.found if fact.name != name] + [after]
+        return override_spec(spec, self._overrides, self._where)
 
     def mapping(self, key: str) -> dict[str, object] | None:
         """A key that holds an object or null. Raises `FormatError` for anything else."""
@@ -105,7 +142,27 @@ class Facts:
         self._used.add(key)
         if value is not None and not isinstance(value, dict):
             raise FormatError(f"config key {key} is {value!r}", where=self._where, expected="an object or null")
-        return value
+        return None if value is None else dict(value)
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A key that holds a list of integers or null. Raises `FormatError` for anything else."""
+        self._used.add(key)
+        value = self._config.get(key)
+        return None if value is None else self.as_integers(key, value)
+
+    def names(self, key: str) -> tuple[str, ...] | None:
+        """A key that holds a list of names or null. Raises `FormatError` for anything else."""
+        self._used.add(key)
+        value = self._config.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+            raise FormatError(f"config key {key} is {value!r}", where=self._where, expected="a list of names or null")
+        return None if value is None else tuple(value)
+
+    def as_integers(self, name: str, value: object) -> tuple[int, ...]:
+        """A list of integers found elsewhere, checked. Raises `FormatError` for anything else."""
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise FormatError(f"{name} is {value!r}", where=self._where, expected="a list of integers")
+        return tuple(value)
 
     def drop(self, key: str, reason: str) -> None:
         """Say why a config key has no place in the spec."""

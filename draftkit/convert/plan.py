@@ -1,40 +1,27 @@
-"""A conversion as data: the spec it arrives at, and one move for every source tensor."""
+"""A conversion into the layout as data: the spec it arrives at, and how every tensor of it comes about."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
+from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.schema import check_tensors
 from draftkit.layout.spec import DraftSpec
 
-Operation = Literal["copy", "drop"]
-
-
-@dataclass(frozen=True)
-class Move:
-    """What happens to one source tensor: `copy` streams its bytes to `destination`; `drop` states the `reason`."""
-
-    operation: Operation
-    source: str
-    destination: str | None
-    dtype: str
-    shape: tuple[int, ...]
-    reason: str = ""
-
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a conversion will do, before it does any of it.
+    """Everything a conversion into the layout will do, before it does any of it.
 
     `spec` is None while facts are missing (`missing`: fact and what to pass). `dropped_keys`: config key → reason.
+    `losses`: what the checkpoint has and the layout cannot hold.
     """
 
     format: str
@@ -43,6 +30,7 @@ class Plan:
     facts: tuple[FactOrigin, ...]
     missing: tuple[tuple[str, str], ...]
     dropped_keys: dict[str, str]
+    losses: tuple[str, ...] = ()
     copied_files: tuple[Path, ...] = ()
 
     def require_spec(self, where: object) -> DraftSpec:
@@ -64,15 +52,20 @@ def make_plan(
     moves: Sequence[Move],
     copied_files: Sequence[Path] = (),
 ) -> Plan:
-    """Assemble a plan and check it: every tensor has one move, every config key is accounted for, the result fits.
+    """Assemble a plan and check it: every tensor and every config key is accounted for, and the result fits the spec.
 
-    Raises `FormatError`/`LayoutError` with everything that does not.
+    Facts that the user overrides replace those of `spec`. Raises `FormatError`/`LayoutError` with everything wrong.
     """
     facts.check_all_used()
-    moved = [move.source for move in moves]
-    if sorted(moved) != sorted(checkpoint.tensors):
-        raise AssertionError(f"{format_name} must plan each tensor once: {sorted(moved)}")
+    moved = {name for move in moves for name in move.sources}
+    if unmoved := checkpoint.tensors.keys() - moved:
+        raise FormatError(
+            f"tensors that this format does not define: {', '.join(sorted(unmoved))}",
+            where=checkpoint.source.path,
+            hint="draftkit formats lists what can be read",
+        )
     if spec is not None:
+        spec = facts.overridden(spec)
         results = {m.destination: (m.dtype, m.shape) for m in moves if m.destination is not None}
         check_tensors(
             spec,
@@ -87,20 +80,30 @@ def make_plan(
         facts=tuple(facts.found),
         missing=tuple(facts.missing),
         dropped_keys=facts.dropped,
+        losses=tuple(facts.losses),
         copied_files=tuple(copied_files),
     )
 
 
-def rename(checkpoint: Checkpoint, old: str = "", new: str = "", dropped: dict[str, str] | None = None) -> list[Move]:
-    """Moves for every tensor: names that begin with `old` begin with `new`, those in `dropped` go for that reason."""
+def rename(
+    checkpoint: Checkpoint, renames: Mapping[str, str] | None = None, dropped: Mapping[str, str] | None = None
+) -> list[Move]:
+    """A move for every tensor: the first of `renames` (prefix → new prefix) that fits; `dropped`: name → reason."""
     moves = []
     for name, handle in checkpoint.tensors.items():
         if dropped and name in dropped:
-            moves.append(Move("drop", name, None, handle.dtype, handle.shape, dropped[name]))
+            moves.append(drop(handle, dropped[name]))
         else:
-            destination = new + name.removeprefix(old) if name.startswith(old) else name
-            moves.append(Move("copy", name, destination, handle.dtype, handle.shape))
+            moves.append(copy(handle, renamed(name, renames or {})))
     return moves
+
+
+def renamed(name: str, renames: Mapping[str, str]) -> str:
+    """A tensor name with the first prefix that fits replaced."""
+    for old, new in renames.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def common_dtype(checkpoint: Checkpoint) -> str:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.operations import integers
 from draftkit.errors import FormatError
 
 
@@ -24,7 +24,7 @@ def check_vocabulary_map(checkpoint: Checkpoint, vocab_size: int, draft_vocab_si
             raise _error(checkpoint, f"d2t is missing, but the draft has {draft_vocab_size} of {vocab_size} tokens")
         _check_mask(checkpoint, vocab_size, set(range(vocab_size)))
         return
-    ids = [i + offset for i, offset in enumerate(_int64(checkpoint, "d2t"))]
+    ids = [i + offset for i, offset in enumerate(_offsets(checkpoint, draft_vocab_size))]
     outside = [i for i, token in enumerate(ids) if not 0 <= token < vocab_size]
     if outside:
         raise _error(checkpoint, f"d2t[{outside[0]}] maps to token {ids[outside[0]]}, outside 0…{vocab_size - 1}")
@@ -48,16 +48,11 @@ def _check_mask(checkpoint: Checkpoint, vocab_size: int, ids: set[int]) -> None:
         raise _error(checkpoint, f"t2d marks {len(marked)} tokens, the draft has {len(ids)}, and they differ")
 
 
-def _int64(checkpoint: Checkpoint, name: str) -> array[int]:
-    handle = checkpoint.tensors[name]
-    if handle.dtype != "I64":
-        raise _error(checkpoint, f"{name} is {handle.dtype}, not I64")
-    values = array("q")
-    for chunk in handle.chunks():
-        values.frombytes(bytes(chunk))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def _offsets(checkpoint: Checkpoint, draft_vocab_size: int) -> array[int]:
+    handle = checkpoint.tensors["d2t"]
+    if (handle.dtype, handle.shape) != ("I64", (draft_vocab_size,)):
+        raise _error(checkpoint, f"d2t is {handle.dtype} {list(handle.shape)}, not I64 [{draft_vocab_size}]")
+    return integers(handle)
 
 
 def _error(checkpoint: Checkpoint, problem: str) -> FormatError:

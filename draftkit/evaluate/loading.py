@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.convert.api import plan_located
+from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub import locate
 from draftkit.layout.folder import Draft, is_unified, read_draft
@@ -47,7 +47,7 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
         yield read_draft(located.path)
         return
     with TemporaryDirectory(prefix="draftkit-") as scratch:
-        yield plan_located(located, target).write(Path(scratch) / "draft")
+        yield read_draft(convert_checkpoint(source, Path(scratch) / "draft", target=target))
 
 
 def load_drafter(draft: Draft, target: PreTrainedModel) -> Drafter:

@@ -24,6 +24,8 @@ def engine_config(spec: DraftSpec) -> dict[str, object]:
             config = _mlp_speculator(mlp)
         case MedusaSpec() as medusa:
             config = _medusa(medusa)
+    if spec.quantization is not None:
+        config["quantization_config"] = spec.quantization
     return config | {"dtype": HF_DTYPES[spec.dtype], "torch_dtype": HF_DTYPES[spec.dtype]}
 
 

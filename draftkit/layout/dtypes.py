@@ -39,6 +39,7 @@ DTYPES = {
     "U64": Dtype(8, "uint64"),
 }
 FLOATS = ("F64", "F32", "F16", "BF16")  # what the weights of a draft may be
+QUANTIZED = ("F8_E4M3", "F8_E5M2")  # what they may be beside scales
 NAME_OF_TORCH_DTYPE = {f"torch.{dtype.torch_name}": name for name, dtype in DTYPES.items()}
 
 

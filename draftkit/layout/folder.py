@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,16 +19,32 @@ from draftkit.layout.tensors import TensorHandle, TensorToWrite, open_checkpoint
 
 # An architecture that no engine registers: vLLM refuses the folder instead of running it wrongly.
 REFUSED_ARCHITECTURE = "DraftkitOnlyModel"
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "*.model",
+    "tekken.json",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A validated unified draft on disk; no weight has been read yet."""
+    """A unified draft; no weight has been read yet.
+
+    `path` is its folder, or that of the checkpoint it will be converted from. `files`: its tokenizer, where it is a
+    causal language model.
+    """
 
     path: Path
     spec: DraftSpec
     provenance: Provenance
     tensors: dict[str, TensorHandle]
+    files: tuple[Path, ...] = ()
 
 
 def is_unified(folder: Path) -> bool:
@@ -51,28 +67,25 @@ def read_draft(folder: Path) -> Draft:
     tensors = open_checkpoint(folder)
     found = {name: (handle.dtype, handle.shape) for name, handle in tensors.items()}
     check_tensors(spec, found, folder, hint="convert the source again")
-    return Draft(folder, spec, provenance, tensors)
+    return Draft(folder, spec, provenance, tensors, tokenizer_files(folder) if spec.kind == "causal-lm" else ())
 
 
-def write_draft(
-    out: Path,
-    spec: DraftSpec,
-    provenance: Provenance,
-    tensors: Sequence[TensorToWrite],
-    *,
-    copied_files: Iterable[Path] = (),
-    force: bool = False,
-    on_bytes: Callable[[int], None] | None = None,
-) -> None:
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a causal language model that belong to its tokenizer, and its generation settings."""
+    return tuple(sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}))
+
+
+def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: Callable[[int], None] | None = None) -> None:
     """Write a draft folder atomically: `out` appears complete or not at all.
 
-    `tensors` are streamed one at a time; `on_bytes` is told how many bytes each write had. `copied_files` are
-    tokenizer files. Raises `LayoutError` before anything is written when the tensors do not fit the spec.
+    The tensors are streamed one at a time; `on_bytes` is told how many bytes each write had. Raises `LayoutError`
+    before anything is written when they do not fit the spec.
     """
-    check_tensors(spec, {t.name: (t.dtype, t.shape) for t in tensors}, out)
+    check_tensors(draft.spec, {t.name: (t.dtype, t.shape) for t in draft.tensors.values()}, out)
+    tensors = [TensorToWrite(t.name, t.dtype, t.shape, t.chunks()) for t in draft.tensors.values()]
     with atomic_folder(out, force) as folder:
-        (folder / "config.json").write_text(dump(config_of(spec, provenance)), encoding="utf-8")
-        for path in copied_files:
+        (folder / "config.json").write_text(dump(config_of(draft.spec, draft.provenance)), encoding="utf-8")
+        for path in draft.files:
             shutil.copyfile(path, folder / path.name)
         write_checkpoint(folder, tensors, metadata={"format": "pt"}, on_bytes=on_bytes)
 

@@ -20,16 +20,20 @@ class FactOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """A file that was read: name in its folder, bytes, SHA-256 in hexadecimal."""
+    """A file that was read: name in its folder, bytes, SHA-256 in hexadecimal where the Hub gave it."""
 
     name: str
     size: int
-    sha256: str
+    sha256: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Source and target of a conversion; revisions are Hub commits, None for local folders."""
+    """Source and target of a conversion; revisions are Hub commits, None for local folders.
+
+    `dropped_config`: the keys of the source's config that have no place in the spec, with their values.
+    `losses`: what the source had and this draft has not.
+    """
 
     source: str
     source_revision: str | None
@@ -38,4 +42,6 @@ class Provenance:
     target: str | None
     target_revision: str | None
     facts: tuple[FactOrigin, ...]
+    dropped_config: dict[str, object]
+    losses: tuple[str, ...]
     draftkit_version: str

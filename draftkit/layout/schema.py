@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, decoder_of_config
-from draftkit.layout.dtypes import FLOATS
+from draftkit.layout.dtypes import FLOATS, QUANTIZED
 from draftkit.layout.spec import CausalLMSpec, Decoder, DraftSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 
 Shape = tuple[int, ...]
+SCALES = ("weight_scale", "weight_scale_inv", "input_scale")  # of an fp8 weight, beside it
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def check_tensors(
 ) -> None:
     """Compare tensors (name → dtype, shape) with the spec. Raises one `LayoutError` that lists every mismatch."""
     schema = tensor_schema(spec)
+    if spec.quantization is not None:
+        schema |= _quantized(schema, found)
     problems = [f"missing: {name} {list(s.shape)}" for name, s in schema.items() if s.required and name not in found]
     problems += [f"unexpected: {name} {list(found[name][1])}" for name in found if name not in schema]
     for name in schema.keys() & found.keys():
@@ -57,10 +60,25 @@ def check_tensors(
         raise LayoutError(f"the tensors do not fit the draft's spec:\n    {listing}", where=where, hint=hint)
 
 
+def _quantized(schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str, Shape]]) -> dict[str, TensorSchema]:
+    """Weights that lie in fp8, and the scales beside them, whose shapes (tensor, row, block) the quantiser chose."""
+    tensors: dict[str, TensorSchema] = {}
+    for name, tensor in schema.items():
+        module = name.removesuffix(".weight")
+        if found.get(name, ("", ()))[0] in QUANTIZED and module != name:
+            tensors[name] = TensorSchema(tensor.shape, QUANTIZED)
+            scales = (f"{module}.{suffix}" for suffix in SCALES)
+            tensors |= {scale: TensorSchema(found[scale][1]) for scale in scales if scale in found}
+    return tensors
+
+
 def _eagle(eagle: EagleSpec) -> dict[str, TensorSchema]:
     h = eagle.decoder.hidden_size
-    fused = h + eagle.target_hidden_size if eagle.token_entry == "fusion" else eagle.feature_size
-    tensors = {"fc.weight": (h, fused)} | _first_layer(eagle)
+    tensors = _first_layer(eagle)
+    if eagle.token_entry == "fusion":
+        tensors["fc.weight"] = (h, h + eagle.target_hidden_size)
+    elif eagle.aux_layer_ids is not None:
+        tensors["fc.weight"] = (h, eagle.feature_size)
     for index in range(1, eagle.decoder.num_hidden_layers):
         tensors |= _layer(eagle.decoder, f"layers.{index}.")
     if eagle.fusion_bias:
@@ -88,11 +106,16 @@ def _first_layer(eagle: EagleSpec) -> dict[str, Shape]:
     """Layer 0, whose attention may read twice the width, and whose norms are the ones the spec names."""
     h = eagle.decoder.hidden_size
     tensors = _layer(eagle.decoder, "layers.0.", attention_input=2 * h if eagle.token_entry == "attention" else h)
+    fusion = eagle.token_entry == "fusion"
     del tensors["layers.0.input_layernorm.weight"]
-    if eagle.embedding_norm or eagle.input_norm:
+    if eagle.input_norm if fusion else eagle.embedding_norm:
         tensors["layers.0.input_layernorm.weight"] = (h,)
-    if eagle.hidden_norm:
+    if eagle.hidden_norm and not fusion:
         tensors["layers.0.hidden_norm.weight"] = (h,)
+    if eagle.hidden_norm and fusion:
+        tensors["hnorm.weight"] = (eagle.target_hidden_size,)
+    if eagle.embedding_norm and fusion:
+        tensors["enorm.weight"] = (h,)
     return tensors
 
 

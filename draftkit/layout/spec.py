@@ -8,7 +8,7 @@ reader's default, because the defaults of engines disagree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from draftkit.errors import LayoutError
 from draftkit.layout.dtypes import FLOATS
@@ -68,12 +68,14 @@ class EagleSpec:
     - `aux_layer_ids`: captured target layers in convention S, ascending: id i is the residual stream after i decoder
       layers, before any norm. None: the target's last hidden state *after* its final norm.
     - `token_entry`: where the token embedding joins. `fusion`: `fc` reads [embedding, hidden] at every step (EAGLE-1).
-      `attention`: layer 0's q/k/v read [embedding, hidden], and `fc` reads captured states only (EAGLE-3).
+      `attention`: layer 0's q/k/v read [embedding, hidden], and `fc` reads captured states only (EAGLE-3); without
+      captured layers there is no `fc`.
     - `concatenation`: the order of those two halves.
     - `fusion_bias`: `fc` has a bias. `feature_norm`: an RMSNorm before `fc`, one over all captured states (`joint`) or
       one for each (`per_layer`).
-    - `embedding_norm`, `hidden_norm`: layer 0 normalises that half of its input. `input_norm`: layer 0 has the usual
-      norm before attention (EAGLE-1 has none). Deeper layers always have it.
+    - `embedding_norm`, `hidden_norm`: that half is normed where it joins: before `fc` (`enorm`, `hnorm`) or in layer 0
+      (`input_layernorm`, `hidden_norm`). `input_norm`: with `fusion`, layer 0 has the usual norm before attention
+      (EAGLE-1 has none). Deeper layers always have it.
     - `norm_before_residual`: layer 0's residual is the normed hidden instead of the raw one.
     - `final_norm`: a norm before the head. `feedback`: whether the next step gets the layer output before or after it.
     - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
@@ -98,6 +100,12 @@ class EagleSpec:
     embed_tokens: Literal["draft", "target"]
     lm_head: Literal["draft", "target"]
     parallel: ParallelDrafting | None
+
+    def __post_init__(self) -> None:
+        ids = self.aux_layer_ids
+        if ids is not None and (not ids or min(ids) < 0 or list(ids) != sorted(set(ids))):
+            # Engines sort and de-duplicate the ids, which reorders or narrows what fc reads.
+            raise LayoutError(f"aux_layer_ids are {list(ids)}", expected="distinct layers ≥ 0 in ascending order")
 
     @property
     def method(self) -> str:
@@ -200,10 +208,14 @@ KINDS: dict[str, type[Architecture]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSpec:
-    """One draft: its architecture and the dtype of its weights (safetensors' name, as `F16`)."""
+    """One draft: its architecture and the dtype of its weights (safetensors' name, as `F16`).
+
+    `quantization`: the `quantization_config` of transformers, verbatim, of weights kept in another dtype (fp8).
+    """
 
     architecture: Architecture
     dtype: str
+    quantization: dict[str, object] | None = None
 
     @property
     def method(self) -> str:
@@ -216,16 +228,27 @@ class DraftSpec:
 
     def to_dict(self) -> dict[str, object]:
         """The spec as JSON values, every fact written out."""
-        return {"kind": self.kind, "dtype": self.dtype, "architecture": to_dict(self.architecture)}
+        return {
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "quantization": self.quantization,
+            "architecture": to_dict(self.architecture),
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, object], where: object) -> DraftSpec:
         """Read what `to_dict` wrote. Raises `LayoutError` listing every missing, unknown or ill-typed fact."""
-        kind, dtype = data.get("kind"), data.get("dtype")
-        if kind not in list(KINDS) or dtype not in FLOATS or set(data) != {"kind", "dtype", "architecture"}:
+        kind, dtype, quantization = data.get("kind"), data.get("dtype"), data.get("quantization")
+        keys = {"kind", "dtype", "quantization", "architecture"}
+        is_quantization = quantization is None or isinstance(quantization, dict)
+        if kind not in list(KINDS) or dtype not in FLOATS or set(data) != keys or not is_quantization:
             raise LayoutError(
                 f"not a draft spec: kind {kind!r}, dtype {dtype!r}, keys {sorted(data)}",
                 where=where,
-                expected=f"kind of {sorted(KINDS)}, dtype of {list(FLOATS)}, and the architecture",
+                expected=f"kind of {sorted(KINDS)}, dtype of {list(FLOATS)}, quantization, architecture",
             )
-        return cls(architecture=from_dict(KINDS[str(kind)], data["architecture"], where), dtype=str(dtype))
+        return cls(
+            architecture=from_dict(KINDS[str(kind)], data["architecture"], where),
+            dtype=str(dtype),
+            quantization=cast("dict[str, object] | None", quantization),
+        )

@@ -11,13 +11,18 @@ from draftkit.layout.jsonfile import read_object
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """Sizes of a target and where it came from; `revision` is the Hub commit, None for a local folder."""
+    """Sizes of a target and where it came from; `revision` is the Hub commit, None for a local folder.
+
+    `tied`: its head is its embedding table. `architectures`: the class names of its config.
+    """
 
     name: str
     revision: str | None
     hidden_size: int
     vocab_size: int
     num_hidden_layers: int
+    tied: bool
+    architectures: tuple[str, ...]
 
     def default_aux_layer_ids(self) -> tuple[int, int, int]:
         """The layers (2, N//2, N−3) in convention S that EAGLE-3's authors capture (SafeAILab/EAGLE, `cnets.py`)."""
@@ -41,4 +46,11 @@ def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFa
                 hint="pass the folder or Hub id of the target language model itself",
             )
         sizes[key] = value
-    return TargetFacts(name=name, revision=revision, **sizes)
+    architectures = config.get("architectures")
+    return TargetFacts(
+        name=name,
+        revision=revision,
+        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        **sizes,
+    )

@@ -82,7 +82,7 @@ def _no_weights(folder: Path) -> SourceError:
 
 def _open_shards(index: Path, kind: Kind) -> dict[str, TensorHandle]:
     """The tensors that an index lists, from the shards beside it."""
-    weight_map = _read_weight_map(index)
+    weight_map = read_weight_map(index)
     shards = sorted(set(weight_map.values()))
     present = [shard for shard in shards if (index.parent / shard).is_file()]
     handles = {shard: kind.read(index.parent / shard) for shard in present}
@@ -98,7 +98,7 @@ def _open_shards(index: Path, kind: Kind) -> dict[str, TensorHandle]:
     return {handle.name: handle for shard in shards for handle in handles[shard]}
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
     """Tensor name → shard name, where no shard name leads out of the index's folder."""
     weight_map = jsonfile.read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):

@@ -1,7 +1,8 @@
 """Reading one PyTorch checkpoint (`.bin`, `.pt`) without running code from it.
 
 Such a file is a pickle beside raw tensor data. `weights_only` keeps the pickle from calling anything but tensor
-constructors, and a memory map keeps the data on disk until it is streamed.
+constructors, and a memory map keeps the data on disk until it is streamed. What a refused pickle asks for is read from
+its opcodes.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import reprlib
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftkit.errors import FormatError, UnsafeFileError
+from draftkit.errors import DraftkitError, FormatError, UnsafeFileError
 from draftkit.layout.dtypes import NAME_OF_TORCH_DTYPE, dtype_name
 from draftkit.layout.handles import TensorHandle, raw_memory
+from draftkit.layout.pickle_scan import wanted_globals
 from draftkit.layout.source_file import damaged, open_source
 
 if TYPE_CHECKING:
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
 ZIP_MAGIC = b"PK\x03\x04"  # torch.save writes a zip since torch 1.6, and a plain pickle before
 EXPECTED = "a dict of tensor names to tensors, written by torch.save"
 MAX_PROBLEMS_SHOWN = 8
+# What the pickles of plain tensors ask for, beside dtypes.
+OF_TENSORS = re.compile(
+    r"collections\.OrderedDict|torch\.(storage\.)?\w+Storage|torch\._utils\._rebuild_\w+|torch\.(Size|Tensor|device)"
+    r"|torch\.nn\.parameter\.Parameter|torch\.serialization\._get_layout|_codecs\.encode"
+)
 
 
 def read_torch(path: Path) -> list[TensorHandle]:
@@ -35,14 +44,19 @@ def read_torch(path: Path) -> list[TensorHandle]:
     Raises `SourceError` when the file cannot be read, `UnsafeFileError` when its pickle wants anything but tensors,
     `FormatError` when it is damaged or holds something else than a flat dict of names to tensors.
     """
+    import torch
+
     with open_source(path) as file:
         is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
         size = os.fstat(file.fileno()).st_size
     state = _load(path, is_zip, size)
     _check_state(state, path, size)
+    # The unbound methods, because a pickle may hide those of its objects behind attributes of the same names.
     return [
-        TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), path, partial(_stream, tensor.detach()))
-        for name, tensor in state.items()
+        TensorHandle(
+            name, dtype_name(tensor.dtype), tuple(tensor.shape), path, partial(_stream, torch.Tensor.detach(tensor))
+        )
+        for name, tensor in dict.items(state)
     ]
 
 
@@ -50,49 +64,68 @@ def _load(path: Path, is_zip: bool, size: int) -> Any:
     """What the file holds; tensors of a zip stay on disk, those of an older file are in memory."""
     import torch
 
+    wanted: list[str] = []
     try:
-        if is_zip:
-            _refuse_compression(path)
+        wanted = _wanted_by_zip(path) if is_zip else _wanted_by_pickle(path)
         with warnings.catch_warnings(action="ignore"):  # torch's advice to whoever wrote the file
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except FormatError:
+    except DraftkitError:
         raise
-    except pickle.UnpicklingError as error:
-        raise _refusal(path, size, str(error)) from None  # torch's text tells the user to load the file unsafely
     except Exception as error:  # damage surfaces as whatever the zip reader or the unpickler stumbles over
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise damaged(path, size, EXPECTED, reason) from error
+        raise _refusal(path, size, wanted, error) from error
 
 
-def _refuse_compression(path: Path) -> None:
-    """A memory map of a compressed entry would be read as numbers, without a word."""
+def _wanted_by_pickle(path: Path) -> list[str]:
+    with open_source(path) as file:
+        return wanted_globals(file, path)
+
+
+def _wanted_by_zip(path: Path) -> list[str]:
     with zipfile.ZipFile(path) as archive:
-        compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
-    if compressed:
+        entries = archive.infolist()
+        _check_entries(entries, path)
+        folder = entries[0].filename.partition("/")[0]
+        with archive.open(f"{folder}/data.pkl") as file:
+            return wanted_globals(file, path)
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse what torch's zip reader would take for something else, without a word."""
+    # A memory map of a compressed entry would be read as numbers.
+    odd = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+    names = Counter(entry.filename.lower() for entry in entries)
+    odd += [name for name, count in names.items() if count > 1]
+    if odd:
         raise FormatError(
-            f"{path.name} has compressed zip entries, which torch.save never writes",
-            where=f"{path}: {compressed[0]}",
+            f"{path.name} has compressed or repeated zip entries, which torch.save never writes",
+            where=f"{path}: {odd[0]}",
             hint="load and save it again with torch, or ask the author for a safetensors file",
         )
 
 
-def _refusal(path: Path, size: int, reason: str) -> FormatError:
-    wanted = re.search(r"GLOBAL (\w\S*)", reason)
-    if wanted is None:
-        return damaged(path, size, EXPECTED, "its pickle is not one of tensors only")
-    return UnsafeFileError(
-        f"loading {path.name} would run code: its pickle asks for {wanted[1]}. Nothing was run",
-        where=path,
-        expected=EXPECTED,
-        hint="ask the author for a safetensors file",
-    )
+def _refusal(path: Path, size: int, wanted: list[str], error: Exception) -> FormatError:
+    """Why a file is not loaded. Texts of torch that tell the user to load it unsafely are not passed on."""
+    text = str(error)
+    unsafe = [name for name in wanted if not OF_TENSORS.fullmatch(name) and name not in NAME_OF_TORCH_DTYPE]
+    unsafe = unsafe or re.findall(r"GLOBAL (\w\S*)", text)
+    if unsafe:
+        shown = ", ".join(unsafe[:MAX_PROBLEMS_SHOWN])
+        return UnsafeFileError(
+            f"loading {path.name} would run code: its pickle asks for {shown}. Nothing was run",
+            where=path,
+            expected=EXPECTED,
+            hint="ask the author for a safetensors file",
+        )
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        return damaged(path, size, EXPECTED, "its pickle is not one of tensors only, or not of protocol 2")
+    return damaged(path, size, EXPECTED, (text.splitlines() or [type(error).__name__])[0])
 
 
 def _check_state(state: object, path: Path, size: int) -> None:
     """Raise `FormatError` with everything that keeps this object from being a flat dict of names to tensors."""
     if not isinstance(state, dict):
         raise FormatError(f"{path.name} holds {type(state).__name__}", where=path, expected=EXPECTED)
-    problems = [problem for key, value in state.items() if (problem := _problem(key, value, size))]
+    problems = [problem for key, value in dict.items(state) if (problem := _problem(key, value, size))]
     if problems:
         shown = "\n    ".join(problems[:MAX_PROBLEMS_SHOWN])
         raise FormatError(
@@ -107,7 +140,7 @@ def _problem(key: object, value: object, file_size: int) -> str | None:
     import torch
 
     if not isinstance(key, str):
-        return f"the key {key!r} is {type(key).__name__}"
+        return f"the key {reprlib.repr(key)} is {type(key).__name__}"
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"{key!r} is {type(value).__name__}"
     assert isinstance(value, torch.Tensor)
@@ -123,3 +156,10 @@ def _stream(tensor: torch.Tensor, size: int) -> Iterator[memoryview]:
     memory = raw_memory(tensor.resolve_conj().resolve_neg().contiguous())
     for start in range(0, len(memory), size):
         yield memory[start : start + size]
+
+
+def write_torch(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a state dict as torch.save does, for the few files that their loaders expect in no other form."""
+    import torch
+
+    torch.save(tensors, path)

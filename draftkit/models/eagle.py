@@ -44,11 +44,15 @@ class EagleModel(nn.Module):
         decoder = spec.decoder
         config = decoder_config(decoder, attention)
         h, eps = decoder.hidden_size, decoder.rms_norm_eps
-        fused = h + spec.target_hidden_size if spec.token_entry == "fusion" else spec.feature_size
+        fusion = spec.token_entry == "fusion"
         self.embed_tokens: nn.Module | None = None
         if spec.embed_tokens == "draft":
             self.embed_tokens = nn.Embedding(spec.vocab_size, h)
-        self.fc = nn.Linear(fused, h, bias=spec.fusion_bias)
+        if fusion or spec.aux_layer_ids is not None:
+            fused = h + spec.target_hidden_size if fusion else spec.feature_size
+            self.fc = nn.Linear(fused, h, bias=spec.fusion_bias)
+        self.enorm = LlamaRMSNorm(h, eps) if fusion and spec.embedding_norm else nn.Identity()
+        self.hnorm = LlamaRMSNorm(spec.target_hidden_size, eps) if fusion and spec.hidden_norm else nn.Identity()
         if spec.feature_norm == "joint":
             self.input_norm = LlamaRMSNorm(spec.feature_size, eps)
         if spec.feature_norm == "per_layer":
@@ -76,6 +80,8 @@ class EagleModel(nn.Module):
         spec = self.spec
         if spec.token_entry == "fusion":
             return features  # fc reads them together with the embedding, at every step
+        if spec.aux_layer_ids is None:
+            return features  # the target's last hidden state is as wide as the draft's own
         if spec.feature_norm == "joint":
             features = self.input_norm(features)
         if spec.feature_norm == "per_layer":
@@ -92,7 +98,7 @@ class EagleModel(nn.Module):
         assert self.embed_tokens is not None, "borrow() comes first"
         embedding = self.embed_tokens(tokens).to(hidden.dtype)
         if self.spec.token_entry == "fusion":
-            hidden = self.fc(self._concatenate(embedding, hidden))
+            hidden = self.fc(self._concatenate(self.enorm(embedding), self.hnorm(hidden)))
         rotation = self.rotary(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, embedding, rotation, **attention)
@@ -124,9 +130,9 @@ class EagleLayer(nn.Module):
         self.norm_before_residual = self.first and spec.norm_before_residual
         self.embedding_first = spec.concatenation == "embedding_hidden"
         h, eps = spec.decoder.hidden_size, spec.decoder.rms_norm_eps
-        has_input_norm = not self.first or spec.input_norm or spec.embedding_norm
+        has_input_norm = not self.first or (spec.embedding_norm if self.wide else spec.input_norm)
         self.input_layernorm = LlamaRMSNorm(h, eps) if has_input_norm else nn.Identity()
-        self.hidden_norm = LlamaRMSNorm(h, eps) if self.first and spec.hidden_norm else nn.Identity()
+        self.hidden_norm = LlamaRMSNorm(h, eps) if self.wide and spec.hidden_norm else nn.Identity()
         self.self_attn = EagleAttention(spec.decoder, config, index, 2 * h if self.wide else h)
         self.post_attention_layernorm = LlamaRMSNorm(h, eps)
         self.mlp = LlamaMLP(config)

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.errors import TargetError
+from draftkit.layout.folder import tokenizer_files
 from draftkit.layout.spec import CausalLMSpec, DraftSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "causal-lm"
 TITLE = "causal language model (transformers layout)"
-COPIED = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab*",
-    "merges.txt",
-    "chat_template*",
-    "*.model",
-    "generation_config.json",
-)
+
+DESTINATION = "hf"
+METHODS = ("draft-model",)
 
 
-# These mark PARD and PARD-2, which have the same tensors and draft all tokens in one pass.
-PARALLEL = {"pard_token", "spd_type", "pard2"}
+def recognise(checkpoint: Checkpoint) -> int:
+    return int({"model.embed_tokens.weight", "model.norm.weight"} <= checkpoint.tensors.keys())
 
 
-def recognise(checkpoint: Checkpoint) -> bool:
-    names = checkpoint.tensors.keys()
-    is_causal_lm = "model.embed_tokens.weight" in names and "model.norm.weight" in names
-    return is_causal_lm and not checkpoint.config.keys() & PARALLEL
-
-
-def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
-    facts = Facts(checkpoint.config, checkpoint.source.path / "config.json")
+def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     vocab_size = facts.size("vocab_size")
     if target is not None and target.vocab_size != vocab_size:
         raise TargetError(
@@ -46,5 +35,10 @@ def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
         facts.drop(key, "kept verbatim in the spec's config")
     architecture = CausalLMSpec(config=checkpoint.config, vocab_size=vocab_size, parallel=None, target_features=None)
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
-    files = sorted({path for pattern in COPIED for path in checkpoint.source.path.glob(pattern)})
-    return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint), files)
+    return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint), tokenizer_files(checkpoint.source.path))
+
+
+def export(outgoing: Outgoing) -> Export:
+    architecture = outgoing.draft.spec.architecture
+    assert isinstance(architecture, CausalLMSpec)
+    return Export(config=dict(architecture.config), moves=tuple(outgoing.renamed({})))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.decoder import check_target, has_bias, read_decoder
+from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.llama_config import llama_config, losses_of_decoder
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.layout.spec import DraftSpec, EagleSpec
 from draftkit.layout.target import TargetFacts
@@ -17,21 +19,21 @@ from draftkit.layout.target import TargetFacts
 NAME = "eagle"
 TITLE = "EAGLE-1, EAGLE-2, HASS (SafeAILab layout)"
 
+NORMS = ("enorm.weight", "hnorm.weight", "layers.0.input_layernorm.weight", "norm.weight")
+DESTINATION = "eagle"
+METHODS = ("eagle",)
 
-def recognise(checkpoint: Checkpoint) -> bool:
+
+def recognise(checkpoint: Checkpoint) -> int:
     """`fc` twice as wide as high, and a first layer with attention but without an input norm or a hidden norm."""
     tensors = checkpoint.tensors
     fc = tensors["fc.weight"].shape if "fc.weight" in tensors else ()
-    return (
-        len(fc) == 2
-        and fc[1] == 2 * fc[0]
-        and "layers.0.self_attn.q_proj.weight" in tensors
-        and not tensors.keys() & {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight", "lm_head.weight"}
-    )
+    norms = {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"}
+    fuses = len(fc) == 2 and fc[1] == 2 * fc[0] and "layers.0.self_attn.q_proj.weight" in tensors
+    return int(fuses and not tensors.keys() & norms and "lm_head.weight" not in tensors)
 
 
-def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
-    facts = Facts(checkpoint.config, checkpoint.source.path / "config.json")
+def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     decoder = read_decoder(checkpoint, facts, "layers.0.", checkpoint.count_layers())
     vocab_size = facts.size("vocab_size")
     if target is not None:
@@ -63,3 +65,16 @@ def plan(checkpoint: Checkpoint, target: TargetFacts | None) -> Plan:
     facts.record("lm_head", "target", "format default", "the format stores none")
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint))
+
+
+def export(outgoing: Outgoing) -> Export:
+    """HASS loads strictly and without the target's table, so a draft that did not come without one gets a copy."""
+    eagle = outgoing.draft.spec.architecture
+    assert isinstance(eagle, EagleSpec)
+    has_norms = eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm
+    losses = [*losses_of_decoder(eagle.decoder), *["the norms around its layers"] * has_norms]
+    config = llama_config(eagle, outgoing.dtype) | {"bias": eagle.fusion_bias, "qkv_bias": eagle.decoder.qkv_bias}
+    moves = outgoing.renamed({}, without=["embed_tokens.weight", *NORMS])
+    if eagle.embed_tokens == "draft" or outgoing.draft.provenance.format != NAME:
+        moves.append(outgoing.borrowed("embed_tokens.weight"))
+    return Export(config, tuple(moves), tuple(losses))

@@ -1,0 +1,83 @@
+"""Where a draft can go: the unified layout, vLLM, and the layouts that a format module knows to write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, TypeGuard
+
+from draftkit.convert.detect import Format, all_formats
+from draftkit.convert.export import Export, Outgoing
+from draftkit.errors import DraftkitError, LayoutError
+from draftkit.layout.folder import Draft
+from draftkit.layout.target import TargetFacts
+
+UNIFIED, VLLM = "unified", "vllm"
+
+
+class Exporter(Format, Protocol):
+    """A format module that can also write its layout.
+
+    `DESTINATION`: the name that `--to` takes; several modules may share one. `METHODS`: the drafts it writes.
+    """
+
+    DESTINATION: str
+    METHODS: tuple[str, ...]
+
+    def export(self, outgoing: Outgoing) -> Export:
+        """Plan the way out. Raises `LayoutError` for what cannot be written even with losses."""
+
+
+def destinations() -> list[str]:
+    """Every name that `--to` takes."""
+    return [UNIFIED, VLLM, *sorted({exporter.DESTINATION for exporter in _exporters()})]
+
+
+def export_to(destination: str, draft: Draft, target: TargetFacts | None) -> Export:
+    """The export of a draft. Raises `LayoutError` when the destination has no layout for this method.
+
+    Written back in the format it came from, a draft gets the config keys again that the layout has no place for.
+    """
+    method = draft.spec.method
+    for exporter in _exporters():
+        if destination == exporter.DESTINATION and method in exporter.METHODS:
+            export = exporter.export(Outgoing(draft, target, destination))
+            if draft.provenance.format == exporter.NAME:
+                export = replace(export, config=export.config | draft.provenance.dropped_config)
+            return export
+    others = [UNIFIED, *sorted({e.DESTINATION for e in _exporters() if method in e.METHODS})]
+    known = destination in destinations()
+    raise LayoutError(
+        f"there is no {method} in the layout of {destination}" if known else f"there is no destination {destination}",
+        where=draft.path,
+        hint="use " + " or ".join(f"--to {name}" for name in (others if known else destinations())),
+    )
+
+
+def alternatives(draft: Draft, target: TargetFacts | None, destination: str) -> list[str]:
+    """Other destinations that take this draft without a loss."""
+    return [
+        UNIFIED,
+        *(e.DESTINATION for e in _exporters() if destination != e.DESTINATION and _exact(e, draft, target)),
+    ]
+
+
+def _exact(exporter: Exporter, draft: Draft, target: TargetFacts | None) -> bool:
+    if draft.spec.method not in exporter.METHODS:
+        return False
+    try:
+        return not exporter.export(Outgoing(draft, target, exporter.DESTINATION)).losses
+    except DraftkitError:
+        return False
+
+
+def _exporters() -> list[Exporter]:
+    return [module for module in all_formats() if _is_exporter(module)]
+
+
+def _is_exporter(module: Format) -> TypeGuard[Exporter]:
+    return hasattr(module, "DESTINATION")
+
+
+def destination_of(module: Format) -> str | None:
+    """The name of the destination that a format module writes, if it writes one."""
+    return module.DESTINATION if _is_exporter(module) else None

@@ -1,0 +1,108 @@
+"""A draft in a foreign layout: planned from the unified one, and written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draftkit.convert.operations import Move, carry_out, copy
+from draftkit.convert.plan import renamed
+from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
+from draftkit.errors import LayoutError
+from draftkit.layout.atomic import atomic_folder
+from draftkit.layout.config import HF_DTYPES
+from draftkit.layout.folder import Draft
+from draftkit.layout.handles import TensorHandle
+from draftkit.layout.jsonfile import dump
+from draftkit.layout.records import to_dict
+from draftkit.layout.target import TargetFacts
+from draftkit.layout.tensors import TensorToWrite, write_checkpoint
+from draftkit.layout.torch_file import write_torch
+
+PROVENANCE_FILE = "draftkit-provenance.json"
+
+
+@dataclass(frozen=True)
+class Export:
+    """What will be written: the foreign config, and moves from unified tensors (`target:` ones are the target's).
+
+    `losses`: what of the draft this layout cannot say. `torch_files`: file → the tensors that lie there, by
+    destination, instead of among the other weights.
+    """
+
+    config: dict[str, object]
+    moves: tuple[Move, ...]
+    losses: tuple[str, ...] = ()
+    torch_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A draft on its way out, as an exporter sees it. `target` is None when the user named none."""
+
+    draft: Draft
+    target: TargetFacts | None
+    destination: str
+
+    def tensor(self, name: str) -> TensorHandle:
+        """A unified tensor, or under `target:embed_tokens.weight` and `target:lm_head.weight` the target's own."""
+        if not name.startswith(PREFIX):
+            return self.draft.tensors[name]
+        find = {"embed_tokens.weight": target_embedding, "lm_head.weight": target_head}[name.removeprefix(PREFIX)]
+        return find(self.need_target(f"a copy of its {name.removeprefix(PREFIX)}"))
+
+    def need_target(self, why: str) -> TargetFacts:
+        """The target. Raises `LayoutError` when none was named."""
+        if self.target is None:
+            raise LayoutError(
+                f"--to {self.destination} needs {why}, and the target is not known",
+                where=self.draft.path,
+                hint="pass --target",
+            )
+        return self.target
+
+    def borrowed(self, name: str) -> Move:
+        """The move of a tensor that the destination stores: the draft's own, else a copy of the target's."""
+        if name in self.draft.tensors:
+            return copy(self.draft.tensors[name])
+        handle = self.tensor(PREFIX + name)
+        return Move("from_target", (handle.name,), name, handle.dtype, handle.shape)
+
+    def renamed(self, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
+        """A copy of every unified tensor but those in `without`, its name changed as `plan.renamed` does."""
+        return [copy(t, renamed(t.name, renames)) for t in self.draft.tensors.values() if t.name not in without]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype under the name that configs use."""
+        return HF_DTYPES[self.draft.spec.dtype]
+
+
+def results(outgoing: Outgoing, export: Export) -> dict[str, TensorHandle]:
+    """The tensors that an export writes, by name; none is read yet."""
+    names = {name for move in export.moves for name in move.sources}
+    return carry_out(export.moves, {name: outgoing.tensor(name) for name in names})
+
+
+def write_export(
+    out: Path, outgoing: Outgoing, export: Export, *, force: bool, on_bytes: Callable[[int], None] | None
+) -> None:
+    """Write the folder atomically, with the draft's provenance beside the weights. Raises `DraftkitError`."""
+    tensors = results(outgoing, export)
+    apart = {name: file for file, names in export.torch_files.items() for name in names}
+    with atomic_folder(out, force) as folder:
+        (folder / "config.json").write_text(dump(export.config), encoding="utf-8")
+        provenance = to_dict(outgoing.draft.provenance) | {"export_losses": list(export.losses)}
+        (folder / PROVENANCE_FILE).write_text(dump(provenance), encoding="utf-8")
+        for path in outgoing.draft.files:
+            shutil.copyfile(path, folder / path.name)
+        write_checkpoint(
+            folder,
+            [TensorToWrite(t.name, t.dtype, t.shape, t.chunks()) for t in tensors.values() if t.name not in apart],
+            metadata={"format": "pt"},
+            on_bytes=on_bytes,
+        )
+        for file, names in export.torch_files.items():
+            write_torch(folder / file, {name: tensors[name].load() for name in names})

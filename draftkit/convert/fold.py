@@ -1,0 +1,45 @@
+"""`--to vllm`: the unified layout of a draft that vLLM loads, made so where it can be done without loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftkit.convert.export import Outgoing
+from draftkit.convert.operations import Move, carry_out, copy
+from draftkit.convert.target_tensors import PREFIX
+from draftkit.errors import LayoutError
+from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.folder import Draft
+from draftkit.layout.provenance import FactOrigin
+from draftkit.layout.spec import EagleSpec
+from draftkit.layout.target import TargetFacts
+
+
+def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
+    """The draft as vLLM 0.32 runs it. Raises `LayoutError` when there is no such draft.
+
+    vLLM drops `fc.bias`, so it is folded into an embedding table of the draft's own: exact but for the rounding of the
+    table's dtype.
+    """
+    architecture = draft.spec.architecture
+    reason = refusal_by_vllm(draft.spec)
+    if reason is None:
+        return draft
+    if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias):
+        raise LayoutError(f"vLLM 0.32 cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
+    spec = replace(draft.spec, architecture=replace(architecture, fusion_bias=False, embed_tokens="draft"))
+    if remaining := refusal_by_vllm(spec):
+        raise LayoutError(f"vLLM 0.32 cannot run this draft: {remaining}", where=draft.path, hint="use --to unified")
+    own = architecture.embed_tokens == "draft"
+    outgoing = Outgoing(draft, target, "vllm")
+    table = outgoing.tensor("embed_tokens.weight" if own else PREFIX + "embed_tokens.weight")
+    sources = {**draft.tensors, table.name: table}
+    folded = (table.name, "fc.weight", "fc.bias")
+    moves = [copy(tensor) for name, tensor in draft.tensors.items() if name not in ("embed_tokens.weight", "fc.bias")]
+    moves.append(Move("fold_bias", folded, "embed_tokens.weight", table.dtype, table.shape))
+    fact = FactOrigin(
+        name="fusion_bias", value="False", origin="from tensors", note="fc.bias is folded into embed_tokens for vLLM"
+    )
+    others = (other for other in draft.provenance.facts if other.name != fact.name)
+    provenance = replace(draft.provenance, facts=(*others, fact))
+    return replace(draft, spec=spec, provenance=provenance, tensors=carry_out(moves, sources))

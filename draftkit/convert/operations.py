@@ -1,0 +1,177 @@
+"""What a conversion can do to tensors: one named operation for each, computed as a stream.
+
+An operation takes the handles of its sources and yields the bytes of its result, so that the result is itself a
+handle that has not been read: operations chain, and a checkpoint of any size passes through a few megabytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from draftkit.errors import LayoutError
+from draftkit.layout.dtypes import tensor_bytes
+from draftkit.layout.handles import CHUNK_BYTES, Chunk, TensorHandle, raw_memory
+
+if TYPE_CHECKING:
+    import torch
+
+Operation = Literal[
+    "copy", "drop", "reshape", "first_rows", "offset_to_index", "index_to_offset", "offset_to_mask", "fill",
+    "from_target", "add_lora", "fold_bias",
+]  # fmt: skip
+MAX_FOLD_ERROR = 1e-3  # of the bias, relative
+
+
+@dataclass(frozen=True)
+class Move:
+    """How one tensor of the result comes about, or why a source tensor is dropped (`destination` is None).
+
+    `dtype` and `shape` are those of the result, of the source where it is dropped. `number` is the scale of
+    `add_lora` and the value of `fill`. `reason` is told to the user.
+    """
+
+    operation: Operation
+    sources: tuple[str, ...]
+    destination: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    reason: str = ""
+    number: float | None = None
+
+
+def copy(handle: TensorHandle, destination: str | None = None) -> Move:
+    """The tensor as it is, under another name."""
+    return Move("copy", (handle.name,), destination or handle.name, handle.dtype, handle.shape)
+
+
+def drop(handle: TensorHandle, reason: str) -> Move:
+    return Move("drop", (handle.name,), None, handle.dtype, handle.shape, reason)
+
+
+def carry_out(moves: Sequence[Move], sources: Mapping[str, TensorHandle]) -> dict[str, TensorHandle]:
+    """The results of moves by name, in their order. Nothing is read until a result is."""
+    return {
+        move.destination: _result(move, [sources[name] for name in move.sources])
+        for move in moves
+        if move.destination is not None
+    }
+
+
+def _result(move: Move, sources: list[TensorHandle]) -> TensorHandle:
+    assert move.destination is not None
+    if move.operation in ("copy", "from_target", "reshape"):
+        return replace(sources[0], name=move.destination, shape=move.shape)
+    stream = STREAMS[move.operation]
+    origin = sources[0].origin if sources else Path()
+    return TensorHandle(move.destination, move.dtype, move.shape, origin, partial(stream, move, sources))
+
+
+def _first_rows(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """The leading rows of a matrix: the first bytes of it."""
+    left = tensor_bytes(move.dtype, move.shape)
+    for chunk in sources[0].chunks(size):
+        piece = memoryview(chunk)[:left]
+        left -= len(piece)
+        yield piece
+        if not left:
+            return
+
+
+def _offset_to_index(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    yield _bytes(i + offset for i, offset in enumerate(integers(sources[0])))
+
+
+def _index_to_offset(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    yield _bytes(index - i for i, index in enumerate(integers(sources[0])))
+
+
+def _offset_to_mask(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """d2t → t2d: true at each target token that the draft has."""
+    mask = bytearray(move.shape[0])
+    for i, offset in enumerate(integers(sources[0])):
+        mask[i + offset] = 1
+    yield mask
+
+
+def _fill(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """Zeros of any dtype, or ones of BOOL: the two constants that formats ask for."""
+    left = tensor_bytes(move.dtype, move.shape)
+    byte = b"\1" if move.number else b"\0"
+    while left:
+        yield byte * min(left, size)
+        left -= min(left, size)
+
+
+def _add_lora(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """W + scale · B·A, computed in fp32 and rounded once, as `peft` merges on a CPU."""
+    weight, a, b = (handle.load().float() for handle in sources)
+    assert move.number is not None
+    yield from _tensor_chunks(weight.addmm_(b, a, alpha=move.number), move.dtype, size)
+
+
+def _fold_bias(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """Embedding rows E + d with W_e·d = b, where W_e is the half of `fc` that reads the embedding.
+
+    Then fc(e + d, h) without its bias is what fc(e, h) was with it. Raises `LayoutError` when W_e cannot reach b.
+    """
+    import torch
+
+    from draftkit.layout.dtypes import torch_dtype
+
+    table, fusion, bias = sources
+    width = table.shape[1]
+    reads_embedding, b = fusion.load()[:, :width].double(), bias.load().double()
+    d = torch.linalg.lstsq(reads_embedding, b[:, None], driver="gelsd").solution[:, 0]
+    error = float((reads_embedding @ d - b).norm() / b.norm().clamp_min(1e-12))
+    if not error <= MAX_FOLD_ERROR:
+        raise LayoutError(
+            f"{bias.name} cannot be folded into the embedding: {error:.1%} of it would remain",
+            where=bias.origin,
+            hint="serve the draft with an engine that has the bias, as SGLang: --to sglang",
+        )
+    row_bytes = tensor_bytes(table.dtype, (width,))
+    for chunk in table.chunks(max(size // row_bytes, 1) * row_bytes):
+        rows = torch.frombuffer(bytearray(chunk), dtype=torch_dtype(table.dtype)).view(-1, width)
+        yield from _tensor_chunks(rows.double() + d, move.dtype, size)
+
+
+STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]]] = {
+    "first_rows": _first_rows,
+    "offset_to_index": _offset_to_index,
+    "index_to_offset": _index_to_offset,
+    "offset_to_mask": _offset_to_mask,
+    "fill": _fill,
+    "add_lora": _add_lora,
+    "fold_bias": _fold_bias,
+}
+
+
+def integers(handle: TensorHandle) -> array[int]:
+    """The values of an I64 tensor."""
+    values = array("q")
+    for chunk in handle.chunks(CHUNK_BYTES):
+        values.frombytes(bytes(chunk))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _bytes(values: Iterator[int]) -> bytes:
+    result = array("q", values)
+    if sys.byteorder == "big":
+        result.byteswap()
+    return result.tobytes()
+
+
+def _tensor_chunks(tensor: torch.Tensor, dtype: str, size: int) -> Iterator[Chunk]:
+    from draftkit.layout.dtypes import torch_dtype
+
+    memory = raw_memory(tensor.to(torch_dtype(dtype)).contiguous())
+    for start in range(0, len(memory), size):
+        yield memory[start : start + size]

@@ -1,0 +1,168 @@
+"""Checkpoints, plans and conversions as terminal tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from draftkit.convert.api import Conversion, Reading
+from draftkit.convert.destinations import destination_of
+from draftkit.convert.detect import all_formats
+from draftkit.convert.findings import Finding, findings_of_draft, findings_of_reading
+from draftkit.convert.operations import Move
+from draftkit.convert.plan import Plan
+from draftkit.convert.serve import serve_commands
+from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.folder import Draft
+from draftkit.layout.provenance import FactOrigin
+from draftkit.layout.records import to_dict
+
+
+def show_conversion(console: Console, conversion: Conversion) -> None:
+    """A planned conversion: the way into the layout, and the way out of it where the destination is another."""
+    if conversion.reading is not None:
+        show_reading(console, conversion.reading)
+    if conversion.export is not None:
+        console.print(_moves_table(conversion.export.moves, f"written as {conversion.destination}"))
+    _show_losses(console, conversion.losses)
+
+
+def report_conversion(console: Console, conversion: Conversion, out: Path) -> None:
+    """What was written, what had to be assumed, and how to serve it."""
+    draft = conversion.require_draft()
+    read_as = conversion.reading.plan.format if conversion.reading else "unified"
+    console.print(
+        f"{conversion.source.name} ({read_as}) → {out} ({conversion.destination}): {draft.spec.method}, "
+        f"{len(draft.tensors)} tensors"
+    )
+    assumed = [fact for fact in draft.provenance.facts if fact.origin != "stated"]
+    console.print(facts_table(assumed, "facts that the config does not state"))
+    if conversion.reading is not None:
+        _show_findings(console, findings_of_reading(conversion.reading))
+    _show_losses(console, conversion.losses)
+    if conversion.export is None and (reason := refusal_by_vllm(draft.spec)):
+        console.print(
+            f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
+        )
+    for engine, command in serve_commands(conversion, out).items():
+        console.print(f"{engine}: {command}", soft_wrap=True)
+
+
+def show_reading(console: Console, reading: Reading) -> None:
+    """A foreign checkpoint: facts with their origins, tensors with their moves, what is dropped, missing or defect."""
+    plan, source = reading.plan, reading.checkpoint.source
+    method = plan.spec.method if plan.spec else "not known yet"
+    console.print(f"{source.name}: format {plan.format}, method {method}")
+    console.print(facts_table(plan.facts))
+    console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))
+    if plan.dropped_keys:
+        dropped = Table("config key", "why it is not in the spec", title="dropped config keys")
+        for key, reason in sorted(plan.dropped_keys.items()):
+            dropped.add_row(key, reason)
+        console.print(dropped)
+    _show_findings(console, findings_of_reading(reading))
+    for fact, hint in plan.missing:
+        console.print(f"missing: {fact} ({hint})")
+
+
+def show_draft(console: Console, draft: Draft) -> None:
+    """A unified draft: where it came from, its facts, tensors and defects."""
+    console.print(f"{draft.path}: unified draft, method {draft.spec.method}")
+    console.print(f"converted from {draft.provenance.source} ({draft.provenance.format})")
+    if reason := refusal_by_vllm(draft.spec):
+        console.print(f"marked so that vLLM refuses it: {reason}")
+    console.print(facts_table(draft.provenance.facts))
+    tensors = Table("tensor", "dtype", "shape", title=f"{len(draft.tensors)} tensors")
+    for handle in draft.tensors.values():
+        tensors.add_row(handle.name, handle.dtype, _shape(handle.shape))
+    console.print(tensors)
+    _show_findings(console, findings_of_draft(draft))
+    _show_losses(console, draft.provenance.losses)
+
+
+def facts_table(facts: Iterable[FactOrigin], title: str = "facts") -> Table:
+    table = Table("fact", "value", "origin", "note", title=title)
+    for fact in facts:
+        table.add_row(fact.name, fact.value, fact.origin, fact.note)
+    return table
+
+
+def formats_table() -> Table:
+    table = Table("format", "what it is", "written by", title="formats that convert reads and writes")
+    for format in all_formats():
+        destination = destination_of(format)
+        table.add_row(format.NAME, format.TITLE, f"--to {destination}" if destination else "")
+    return table
+
+
+def conversion_json(conversion: Conversion) -> dict[str, object]:
+    """A planned conversion: what `reading_json` has, or `draft_json` for a unified source, and the way out."""
+    if conversion.reading is not None:
+        source = reading_json(conversion.reading)
+    else:
+        source = draft_json(conversion.require_draft())
+    export = conversion.export
+    written = export and {"config": export.config, "moves": [to_dict(move) for move in export.moves]}
+    return source | {"to": conversion.destination, "export": written, "losses": list(conversion.losses)}
+
+
+def reading_json(reading: Reading) -> dict[str, object]:
+    plan = reading.plan
+    return {
+        "schema": 1,
+        "source": reading.checkpoint.source.name,
+        "revision": reading.checkpoint.source.revision,
+        "format": plan.format,
+        "spec": plan.spec.to_dict() if plan.spec else None,
+        "facts": [to_dict(fact) for fact in plan.facts],
+        "missing": _missing(plan),
+        "dropped_keys": plan.dropped_keys,
+        "moves": [to_dict(move) for move in plan.moves],
+        "findings": [to_dict(finding) for finding in findings_of_reading(reading)],
+    }
+
+
+def draft_json(draft: Draft) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "source": str(draft.path),
+        "format": "unified",
+        "spec": draft.spec.to_dict(),
+        "provenance": to_dict(draft.provenance),
+        "tensors": {name: {"dtype": t.dtype, "shape": list(t.shape)} for name, t in draft.tensors.items()},
+        "findings": [to_dict(finding) for finding in findings_of_draft(draft)],
+    }
+
+
+def _missing(plan: Plan) -> list[dict[str, str]]:
+    return [{"fact": fact, "next": hint} for fact, hint in plan.missing]
+
+
+def _moves_table(moves: Sequence[Move], title: str) -> Table:
+    table = Table("tensor", "dtype", "shape", "becomes", title=title)
+    for move in moves:
+        becomes = move.destination if move.destination is not None else f"dropped: {move.reason}"
+        operation = "" if move.operation in ("copy", "drop") else f" ({move.operation})"
+        table.add_row(" + ".join(move.sources), move.dtype, _shape(move.shape), becomes + operation)
+    return table
+
+
+def _show_findings(console: Console, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    table = Table("severity", "finding", "what to do", "source", title="findings")
+    for finding in findings:
+        table.add_row(finding.severity, finding.message, finding.fix, finding.source)
+    console.print(table)
+
+
+def _show_losses(console: Console, losses: Sequence[str]) -> None:
+    for loss in losses:
+        console.print(f"lost: {loss}")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

@@ -1,0 +1,36 @@
+"""Where kernels run: Triton on CUDA, Triton's interpreter on request, the torch reference everywhere else.
+
+The interpreter is chosen by TRITON_INTERPRET=1 in the environment before Triton is first imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no wheel for this platform, or the gpu extra is not installed
+    triton = tl = None
+
+__all__ = ["jit", "next_power_of_2", "tl", "uses_triton"]
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def jit(function: Callable[..., None]) -> Any:
+    """`triton.jit`; the function itself where Triton is missing and nothing will call it."""
+    return function if triton is None else triton.jit(function)
+
+
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether the kernel, not its torch reference, computes on this tensor's device."""
+    return triton is not None and (tensor.is_cuda or _INTERPRETED)
+
+
+def next_power_of_2(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,117 @@
+"""Draw a token per row from logits: Gumbel-max, with the noise made in the kernel and no probabilities stored.
+
+B requests, T rows each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.kernels.noise import exponential, natural_log
+from draftkit.runtime.kernels.statistics import load_logits
+from draftkit.runtime.sampling.probabilities import Distribution, log_weights, probabilities
+from draftkit.runtime.sampling.random import Stream, gumbel
+
+_MAX_BLOCK = 4096
+
+
+def sample(law: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
+    """Draw from each row of `law` [B, T] with the noise of `stream` [B, T]: int64 [B, T]. Greedy rows take `best`.
+
+    `out` float32 [B, V], allowed where T = 1, receives the probabilities that were drawn from; rows of greedy requests
+    are left as they are.
+    """
+    if uses_triton(law.logits) and law.best.numel():
+        return _sample(law, stream, out)
+    return sample_reference(law, stream, out)
+
+
+def sample_reference(law: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
+    scores = log_weights(law) + gumbel(stream, law.logits.shape[-1])
+    if out is not None:
+        out.copy_(torch.where(law.scale[:, None] == 0, out, probabilities(law)[:, 0]))
+    return torch.where(law.scale[:, None] == 0, law.best, scores.nan_to_num(-torch.inf).argmax(-1))
+
+
+def _sample(law: Distribution, stream: Stream, out: Tensor | None) -> Tensor:
+    logits = law.logits.contiguous()
+    rows, size = logits.shape[:2], logits.shape[2]
+    block = min(max(next_power_of_2(size), 4), _MAX_BLOCK)
+    blocks = (size + block - 1) // block
+    scores = torch.empty(*rows, blocks, dtype=torch.float32, device=logits.device)
+    winners = torch.empty(*rows, blocks, dtype=torch.int64, device=logits.device)
+    _sample_kernel[rows.numel(), blocks](
+        logits,
+        law.scale,
+        law.peak.contiguous(),
+        law.floor.contiguous(),
+        law.log_sum.contiguous(),
+        stream.seeds.contiguous(),
+        stream.positions.contiguous(),
+        stream.origins.contiguous(),
+        int(stream.purpose),
+        scores,
+        winners,
+        out,
+        0 if out is None else out.stride(0),
+        rows[1],
+        size,
+        BLOCK=block,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    drawn = winners.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
+    return torch.where(law.scale[:, None] == 0, law.best, drawn)
+
+
+@jit
+def _sample_kernel(
+    logits: tl.tensor,
+    scales: tl.tensor,
+    peaks: tl.tensor,
+    floors: tl.tensor,
+    log_sums: tl.tensor,
+    seeds: tl.tensor,
+    positions: tl.tensor,
+    origins: tl.tensor,
+    purpose: tl.tensor,
+    scores: tl.tensor,
+    winners: tl.tensor,
+    out: tl.tensor,
+    out_stride: tl.tensor,
+    rows_per_request: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program per row and block of the vocabulary: the best score of the block and the token that has it."""
+    row = tl.program_id(0)
+    request = row // rows_per_request
+    scale = tl.load(scales + request)
+    if scale == 0:
+        return
+    block = tl.program_id(1)
+    counters = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    token = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
+    x = load_logits(logits + row.to(tl.int64) * size, token, size)
+    weights = tl.where(x >= tl.load(floors + row), (x - tl.load(peaks + row)) * scale, -float("inf"))
+    if out is not None:
+        kept = tl.exp(weights - tl.load(log_sums + row))
+        tl.store(out + request.to(tl.int64) * out_stride + token, kept, mask=token < size)
+    race = exponential(tl.load(seeds + row), tl.load(positions + row), tl.load(origins + row), purpose, counters)
+    score, winner = first_maximum(weights - natural_log(race), token, size)
+    result = row.to(tl.int64) * tl.num_programs(1) + block
+    tl.store(scores + result, score)
+    tl.store(winners + result, winner)
+
+
+@jit
+def first_maximum(scores: tl.tensor, token: tl.tensor, size: tl.tensor) -> Any:
+    """The largest of `scores` [N, 4] and its token, the first of equals; NaN never wins, nor a token beyond `size`."""
+    scores = tl.where((scores == scores) & (token < size), scores, -float("inf"))
+    flat = tl.reshape(scores, [scores.shape[0] * scores.shape[1]])
+    top, index = tl.max(flat, axis=0, return_indices=True)
+    return top, tl.minimum(tl.min(token) + index, size - 1)
