@@ -60,6 +60,9 @@ def convert(
         list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Record the SHA-256 of large local files too, which takes reading them.")
+    ] = False,
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
     ] = False,
@@ -71,7 +74,9 @@ def convert(
     from draftkit.convert.api import default_output, plan_conversion
 
     overrides = _parse_facts(facts or [])
-    conversion = plan_conversion(source, to=to, target=target, revision=revision, format=format, overrides=overrides)
+    conversion = plan_conversion(
+        source, to=to, target=target, revision=revision, format=format, overrides=overrides, digest=digest
+    )
     if check:
         conversion.check_finite()
     if not dry_run:

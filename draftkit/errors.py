@@ -5,19 +5,29 @@ The command line prints one of these as one short message and exits with code 1;
 
 from __future__ import annotations
 
+MAX_LINES = 100
+MAX_LINE_LENGTH = 500
+
 
 class DraftkitError(Exception):
     """A known failure: what happened, and, where they are known, the place, what was expected and the next step.
 
-    `where` names a file, tensor or key; `hint` is an instruction, preferably a command.
+    `where` names a file, tensor or key; `hint` is an instruction, preferably a command. Quoted values and lists of
+    problems may have any length: the message is cut.
     """
 
     def __init__(self, what: str, *, where: object = None, expected: str | None = None, hint: str | None = None):
-        lines = [what]
+        lines = _short(what)
         for label, text in (("where", where), ("expected", expected), ("next", hint)):
             if text is not None:
-                lines.append(f"  {label}: {text}")
+                lines += _short(f"  {label}: {text}")
         super().__init__("\n".join(lines))
+
+
+def _short(text: str) -> list[str]:
+    lines = [line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} …" for line in text.split("\n")]
+    left_out = len(lines) - MAX_LINES
+    return lines if left_out <= 0 else [*lines[:MAX_LINES], f"    … and {left_out:,} lines more"]
 
 
 class SourceError(DraftkitError):

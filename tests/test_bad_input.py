@@ -166,10 +166,9 @@ SOURCES: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("layers.0.self_attn.q_proj.weight has shape [64]", "a matrix"),
     ),
     "heads that do not divide": (eagle(num_attention_heads=3), ("wrong shape: layers.0.self_attn.q_proj.weight",)),
-    "EAGLE-3 without draft_vocab_size": (eagle3(draft_vocab_size=None), ("draft_vocab_size is missing",)),
     "EAGLE-3 of another width": (
-        eagle3(target_hidden_size=96),
-        ("fc.weight has 192 columns", "expected: 288", "target_hidden_size"),
+        eagle3(target_hidden_size=100),
+        ("fc.weight has 192 columns", "no multiple of the target's width 100", "target_hidden_size"),
     ),
     "causal LM of no known type": (causal_lm(model_type="no-such-model"), ("model_type 'no-such-model'",)),
     "causal LM without heads": (causal_lm(num_attention_heads=0), ("config key num_attention_heads is 0",)),
@@ -266,11 +265,11 @@ def test_a_target_that_does_not_fit_is_refused(name: str, draftkit: Command, tmp
 def test_eagle3_needs_its_target(draftkit: Command, tmp_path: Path) -> None:
     eagle3()(tmp_path / "source")
     ran = draftkit("convert", tmp_path / "source", tmp_path / "out")
-    assert_refused(ran, "does not state the captured target layers", "--target")
+    assert_refused(ran, "does not state aux_layer_ids", "--target")
     assert not (tmp_path / "out").exists()
     seen = draftkit("inspect", tmp_path / "source")
     assert seen.code == 0
-    assert "missing: the captured target layers" in seen.out
+    assert "missing: aux_layer_ids" in seen.out
 
 
 # --- other arguments

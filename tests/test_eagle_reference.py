@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.layout.folder import read_draft
 from draftkit.models.loading import load_eagle
 from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -106,7 +107,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
     config, tensors = CASES[case]
     source = pico.write_checkpoint(tmp_path / "source", config, tensors)
     pico.save_llama(tmp_path / "target")
-    draft = convert_checkpoint(str(source), tmp_path / "draft", target=str(tmp_path / "target"))
+    draft = read_draft(convert_checkpoint(str(source), tmp_path / "draft", target=str(tmp_path / "target")))
     target = load_target(tmp_path / "target", device="cpu", dtype=torch.float32, attention=ATTENTION)
     model = load_eagle(draft, target, attention=ATTENTION)
 

@@ -1,4 +1,4 @@
-"""Every published layout: recognised, wholly accounted for, converted byte for byte, and written back where possible."""
+"""Every published layout: recognised, accounted for, converted byte for byte, and written back where possible."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def effective(spec: DraftSpec) -> dict[str, Any]:
 def test_recognised_by_exactly_one_format(published: Published, tmp_path: Path) -> None:
     conversion = planned(published, tmp_path)
     assert conversion.reading is not None
-    assert detect(conversion.reading.checkpoint).NAME == published.format
+    assert published.format == detect(conversion.reading.checkpoint).NAME
     assert len(conversion.reading.checkpoint.tensors) == published.count == len(published.all_tensors())
 
 

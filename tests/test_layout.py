@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.config import engine_config, refusal_by_vllm
 from draftkit.layout.dtypes import torch_dtype
-from draftkit.layout.folder import REFUSED_ARCHITECTURE, config_of, is_unified, read_draft, write_draft
+from draftkit.layout.folder import REFUSED_ARCHITECTURE, Draft, config_of, is_unified, read_draft, write_draft
 from draftkit.layout.jsonfile import read_object
 from draftkit.layout.provenance import FactOrigin, InputFile, Provenance
 from draftkit.layout.schema import tensor_schema
@@ -35,7 +35,7 @@ from draftkit.layout.spec import (
     Rope,
     TargetFeatures,
 )
-from draftkit.layout.tensors import TensorToWrite
+from draftkit.layout.tensors import TensorHandle
 
 EAGLE, EAGLE3 = pico.EAGLE_SPEC, pico.EAGLE3_SPEC
 DECODER = EAGLE.decoder
@@ -111,6 +111,8 @@ PROVENANCE = Provenance(
     target="org/target",
     target_revision=None,
     facts=(FactOrigin(name="rope_theta", value="10000.0", origin="format default", note="said nothing"),),
+    dropped_config={"use_cache": True},
+    losses=(),
     draftkit_version="0.1.0",
 )
 
@@ -146,14 +148,17 @@ json_values = st.recursive(
 )
 objects = st.dictionaries(st.text(max_size=5), json_values, max_size=4)
 ropes = st.builds(Rope, base=reals, declared_base=st.none() | reals, scaling=st.none() | objects)
-decoders = st.builds(Decoder, rms_norm_eps=reals, rope=ropes)
+sizes = st.integers(1, 1000)
+layer_ids = st.none() | st.sets(st.integers(0, 99), min_size=1).map(lambda ids: tuple(sorted(ids)))
+decoders = st.builds(Decoder, num_hidden_layers=sizes, rms_norm_eps=reals, rope=ropes)
+eagles = st.builds(EagleSpec, decoder=decoders, target_hidden_size=sizes, aux_layer_ids=layer_ids, logit_scale=reals)
 features = st.builds(TargetFeatures, scale=reals)
 specs = st.builds(
     DraftSpec,
-    architecture=st.builds(EagleSpec, decoder=decoders, logit_scale=reals)
+    architecture=eagles
     | st.builds(CausalLMSpec, config=objects, target_features=st.none() | features)
-    | st.builds(MlpSpeculatorSpec)
-    | st.builds(MedusaSpec),
+    | st.builds(MlpSpeculatorSpec, num_heads=sizes)
+    | st.builds(MedusaSpec, num_heads=sizes, num_layers=sizes),
     dtype=st.sampled_from(["F64", "F32", "F16", "BF16"]),
 )
 
@@ -508,9 +513,13 @@ def zeros(spec: DraftSpec) -> dict[str, torch.Tensor]:
     }
 
 
-def to_write(tensors: Mapping[str, torch.Tensor]) -> list[TensorToWrite]:
+def draft_of(spec: DraftSpec, tensors: Mapping[str, torch.Tensor]) -> Draft:
     dtypes = {torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32"}
-    return [TensorToWrite(n, dtypes[t.dtype], tuple(t.shape), [bytes(t.nbytes)]) for n, t in tensors.items()]
+    handles = {
+        name: TensorHandle(name, dtypes[t.dtype], tuple(t.shape), Path(), lambda size, n=t.nbytes: iter([bytes(n)]))
+        for name, t in tensors.items()
+    }
+    return Draft(Path(), spec, PROVENANCE, handles)
 
 
 def misfit(spec: DraftSpec) -> dict[str, torch.Tensor]:
@@ -534,7 +543,7 @@ MISFITS = (
 @pytest.mark.parametrize("name", SPECS)
 def test_a_folder_reads_back(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
-    write_draft(tmp_path / "out", spec, PROVENANCE, to_write(zeros(spec)))
+    write_draft(tmp_path / "out", draft_of(spec, zeros(spec)))
     draft = read_draft(tmp_path / "out")
     assert (draft.spec, draft.provenance) == (spec, PROVENANCE)
     assert set(draft.tensors) == set(tensor_schema(spec))
@@ -547,14 +556,14 @@ def test_a_folder_reads_back(name: str, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_listed_and_not_written(tmp_path: Path) -> None:
     spec = SPECS["eagle3"]
     with pytest.raises(LayoutError) as error:
-        write_draft(tmp_path / "out", spec, PROVENANCE, to_write(misfit(spec)))
+        write_draft(tmp_path / "out", draft_of(spec, misfit(spec)))
     assert all(problem in str(error.value) for problem in MISFITS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_fit_is_not_read(tmp_path: Path) -> None:
     spec = SPECS["eagle3"]
-    write_draft(tmp_path / "out", spec, PROVENANCE, to_write(zeros(spec)))
+    write_draft(tmp_path / "out", draft_of(spec, zeros(spec)))
     save_file(misfit(spec), tmp_path / "out" / "model.safetensors")
     with pytest.raises(LayoutError) as error:
         read_draft(tmp_path / "out")

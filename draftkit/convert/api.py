@@ -111,17 +111,21 @@ def plan_conversion(
     revision: str | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    digest: bool = False,
 ) -> Conversion:
     """Find a checkpoint, recognise its format and plan its conversion.
 
     `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json`
     is read, unless the destination stores a copy of its tensors. `format` is a name that `draftkit formats` lists,
-    recognised when None. `overrides`: fact → value as text. Raises `DraftkitError`.
+    recognised when None. `overrides`: fact → value as text. `digest`: take the SHA-256 of large local files too.
+    Raises `DraftkitError`.
     """
     located = locate(source, revision=revision)
     if not is_unified(located.path):
         reading = read_foreign(located, target, format, overrides)
-        draft = None if reading.plan.spec is None else unify(reading.checkpoint, reading.plan, reading.target)
+        draft = None
+        if reading.plan.spec is not None:
+            draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
         return _plan_destination(located, to, reading.target, reading, draft)
     if to == UNIFIED and not overrides:
         raise LayoutError(

@@ -62,10 +62,11 @@ def open_source(source: Located) -> Checkpoint:
     """Open a located checkpoint. Raises `SourceError`/`FormatError` for what is missing or damaged."""
     if (source.path / "adapter_config.json").is_file():
         return _open_adapter(source)
+    config = read_object(source.path / "config.json")
     tensors = open_checkpoint(source.path)
     if (source.path / PROJECTION_FILE).is_file():
         tensors |= {handle.name: handle for handle in read_torch(source.path / PROJECTION_FILE)}
-    return Checkpoint(source, read_object(source.path / "config.json"), tensors)
+    return Checkpoint(source, config, tensors)
 
 
 def _open_adapter(source: Located) -> Checkpoint:

@@ -49,7 +49,7 @@ def plan_eagle3(
         checkpoint, facts, dialect.prefix, _count_layers(checkpoint, dialect.prefix), dialect.fixed_rope_base
     )
     vocab_size = facts.size("vocab_size")
-    draft_vocab_size = facts.size("draft_vocab_size", vocab_size, "absent means the target's vocabulary")
+    draft_vocab_size = facts.size("draft_vocab_size", *_rows_of_head(checkpoint, vocab_size))
     target_hidden = facts.size("target_hidden_size", decoder.hidden_size, "absent means the draft's width")
     if target is not None:
         check_target(checkpoint, target, hidden_size=target_hidden, vocab_size=vocab_size)
@@ -141,7 +141,10 @@ def read_aux_layer_ids(
     elif target is not None and count == 3:
         ids = _default_ids(checkpoint, facts, target)
     else:
-        hint = f"pass --set aux_layer_ids= with {count} layers"
+        hint = (
+            f"fc.weight has {columns} columns, {count} states of {target_hidden}: pass --set aux_layer_ids= with "
+            f"{count} layers, or correct target_hidden_size"
+        )
         hint = "pass --target, so that they can be computed from its number of layers" if count == 3 else hint
         given = facts.require("aux_layer_ids", hint)
         ids = () if given is None else facts.as_integers("aux_layer_ids", given)
@@ -190,6 +193,13 @@ def read_feature_norm(
         raise FormatError("both input_norm and fc_norm are there", where=checkpoint.source.path)
     kind = next((kind for kind, there in found.items() if there), "none")
     return cast(Literal["none", "joint", "per_layer"], facts.record("feature_norm", kind, "from tensors"))
+
+
+def _rows_of_head(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, str]:
+    """The size of the draft vocabulary where the config says nothing."""
+    if "lm_head.weight" in checkpoint.tensors:
+        return checkpoint.matrix("lm_head.weight")[0], "rows of lm_head.weight"
+    return vocab_size, "the head is the target's"
 
 
 def _output_norm(facts: Facts, dialect: Dialect) -> tuple[Literal["pre_norm", "post_norm"], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint
@@ -12,14 +13,19 @@ from draftkit.layout.provenance import InputFile, Provenance
 from draftkit.layout.target import TargetFacts
 from draftkit.version import __version__
 
+SMALL_FILE = 16 << 20  # bytes; reading less for a digest costs nothing that a user would notice
 
-def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None) -> Draft:
-    """The draft that a plan describes, and where it comes from. Raises `LayoutError` when facts are missing."""
+
+def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, digest: bool = False) -> Draft:
+    """The draft that a plan describes, and where it comes from. Raises `LayoutError` when facts are missing.
+
+    `digest`: large local files are read for their SHA-256 too.
+    """
     provenance = Provenance(
         source=checkpoint.source.name,
         source_revision=checkpoint.source.revision,
         format=plan.format,
-        files=_input_files(checkpoint),
+        files=_input_files(checkpoint, digest),
         target=target.name if target else None,
         target_revision=target.revision if target else None,
         facts=plan.facts,
@@ -33,14 +39,22 @@ def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None) -> Dra
     )
 
 
-def _input_files(checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+def _input_files(checkpoint: Checkpoint, digest: bool) -> tuple[InputFile, ...]:
     origins = {handle.origin for handle in checkpoint.tensors.values()}
     paths = [checkpoint.source.path / "config.json", *sorted(origins)]
-    return tuple(InputFile(name=path.name, size=path.stat().st_size, sha256=_hub_digest(path)) for path in paths)
+    return tuple(
+        InputFile(name=path.name, size=path.stat().st_size, sha256=_sha256(path, digest))
+        for path in paths
+        if path.is_file()
+    )
 
 
-def _hub_digest(path: Path) -> str | None:
-    """The SHA-256 of a large file of the Hub, which names its blob in the cache. Others are not read for it."""
+def _sha256(path: Path, digest: bool) -> str | None:
+    """The digest of a file: the Hub's own, which names the cached blob of a large file, else computed where cheap."""
     blob = path.resolve().name
-    is_digest = path.is_symlink() and len(blob) == 64 and all(c in "0123456789abcdef" for c in blob)
-    return blob if is_digest else None
+    if path.is_symlink() and len(blob) == 64 and all(c in "0123456789abcdef" for c in blob):
+        return blob
+    if not digest and path.stat().st_size > SMALL_FILE:
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

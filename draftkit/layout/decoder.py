@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from draftkit.errors import FormatError
-from draftkit.layout.spec import Decoder, Rope
+from draftkit.layout.spec import MAX_REPEATS, Decoder, Rope
 
 # Causal LMs whose tensors follow from the config without transformers: model_type → (bias on q/k/v, q_norm and k_norm).
 DENSE_MODEL_TYPES = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
@@ -57,11 +59,18 @@ def _mapping(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
+def check_layers(config: dict[str, object]) -> None:
+    """Raise `FormatError` for a number of layers, under whatever name, that no model has: all will be counted off."""
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and value > MAX_REPEATS:
+            raise FormatError(f"config key {key} is {value!r}", expected=f"at most {MAX_REPEATS:,}")
+
+
 def _number(config: dict[str, object], key: str, default: float) -> float:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise FormatError(f"config key {key} is {value!r}", expected="a number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise FormatError(f"config key {key} is {value!r}", expected="a finite number")
     return float(value)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.errors import LayoutError
+from draftkit.errors import LayoutError, SourceError
 from draftkit.layout.atomic import atomic_folder
 from draftkit.layout.config import engine_config, refusal_by_vllm
 from draftkit.layout.jsonfile import dump, read_object
@@ -71,8 +71,14 @@ def read_draft(folder: Path) -> Draft:
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a causal language model that belong to its tokenizer, and its generation settings."""
-    return tuple(sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}))
+    """The files of a causal language model that belong to its tokenizer, and its generation settings.
+
+    Raises `SourceError` for one that cannot be copied: a broken link, a pipe.
+    """
+    found = {path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if not path.is_dir()}
+    if odd := [path for path in sorted(found) if not path.is_file()]:
+        raise SourceError(f"{odd[0].name} is a broken link or no file", where=odd[0], hint="fetch the checkpoint again")
+    return tuple(sorted(found))
 
 
 def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: Callable[[int], None] | None = None) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 
 from draftkit.errors import FormatError, SourceError
 
 MAX_BYTES = 64 << 20  # a config.json is a few kB; anything near this is not one
+MAX_DIGITS = 20  # of an integer: those of 64 bits
+MAX_DEPTH = 100  # of lists and objects in each other; Python writes a few hundred
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file. Raises `SourceError` when it is missing, `FormatError` when it is not an object."""
+    """The JSON object in a file, of which every value can be written again.
+
+    Raises `SourceError` when it is missing, `FormatError` when it is not an object.
+    """
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise FormatError(f"{path.name} has {size:,} bytes", where=path, expected="a small JSON file")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
+            raise SourceError(f"{path.name} is not a file", where=path)
+        if status.st_size > MAX_BYTES:
+            raise FormatError(f"{path.name} has {status.st_size:,} bytes", where=path, expected="a small JSON file")
         text = path.read_bytes()
     except FileNotFoundError:
         raise SourceError(
@@ -24,7 +32,8 @@ def read_object(path: Path) -> dict[str, object]:
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_int=_integer)
+        _check_writable(value)
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{path.name} is not valid JSON: {error}", where=path, hint="download or write the file again"
@@ -32,6 +41,23 @@ def read_object(path: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise FormatError(f"{path.name} holds {type(value).__name__}, not an object", where=path)
     return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _check_writable(value: object, depth: int = 0) -> None:
+    """Raise `ValueError` for what Python's parser takes and its writer does not."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"lists and objects that are nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str):
+        value.encode()  # half of a surrogate pair has no encoding
+    elif isinstance(value, list | dict):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_writable(part, depth + 1)
 
 
 def dump(value: object) -> str:

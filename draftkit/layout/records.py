@@ -64,4 +64,4 @@ def _read_record(cls: type, value: object, path: str, problems: list[str]) -> ob
     problems += [f"{path}.{name}: missing" for name in names if name not in value]
     problems += [f"{path}.{name}: unknown" for name in value if name not in names]
     fields = {name: _read(kinds[name], value[name], f"{path}.{name}", problems) for name in names if name in value}
-    return None if len(fields) < len(names) else cls(**fields)
+    return None if problems else cls(**fields)  # a record may check itself, and must not see ill-typed fields

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftkit.errors import FormatError, LayoutError
-from draftkit.layout.decoder import DENSE_MODEL_TYPES, decoder_of_config
+from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config
 from draftkit.layout.dtypes import FLOATS, QUANTIZED
 from draftkit.layout.spec import CausalLMSpec, Decoder, DraftSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 
@@ -149,7 +149,8 @@ def _layer(decoder: Decoder, prefix: str, attention_input: int | None = None) ->
 
 
 def _causal_lm(lm: CausalLMSpec) -> dict[str, TensorSchema]:
-    if lm.config.get("model_type") in DENSE_MODEL_TYPES:
+    check_layers(lm.config)
+    if str(lm.config.get("model_type")) in DENSE_MODEL_TYPES:
         tensors = _dense_causal_lm(lm)
     else:
         tensors = _transformers_shapes(lm.config)

@@ -14,6 +14,9 @@ from draftkit.errors import LayoutError
 from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.records import from_dict, to_dict
 
+MAX_REPEATS = 1_000  # layers or heads; a draft's schema lists the tensors of every one
+MAX_SIZE = 1 << 31
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
@@ -48,6 +51,9 @@ class Decoder:
     qk_norm: bool
     sliding_window: int | None
     rope: Rope
+
+    def __post_init__(self) -> None:
+        _check_range(self, MAX_REPEATS, "num_hidden_layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +108,7 @@ class EagleSpec:
     parallel: ParallelDrafting | None
 
     def __post_init__(self) -> None:
+        _check_range(self, MAX_SIZE, "target_hidden_size")
         ids = self.aux_layer_ids
         if ids is not None and (not ids or min(ids) < 0 or list(ids) != sorted(set(ids))):
             # Engines sort and de-duplicate the ids, which reorders or narrows what fc reads.
@@ -172,6 +179,9 @@ class MlpSpeculatorSpec:
     top_k_per_head: tuple[int, ...]
     num_candidates: int
 
+    def __post_init__(self) -> None:
+        _check_range(self, MAX_REPEATS, "num_heads")
+
     @property
     def method(self) -> str:
         return "mlp-speculator"
@@ -192,9 +202,19 @@ class MedusaSpec:
     bias: bool
     lm_head: Literal["draft", "target"]
 
+    def __post_init__(self) -> None:
+        _check_range(self, MAX_REPEATS, "num_heads", "num_layers")
+
     @property
     def method(self) -> str:
         return "medusa"
+
+
+def _check_range(record: object, most: int, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if not 1 <= value <= most:
+            raise LayoutError(f"{name} is {value}", expected=f"1 to {most:,}")
 
 
 Architecture = EagleSpec | CausalLMSpec | MlpSpeculatorSpec | MedusaSpec

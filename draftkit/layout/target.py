@@ -21,6 +21,7 @@ class TargetFacts:
     hidden_size: int
     vocab_size: int
     num_hidden_layers: int
+    max_position_embeddings: int | None
     tied: bool
     architectures: tuple[str, ...]
 
@@ -46,10 +47,11 @@ def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFa
                 hint="pass the folder or Hub id of the target language model itself",
             )
         sizes[key] = value
-    architectures = config.get("architectures")
+    architectures, length = config.get("architectures"), text.get("max_position_embeddings")
     return TargetFacts(
         name=name,
         revision=revision,
+        max_position_embeddings=length if isinstance(length, int) else None,
         tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
         **sizes,

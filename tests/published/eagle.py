@@ -7,6 +7,7 @@ from typing import Any
 
 import pico
 import torch
+
 from published.checkpoint import Published, Tensors
 
 

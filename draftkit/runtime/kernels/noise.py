@@ -24,11 +24,16 @@ def uniform(stream: Stream) -> Tensor:
     return random.uniform(stream)
 
 
+def stream_arguments(stream: Stream) -> tuple[Tensor | int, ...]:
+    """The arguments `seeds, positions, origins, purpose` of a kernel's signature."""
+    seeds, positions, origins, purpose = stream
+    return seeds.contiguous(), positions.contiguous(), origins.contiguous(), int(purpose)
+
+
 def _uniform(stream: Stream) -> Tensor:
-    seeds, positions, origins = (column.contiguous() for column in (stream.seeds, stream.positions, stream.origins))
-    out = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
+    out = torch.empty(stream.positions.shape, dtype=torch.float32, device=stream.positions.device)
     grid = ((out.numel() + _BLOCK - 1) // _BLOCK,)
-    _uniform_kernel[grid](seeds, positions, origins, int(stream.purpose), out, out.numel(), BLOCK=_BLOCK)
+    _uniform_kernel[grid](*stream_arguments(stream), out, out.numel(), BLOCK=_BLOCK, enable_fp_fusion=False)
     return out
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.kernels.noise import exponential, natural_log
-from draftkit.runtime.kernels.statistics import load_logits
+from draftkit.runtime.kernels.law import law_arguments, load_log_weights
+from draftkit.runtime.kernels.noise import exponential, natural_log, stream_arguments
 from draftkit.runtime.sampling.probabilities import Distribution, log_weights, probabilities
 from draftkit.runtime.sampling.random import Stream, gumbel
 
@@ -38,27 +38,18 @@ def sample_reference(law: Distribution, stream: Stream, out: Tensor | None = Non
 
 
 def _sample(law: Distribution, stream: Stream, out: Tensor | None) -> Tensor:
-    logits = law.logits.contiguous()
-    rows, size = logits.shape[:2], logits.shape[2]
-    block = min(max(next_power_of_2(size), 4), _MAX_BLOCK)
-    blocks = (size + block - 1) // block
-    scores = torch.empty(*rows, blocks, dtype=torch.float32, device=logits.device)
-    winners = torch.empty(*rows, blocks, dtype=torch.int64, device=logits.device)
-    _sample_kernel[rows.numel(), blocks](
-        logits,
-        law.scale,
-        law.peak.contiguous(),
-        law.floor.contiguous(),
-        law.log_sum.contiguous(),
-        stream.seeds.contiguous(),
-        stream.positions.contiguous(),
-        stream.origins.contiguous(),
-        int(stream.purpose),
+    (requests, rows), size = law.best.shape, law.logits.shape[2]
+    block, blocks = vocabulary_blocks(size)
+    scores = torch.empty(requests, rows, blocks, dtype=torch.float32, device=law.logits.device)
+    winners = torch.empty(requests, rows, blocks, dtype=torch.int64, device=law.logits.device)
+    _sample_kernel[requests * rows, blocks](
+        *law_arguments(law),
+        *stream_arguments(stream),
         scores,
         winners,
         out,
         0 if out is None else out.stride(0),
-        rows[1],
+        rows,
         size,
         BLOCK=block,
         num_warps=4,
@@ -68,11 +59,18 @@ def _sample(law: Distribution, stream: Stream, out: Tensor | None) -> Tensor:
     return torch.where(law.scale[:, None] == 0, law.best, drawn)
 
 
+def vocabulary_blocks(size: int) -> tuple[int, int]:
+    """How a vocabulary is split among programs that draw noise: tokens per block, a multiple of 4, and blocks."""
+    block = min(max(next_power_of_2(size), 4), _MAX_BLOCK)
+    return block, (size + block - 1) // block
+
+
 @jit
 def _sample_kernel(
     logits: tl.tensor,
     scales: tl.tensor,
     peaks: tl.tensor,
+    bests: tl.tensor,
     floors: tl.tensor,
     log_sums: tl.tensor,
     seeds: tl.tensor,
@@ -88,22 +86,21 @@ def _sample_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """One program per row and block of the vocabulary: the best score of the block and the token that has it."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     request = row // rows_per_request
     scale = tl.load(scales + request)
     if scale == 0:
         return
-    block = tl.program_id(1)
     counters = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     token = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
-    x = load_logits(logits + row.to(tl.int64) * size, token, size)
-    weights = tl.where(x >= tl.load(floors + row), (x - tl.load(peaks + row)) * scale, -float("inf"))
+    weights = load_log_weights(logits, peaks, floors, scale, row, token, size)
     if out is not None:
-        kept = tl.exp(weights - tl.load(log_sums + row))
-        tl.store(out + request.to(tl.int64) * out_stride + token, kept, mask=token < size)
+        drawn_from = tl.exp(weights - tl.load(log_sums + row))
+        tl.store(out + request * out_stride + token, drawn_from, mask=token < size)
     race = exponential(tl.load(seeds + row), tl.load(positions + row), tl.load(origins + row), purpose, counters)
     score, winner = first_maximum(weights - natural_log(race), token, size)
-    result = row.to(tl.int64) * tl.num_programs(1) + block
+    result = row * tl.num_programs(1) + block
     tl.store(scores + result, score)
     tl.store(winners + result, winner)
 
@@ -114,4 +111,5 @@ def first_maximum(scores: tl.tensor, token: tl.tensor, size: tl.tensor) -> Any:
     scores = tl.where((scores == scores) & (token < size), scores, -float("inf"))
     flat = tl.reshape(scores, [scores.shape[0] * scores.shape[1]])
     top, index = tl.max(flat, axis=0, return_indices=True)
-    return top, tl.minimum(tl.min(token) + index, size - 1)
+    first = tl.min(tl.min(token, axis=1), axis=0)
+    return top, tl.minimum(first + index, size - 1)

@@ -82,6 +82,7 @@ def _row_statistics(logits: Tensor, parameters: SamplingTensors) -> RowStatistic
         TRUNCATES=parameters.truncates,
         BLOCK=min(next_power_of_2(size), _MAX_BLOCK),
         num_warps=8,
+        enable_fp_fusion=False,
     )
     return RowStatistics(peak, best, floor, log_sum)
 
@@ -108,7 +109,7 @@ def _statistics_kernel(
     logits += row.to(tl.int64) * size
     scale = tl.load(scales + request)
     peak, best, lowest = _extremes(logits, size, BLOCK)
-    floor = peak - float("inf")
+    floor = tl.full([], -float("inf"), tl.float32)
     if TRUNCATES:
         top_k = tl.load(top_ks + request)
         top_p = tl.load(top_ps + request)
@@ -128,7 +129,7 @@ def _statistics_kernel(
 
 
 @jit
-def load_logits(logits: tl.tensor, token: tl.tensor, size: tl.tensor) -> Any:
+def _load_logits(logits: tl.tensor, token: tl.tensor, size: tl.tensor) -> Any:
     """float32 logits, −∞ for NaN and beyond the vocabulary."""
     x = tl.load(logits + token, mask=token < size, other=-float("inf")).to(tl.float32)
     return tl.where(x == x, x, -float("inf"))
@@ -142,7 +143,7 @@ def _extremes(logits: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> Any:
     best = tl.full([], 0, tl.int32)
     lowest = tl.full([], infinity, tl.float32)
     for first in range(0, size, BLOCK):
-        x = load_logits(logits, first + tl.arange(0, BLOCK), size)
+        x = _load_logits(logits, first + tl.arange(0, BLOCK), size)
         top, index = tl.max(x, axis=0, return_indices=True)
         best = tl.where(top > peak, first + index, best)
         peak = tl.maximum(peak, top)
@@ -158,7 +159,7 @@ def _mass_above(
     mass = tl.full([], 0.0, tl.float32)
     smallest = peak
     for first in range(0, size, BLOCK):
-        x = load_logits(logits, first + tl.arange(0, BLOCK), size)
+        x = _load_logits(logits, first + tl.arange(0, BLOCK), size)
         kept = (x >= floor) & (x > -float("inf"))
         mass += tl.sum(tl.where(kept, tl.exp((x - peak) * scale), 0.0), axis=0)
         smallest = tl.minimum(smallest, tl.min(tl.where(kept, x, peak), axis=0))
@@ -188,7 +189,7 @@ def _value_reaching(
         above = high
         below = low
         for first in range(0, size, BLOCK):
-            x = load_logits(logits, first + tl.arange(0, BLOCK), size)
+            x = _load_logits(logits, first + tl.arange(0, BLOCK), size)
             upper = x >= pivot
             if COUNTS:
                 weight += tl.sum(upper.to(tl.float32), axis=0)

@@ -30,7 +30,10 @@ class Purpose(IntEnum):
 
 
 class Stream(NamedTuple):
-    """The random numbers of N rows: `seeds`, `positions` and `origins` int64, all of one shape [...]."""
+    """The random numbers of some rows. `seeds`, `positions` and `origins` int64, all of one shape [...].
+
+    An origin is the first position of a round, 0 for the target's noise.
+    """
 
     seeds: Tensor
     positions: Tensor
@@ -44,9 +47,15 @@ def target_stream(seeds: Tensor, positions: Tensor) -> Stream:
     return Stream(seeds, positions, torch.zeros_like(positions), Purpose.TARGET)
 
 
-def round_stream(seeds: Tensor, positions: Tensor, start: Tensor, purpose: Purpose) -> Stream:
-    """Numbers for `positions` [B, ...] that only the round whose first position is `start` [B] uses."""
-    return Stream(_beside(seeds, positions), positions, _beside(start, positions), purpose)
+def draft_stream(seeds: Tensor, positions: Tensor, start: Tensor) -> Stream:
+    """The noise of drafts for `positions` [B, ...] in the round whose first position is `start` [B]."""
+    return Stream(_beside(seeds, positions), positions, _beside(start, positions), Purpose.DRAFT)
+
+
+def acceptance_stream(seeds: Tensor, start: Tensor, k: int) -> Stream:
+    """The uniform numbers [B, k] that decide on the drafts for positions start … start + k − 1."""
+    positions = start[:, None] + torch.arange(k, device=start.device)
+    return Stream(_beside(seeds, positions), positions, _beside(start, positions), Purpose.ACCEPT)
 
 
 def _beside(column: Tensor, like: Tensor) -> Tensor:

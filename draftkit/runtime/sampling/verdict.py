@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftkit.runtime.sampling.parameters import SamplingTensors
 
@@ -18,9 +19,10 @@ class Drafted(NamedTuple):
     """The draft tokens of a round.
 
     `tokens` int64 [B, K]: the first `lengths` int64 [B] of each row are drafts, the rest is padding of any value.
-    `active` bool [B]: rows that hold a request. `probs` float32 [B, K, V]: what the tokens were drawn from, whatever
-    in rows of `one_hot` bool [B], whose drafts were not drawn but chosen; None where all were. A length may depend on
-    the text and on earlier drafts' probabilities, never on the token drawn at its end, or the output is biased.
+    `active` bool [B]: the rows that hold a request. `one_hot` bool [B]: the rows whose drafts were chosen, not drawn.
+    `probs` float32 [B, K, V]: what the others were drawn from (of any value in one-hot rows and padding); None where
+    all rows are one-hot. A length may depend on the text and on probabilities of earlier drafts, never on the token
+    drawn at its end: that would bias the output.
     """
 
     tokens: Tensor
@@ -30,18 +32,26 @@ class Drafted(NamedTuple):
     probs: Tensor | None
 
     @classmethod
-    def of(cls, tokens: Tensor, probs: Tensor | None = None) -> Drafted:
-        """A full batch: K drafts in every row, all drawn from `probs`, or all one-hot without them."""
-        rows = torch.full_like(tokens[:, :1], True, dtype=torch.bool).flatten() if tokens.shape[1] else None
-        return cls(tokens, tokens, tokens, rows or tokens, probs)
+    def full(cls, tokens: Tensor, probs: Tensor | None = None) -> Drafted:
+        """A round of K drafts in every row, all drawn from `probs`, or all one-hot without them."""
+        rows, k = tokens.shape
+        lengths = torch.full((rows,), k, device=tokens.device)
+        active = torch.ones(rows, dtype=torch.bool, device=tokens.device)
+        return cls(tokens, lengths, active, torch.full_like(active, probs is None), probs)
+
+    @property
+    def valid(self) -> Tensor:
+        """bool [B, K]: drafts of active rows."""
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (index < self.lengths[:, None]) & self.active[:, None]
 
 
 class Verdict(NamedTuple):
     """`tokens` int64 [B, K+1]: what the target emits, of which the first `counts` int64 [B] stand; 0 after them.
 
-    `counts` is the number of accepted drafts plus one, 0 in inactive rows. `expected` float32 [B, K]: the probability,
-    given that all drafts before it stand, that the next one does, known before it was drawn; 0 where there is none. So
-    over many rounds, the rounds that accept k drafts and the sum of expected[:, k−1] over those that accept k−1 agree.
+    `counts` is the number of accepted drafts plus one, 0 in inactive rows. `expected` float32 [B, K]: the probability
+    that a draft stands given that those before it do, 0 in padding. Over many rounds, the number that accept at least
+    k drafts agrees with the sum of expected[:, k−1] over those that accept at least k−1.
     """
 
     tokens: Tensor
@@ -62,3 +72,16 @@ class Verify(Protocol):
 
         Logits of padding and of inactive rows may be anything, NaN included.
         """
+
+
+def emit(drafted: Drafted, accepted: Tensor, token: Tensor, expected: Tensor) -> Verdict:
+    """The accepted drafts, then `token` [B]."""
+    last = pad(drafted.tokens, (0, 1))
+    return emit_chosen(drafted, accepted, last.scatter(1, accepted[:, None], token[:, None]), expected)
+
+
+def emit_chosen(drafted: Drafted, accepted: Tensor, chosen: Tensor, expected: Tensor) -> Verdict:
+    """The first tokens of `chosen` [B, K+1], one more than `accepted`."""
+    counts = torch.where(drafted.active, accepted + 1, 0)
+    index = torch.arange(chosen.shape[1], device=chosen.device)
+    return Verdict(torch.where(index < counts[:, None], chosen, 0), counts, expected)

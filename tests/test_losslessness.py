@@ -1,0 +1,241 @@
+"""The output of every lossless mode has exactly the target's law, whatever the draft; and these tests would notice.
+
+Each fit is a G-test of the first three tokens of 10⁵ texts, over several rounds, against the target's exact law. Seeds
+are fixed, so a pass stays a pass; had they not been, all fits together would raise a false alarm once in a thousand
+runs (Bonferroni). A broken rule must miss the same limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from sampling_statistics import Bigrams, Texts, batch, fit, generate, text_fit
+from torch import Tensor
+
+from draftkit.runtime.sampling import block, drafting, rejection
+from draftkit.runtime.sampling.block import verify_block
+from draftkit.runtime.sampling.coupled import verify_coupled
+from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
+from draftkit.runtime.sampling.random import draft_stream
+from draftkit.runtime.sampling.rejection import verify_rejection
+from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
+
+torch.set_num_threads(1)
+
+TEXTS = 100_000
+LENGTH = 3
+K = 2
+FALSE_ALARM_RATE = 1e-3
+FITS = 200  # more than there are in this file
+LIMIT = FALSE_ALARM_RATE / FITS
+NOTICED = 1e-12  # what a planted bug must stay below
+
+
+@dataclass(frozen=True)
+class Case:
+    """Random logits with standard deviation `spread`, the draft's off by `noise`, and what the requests ask for."""
+
+    spread: float = 1.5
+    noise: float = 1.0
+    size: int = 4
+    request: SamplingParameters = SamplingParameters(temperature=1.0)
+    draft_temperature: float | None = None
+    change: Callable[[Tensor, Tensor], None] | None = None
+
+    def model(self) -> Bigrams:
+        generator = torch.Generator().manual_seed(7)
+        target = torch.randn(self.size, self.size, generator=generator) * self.spread
+        draft = target + torch.randn(self.size, self.size, generator=generator) * self.noise
+        if self.change is not None:
+            self.change(target, draft)
+        return Bigrams(target, draft)
+
+    def draft_rows(self, mode: str) -> SamplingTensors:
+        return batch(DraftSampling(mode, temperature=self.draft_temperature).parameters(self.request), TEXTS)  # type: ignore[arg-type]
+
+
+def disjoint(target: Tensor, draft: Tensor) -> None:
+    target[:, ::2], draft[:, 1::2] = -math.inf, -math.inf
+
+
+def reduced_vocabulary(target: Tensor, draft: Tensor) -> None:
+    draft[:, 1] = -math.inf
+
+
+def tied(target: Tensor, draft: Tensor) -> None:
+    target[:, :3], draft[:, 1:] = 0.5, 0.25
+
+
+def hot(temperature: float, **cuts: float) -> SamplingParameters:
+    return SamplingParameters(temperature=temperature, **cuts)  # type: ignore[arg-type]
+
+
+CASES = {
+    "cold": Case(request=hot(0.3)),
+    "warm": Case(request=hot(0.7)),
+    "plain": Case(),
+    "hot": Case(request=hot(2.0)),
+    "seven tokens": Case(size=7),
+    "equal": Case(noise=0.0),
+    "disjoint": Case(change=disjoint),
+    "uniform target": Case(spread=0.0),
+    "sharp draft": Case(noise=6.0),
+    "reduced vocabulary": Case(change=reduced_vocabulary),
+    "ties": Case(change=tied, request=hot(1.0, top_k=2)),
+    "top-k": Case(request=hot(1.0, top_k=3), size=6),
+    "top-p": Case(request=hot(1.5, top_p=0.8), size=6),
+    "min-p": Case(request=hot(1.0, min_p=0.15), size=6),
+    "all cuts": Case(request=hot(1.3, top_k=4, top_p=0.9, min_p=0.05), size=6),
+    "hotter draft": Case(draft_temperature=1.7),
+    "colder draft": Case(draft_temperature=0.5),
+    "greedy target": Case(request=SamplingParameters(), draft_temperature=1.0),
+}
+RATIO_MODES = {"rejection": verify_rejection, "block": verify_block}
+
+
+def run(case: Case, verify: Verify, draft: SamplingTensors, **options: object) -> Texts:
+    return generate(case.model(), verify, batch(case.request, TEXTS), draft, k=K, length=LENGTH, **options)  # type: ignore[arg-type]
+
+
+def p_value(case: Case, texts: Tensor) -> float:
+    return text_fit(texts, case.model().law(case.request, texts.shape[1]), case.size)
+
+
+@pytest.mark.parametrize("mode", RATIO_MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_drawn_drafts_leave_the_targets_law(name: str, mode: str) -> None:
+    case = CASES[name]
+    texts = run(case, RATIO_MODES[mode], case.draft_rows("probabilistic"))
+    assert p_value(case, texts.tokens) > LIMIT
+    assert_as_expected(texts)
+
+
+@pytest.mark.parametrize("mode", RATIO_MODES)
+@pytest.mark.parametrize("name", ["plain", "ties", "all cuts", "greedy target"])
+def test_mixed_batches_leave_the_targets_law(name: str, mode: str) -> None:
+    """Greedy and drawn drafts in turn, with 0, 1 or 2 drafts in a row, in one batch."""
+    case = CASES[name]
+    draft = case.draft_rows("probabilistic")
+    row = torch.arange(TEXTS)
+    draft.scale[::2] = 0
+    texts = run(case, RATIO_MODES[mode], draft, lengths=row // 2 % (K + 1))
+    assert_as_expected(texts)
+    for part in (texts.tokens[::2], texts.tokens[1::2]):
+        assert p_value(case, part) > LIMIT
+
+
+@pytest.mark.parametrize("name", ["plain", "seven tokens", "all cuts", "hotter draft"])
+def test_coupled_output_is_that_of_no_draft_and_has_the_targets_law(name: str) -> None:
+    case = CASES[name]
+    alone = generate(case.model(), verify_coupled, *[batch(case.request, TEXTS)] * 2, k=0, length=LENGTH)
+    assert p_value(case, alone.tokens) > LIMIT
+    for mode in ("probabilistic", "greedy"):
+        texts = run(case, verify_coupled, case.draft_rows(mode), coupled=True)
+        assert torch.equal(texts.tokens, alone.tokens)
+        assert float(texts.accepted.sum()) > 0.2 * float(texts.reached.sum())
+    unrelated = generate(
+        replace(case, noise=9.0).model(), verify_coupled, batch(case.request, TEXTS), case.draft_rows("probabilistic"),
+        k=5, length=LENGTH, coupled=True,
+    )  # fmt: skip
+    assert torch.equal(unrelated.tokens, alone.tokens)
+
+
+def test_block_verification_accepts_more_than_rejection() -> None:
+    case = Case(noise=1.5)
+    accepted = [float(run(case, verify, case.draft_rows("probabilistic")).accepted.sum()) for verify in RATIO_MODES.values()]
+    assert accepted[1] > accepted[0] * 1.01
+
+
+def assert_as_expected(texts: Texts) -> None:
+    """Measured acceptance agrees with the expected one, position by position, within five standard deviations."""
+    deviation = (texts.accepted - texts.expected).abs()
+    spread = (texts.expected * (1 - texts.expected / texts.reached.clamp(min=1))).clamp(min=0).sqrt()
+    assert (deviation <= 5 * spread + 1e-4 * texts.reached + 1).all()
+
+
+# Rules with a planted bug, each of which the tests above must notice.
+
+
+def wrong_draft_temperature(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    assert drafted.probs is not None
+    flatter = drafted.probs.pow(0.9)
+    drafted = drafted._replace(probs=flatter / flatter.sum(-1, keepdim=True))
+    return verify_rejection(drafted, logits, parameters, start)
+
+
+def with_recovery(bug: Callable[[Drafted], Drafted], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `rejection` recover tokens from other drafts than those that it judged."""
+    recover = rejection.recover_token
+    monkeypatch.setattr(rejection, "recover_token", lambda drafted, *rest: recover(bug(drafted), *rest))
+
+
+def test_a_wrong_draft_probability_is_noticed() -> None:
+    case = CASES["plain"]
+    assert p_value(case, run(case, wrong_draft_temperature, case.draft_rows("probabilistic")).tokens) < NOTICED
+
+
+def test_recovering_from_the_target_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_recovery(lambda drafted: drafted._replace(active=torch.zeros_like(drafted.active)), monkeypatch)
+    case = CASES["plain"]
+    assert p_value(case, run(case, verify_rejection, case.draft_rows("probabilistic")).tokens) < NOTICED
+
+
+def test_recovering_without_the_draft_token_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_recovery(lambda drafted: drafted._replace(one_hot=torch.ones_like(drafted.active)), monkeypatch)
+    case = CASES["plain"]
+    assert p_value(case, run(case, verify_rejection, case.draft_rows("probabilistic")).tokens) < NOTICED
+
+
+def test_one_noise_for_draft_and_recovered_token_is_noticed() -> None:
+    case = CASES["plain"]
+    texts = run(case, verify_rejection, case.draft_rows("probabilistic"), coupled=True)
+    assert p_value(case, texts.tokens) < NOTICED
+
+
+def test_block_verification_with_noise_of_the_last_round_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise keyed by position alone is met again after a block that stopped short of it."""
+    monkeypatch.setattr(drafting, "draft_stream", lambda seeds, position, start: draft_stream(seeds, position, start * 0))
+    accept = block.acceptance_stream
+
+    def by_position(seeds: Tensor, start: Tensor, k: int) -> object:
+        stream = accept(seeds, start, k)
+        return stream._replace(origins=torch.zeros_like(stream.origins))
+
+    monkeypatch.setattr(block, "acceptance_stream", by_position)
+    case = CASES["plain"]
+    assert p_value(case, run(case, verify_block, case.draft_rows("probabilistic")).tokens) < NOTICED
+
+
+def test_a_length_that_depends_on_the_drawn_token_is_noticed() -> None:
+    """Stopping a draft at a token, and dropping it, is not lossless: `Drafted` forbids it."""
+
+    def dropping(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+        lengths = torch.where(drafted.tokens[:, 0] == 1, 0, K)
+        return verify_rejection(drafted._replace(lengths=lengths), logits, parameters, start)
+
+    case = CASES["plain"]
+    assert p_value(case, run(case, dropping, case.draft_rows("probabilistic")).tokens) < NOTICED
+
+
+def test_the_fit_itself_raises_few_false_alarms_and_sees_small_shifts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    law = torch.rand(40, dtype=torch.float64, generator=generator)
+    law /= law.sum()
+
+    def values(true_law: Tensor) -> Tensor:
+        draws = torch.multinomial(true_law, 400 * 10_000, replacement=True, generator=generator).view(400, -1)
+        return torch.tensor([fit(torch.bincount(row, minlength=40), law) for row in draws])
+
+    alarms = values(law)
+    assert 0.02 < float((alarms < 0.05).float().mean()) < 0.09
+    assert 0.4 < float(alarms.median()) < 0.6
+    shifted = law.clone()
+    shifted[:20] *= 1.1
+    assert (values(shifted)[:20] < 0.05).float().mean() > 0.9
+    impossible = law.clone()
+    impossible[3] = 0
+    assert fit(torch.ones(40), impossible) == 0
