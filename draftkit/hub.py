@@ -110,9 +110,9 @@ def _in_zoo(source: str) -> Located:
 
 def _in_folder(source: str) -> Located:
     path = Path(os.path.expanduser(source))
-    if path.is_file():
+    if os.path.isfile(path):
         raise SourceError(f"{source} is a file", where=path, hint=f"pass the folder: {path.parent}")
-    if not path.is_dir():
+    if not os.path.isdir(path):  # unlike the method of a path, False for a name that is too long
         raise SourceError(f"there is no folder {source}", where=path, hint="check the path; a Hub id is org/name")
     return Located(path, source)
 

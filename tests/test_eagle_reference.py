@@ -20,6 +20,7 @@ from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
+from draftkit.runtime.verify import draw_greedy
 
 HEADS, KV_HEADS, HEAD_DIM, EPS = 4, 2, 16, 1e-5
 K = 5
@@ -136,6 +137,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
             length=64,
         ),
         K,
+        draw_greedy,
     )
 
     tokens = torch.cat((prompt[1:], first))
@@ -148,7 +150,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
         expected.append(token)
         tokens = torch.cat((tokens, torch.tensor([token])))
         hidden = torch.cat((hidden, feedback[-1:]))
-    assert proposal.tokens[0].tolist() == expected
+    assert proposal[0].tolist() == expected
 
     positions = torch.arange(9)[None]
     drafter.allocate(1, 64)

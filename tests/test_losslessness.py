@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from sampling_statistics import Bigrams, Texts, batch, fit, generate, text_fit
 from torch import Tensor
 
-from draftkit.runtime.sampling import block, drafting, rejection
+from draftkit.runtime.kernels.recovered import recover_token
 from draftkit.runtime.sampling.block import verify_block
 from draftkit.runtime.sampling.coupled import verify_coupled
 from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.random import draft_stream
+from draftkit.runtime.sampling.random import Stream, acceptance_stream, draft_stream
 from draftkit.runtime.sampling.rejection import verify_rejection
 from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
 
@@ -42,7 +42,7 @@ class Case:
     spread: float = 1.5
     noise: float = 1.0
     size: int = 4
-    request: SamplingParameters = SamplingParameters(temperature=1.0)
+    request: SamplingParameters = field(default_factory=lambda: SamplingParameters(temperature=1.0))
     draft_temperature: float | None = None
     change: Callable[[Tensor, Tensor], None] | None = None
 
@@ -130,31 +130,28 @@ def test_mixed_batches_leave_the_targets_law(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "seven tokens", "all cuts", "hotter draft"])
 def test_coupled_output_is_that_of_no_draft_and_has_the_targets_law(name: str) -> None:
-    case = CASES[name]
-    alone = generate(case.model(), verify_coupled, *[batch(case.request, TEXTS)] * 2, k=0, length=LENGTH)
-    assert p_value(case, alone.tokens) > LIMIT
-    for mode in ("probabilistic", "greedy"):
-        texts = run(case, verify_coupled, case.draft_rows(mode), coupled=True)
-        assert torch.equal(texts.tokens, alone.tokens)
+    case, few = CASES[name], torch.arange(TEXTS // 10)
+    rules = batch(case.request, TEXTS)
+    alone = generate(case.model(), verify_coupled, rules, rules, k=0, length=LENGTH).tokens
+    assert p_value(case, alone) > LIMIT
+    for mode, noise, k in (("probabilistic", 1.0, 2), ("greedy", 1.0, 3), ("probabilistic", 9.0, 5)):
+        model, draft = replace(case, noise=noise).model(), case.draft_rows(mode).take(few)
+        texts = generate(model, verify_coupled, rules.take(few), draft, k=k, length=LENGTH, coupled=True)
+        assert torch.equal(texts.tokens, alone[few])
         assert float(texts.accepted.sum()) > 0.2 * float(texts.reached.sum())
-    unrelated = generate(
-        replace(case, noise=9.0).model(), verify_coupled, batch(case.request, TEXTS), case.draft_rows("probabilistic"),
-        k=5, length=LENGTH, coupled=True,
-    )  # fmt: skip
-    assert torch.equal(unrelated.tokens, alone.tokens)
 
 
 def test_block_verification_accepts_more_than_rejection() -> None:
-    case = Case(noise=1.5)
-    accepted = [float(run(case, verify, case.draft_rows("probabilistic")).accepted.sum()) for verify in RATIO_MODES.values()]
-    assert accepted[1] > accepted[0] * 1.01
+    case = Case(noise=3.0)
+    rejection, block = (run(case, verify, case.draft_rows("probabilistic")) for verify in RATIO_MODES.values())
+    assert block.accepted.sum() / block.reached[0] > 1.01 * rejection.accepted.sum() / rejection.reached[0]
 
 
 def assert_as_expected(texts: Texts) -> None:
     """Measured acceptance agrees with the expected one, position by position, within five standard deviations."""
     deviation = (texts.accepted - texts.expected).abs()
     spread = (texts.expected * (1 - texts.expected / texts.reached.clamp(min=1))).clamp(min=0).sqrt()
-    assert (deviation <= 5 * spread + 1e-4 * texts.reached + 1).all()
+    assert (deviation <= 5 * spread + 1).all()
 
 
 # Rules with a planted bug, each of which the tests above must notice.
@@ -169,8 +166,8 @@ def wrong_draft_temperature(drafted: Drafted, logits: Tensor, parameters: Sampli
 
 def with_recovery(bug: Callable[[Drafted], Drafted], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `rejection` recover tokens from other drafts than those that it judged."""
-    recover = rejection.recover_token
-    monkeypatch.setattr(rejection, "recover_token", lambda drafted, *rest: recover(bug(drafted), *rest))
+    name = "draftkit.runtime.sampling.rejection.recover_token"
+    monkeypatch.setattr(name, lambda drafted, *rest: recover_token(bug(drafted), *rest))
 
 
 def test_a_wrong_draft_probability_is_noticed() -> None:
@@ -191,21 +188,20 @@ def test_recovering_without_the_draft_token_only_is_noticed(monkeypatch: pytest.
 
 
 def test_one_noise_for_draft_and_recovered_token_is_noticed() -> None:
-    case = CASES["plain"]
+    case = CASES["uniform target"]
     texts = run(case, verify_rejection, case.draft_rows("probabilistic"), coupled=True)
     assert p_value(case, texts.tokens) < NOTICED
 
 
 def test_block_verification_with_noise_of_the_last_round_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise keyed by position alone is met again after a block that stopped short of it."""
-    monkeypatch.setattr(drafting, "draft_stream", lambda seeds, position, start: draft_stream(seeds, position, start * 0))
-    accept = block.acceptance_stream
 
-    def by_position(seeds: Tensor, start: Tensor, k: int) -> object:
-        stream = accept(seeds, start, k)
+    def by_position(stream: Stream) -> Stream:
         return stream._replace(origins=torch.zeros_like(stream.origins))
 
-    monkeypatch.setattr(block, "acceptance_stream", by_position)
+    sampling = "draftkit.runtime.sampling"
+    monkeypatch.setattr(f"{sampling}.drafting.draft_stream", lambda *key: by_position(draft_stream(*key)))
+    monkeypatch.setattr(f"{sampling}.block.acceptance_stream", lambda *key: by_position(acceptance_stream(*key)))
     case = CASES["plain"]
     assert p_value(case, run(case, verify_block, case.draft_rows("probabilistic")).tokens) < NOTICED
 
@@ -227,15 +223,15 @@ def test_the_fit_itself_raises_few_false_alarms_and_sees_small_shifts() -> None:
     law /= law.sum()
 
     def values(true_law: Tensor) -> Tensor:
-        draws = torch.multinomial(true_law, 400 * 10_000, replacement=True, generator=generator).view(400, -1)
+        draws = torch.multinomial(true_law, 200 * 10_000, replacement=True, generator=generator).view(200, -1)
         return torch.tensor([fit(torch.bincount(row, minlength=40), law) for row in draws])
 
     alarms = values(law)
-    assert 0.02 < float((alarms < 0.05).float().mean()) < 0.09
+    assert 0.02 < float((alarms < 0.05).float().mean()) < 0.1
     assert 0.4 < float(alarms.median()) < 0.6
     shifted = law.clone()
-    shifted[:20] *= 1.1
-    assert (values(shifted)[:20] < 0.05).float().mean() > 0.9
+    shifted[:20] *= 1.2
+    assert (values(shifted) < 0.05).float().mean() > 0.99
     impossible = law.clone()
     impossible[3] = 0
     assert fit(torch.ones(40), impossible) == 0

@@ -36,7 +36,7 @@ from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.protocol import Committed, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Request
 
@@ -482,9 +482,9 @@ def run_poisoned(target: LlamaForCausalLM, make: MakeDrafter, poisoned: tuple[in
     engine = Engine(Target(target, drafter.taps), drafter, num_speculative_tokens=4, num_slots=3)
     propose, proposals = drafter.propose, []
 
-    def recorded(committed: Committed, k: int) -> Proposal:
-        proposal = propose(committed, k)
-        proposals.extend(proposal.tokens.tolist())
+    def recorded(committed: Committed, k: int, draw: Draw) -> torch.Tensor:
+        proposal = propose(committed, k, draw)
+        proposals.extend(proposal.tolist())
         return proposal
 
     def between_rounds(_: list[Generation]) -> None:

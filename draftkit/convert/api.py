@@ -147,7 +147,7 @@ def read_foreign(
     checkpoint = open_source(located)
     target_facts = _target_facts(target or located.default_target)
     recognised = format_named(format) if format else detect(checkpoint)
-    facts = Facts(checkpoint.config, located.path / "config.json", overrides)
+    facts = Facts(checkpoint.config, checkpoint.config_path, overrides)
     return Reading(checkpoint, target_facts, recognised.plan(checkpoint, facts, target_facts))
 
 

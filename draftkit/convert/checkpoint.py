@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.errors import FormatError
+from draftkit.errors import FormatError, SourceError
 from draftkit.hub import Located, locate
 from draftkit.layout.handles import TensorHandle
 from draftkit.layout.jsonfile import read_object
@@ -15,16 +15,30 @@ from draftkit.layout.tensors import open_checkpoint
 from draftkit.layout.torch_file import read_torch
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
+HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER = "base_model.model."  # what peft puts before the names of the base model's modules
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What makes a checkpoint a peft adapter: its `adapter_config.json`, and the model that it changes."""
+
+    config: dict[str, object]
+    base: Located
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a format recognises and plans from. `adapter`: the `adapter_config.json` of a peft adapter."""
+    """What a format recognises and plans from.
+
+    With an `adapter`, `config` is its base model's, and `tensors` are both's; the adapter's begin with `ADAPTER`.
+    """
 
     source: Located
     config: dict[str, object]
     tensors: dict[str, TensorHandle]
-    adapter: dict[str, object] | None = None
+    adapter: Adapter | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor. Raises `FormatError` when the checkpoint lacks it."""
@@ -52,6 +66,11 @@ class Checkpoint:
         return self.count(pattern)
 
     @property
+    def config_path(self) -> Path:
+        """The file that `config` was read from."""
+        return (self.adapter.base if self.adapter else self.source).path / "config.json"
+
+    @property
     def architectures(self) -> tuple[str, ...]:
         """The `architectures` of the config."""
         names = self.config.get("architectures")
@@ -60,32 +79,54 @@ class Checkpoint:
 
 def open_source(source: Located) -> Checkpoint:
     """Open a located checkpoint. Raises `SourceError`/`FormatError` for what is missing or damaged."""
-    if (source.path / "adapter_config.json").is_file():
+    if (source.path / ADAPTER_CONFIG).is_file():
         return _open_adapter(source)
-    config = read_object(source.path / "config.json")
-    tensors = open_checkpoint(source.path)
-    if (source.path / PROJECTION_FILE).is_file():
-        tensors |= {handle.name: handle for handle in read_torch(source.path / PROJECTION_FILE)}
-    return Checkpoint(source, config, tensors)
+    return Checkpoint(source, read_object(source.path / "config.json"), _open_tensors(source.path))
+
+
+def _open_tensors(folder: Path) -> dict[str, TensorHandle]:
+    """The weights of a folder. Where Medusa's heads lie apart, what lies beside them is their target's."""
+    heads = next((folder / name for name in HEADS_FILES if (folder / name).is_file()), None)
+    if heads is not None:
+        return _by_name(read_safetensors(heads) if heads.suffix == ".safetensors" else read_torch(heads))
+    tensors = open_checkpoint(folder)
+    if (folder / PROJECTION_FILE).is_file():
+        tensors |= _by_name(read_torch(folder / PROJECTION_FILE))
+    return tensors
 
 
 def _open_adapter(source: Located) -> Checkpoint:
     """A peft adapter together with the base model that its config names."""
-    path = source.path / "adapter_config.json"
-    adapter = read_object(path)
-    name, revision = adapter.get("base_model_name_or_path"), adapter.get("revision")
+    path = source.path / ADAPTER_CONFIG
+    config = read_object(path)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
         raise FormatError(
             f"base_model_name_or_path is {name!r} and revision {revision!r}",
             where=path,
             expected="the Hub id or path of the model that the adapter was trained on",
         )
-    base = locate(name, revision=revision)
-    tensors = open_checkpoint(base.path) | {handle.name: handle for handle in _adapter_tensors(source.path)}
-    return Checkpoint(source, read_object(base.path / "config.json"), tensors, adapter)
+    changes = _adapter_tensors(source.path)
+    if foreign := [handle.name for handle in changes if not handle.name.startswith(ADAPTER)]:
+        raise FormatError(f"the adapter holds {', '.join(foreign)}", where=path, expected=f"names in {ADAPTER}…")
+    try:
+        base = locate(name, revision=revision)
+    except SourceError as error:
+        raise SourceError(
+            f"the adapter's base model cannot be had: {error}",
+            where=f"{path}: base_model_name_or_path",
+            hint="correct it there, if the model has moved",
+        ) from error
+    model = read_object(base.path / "config.json")
+    model.pop("draftkit", None)  # of a base that is a unified draft
+    return Checkpoint(source, model, _open_tensors(base.path) | _by_name(changes), Adapter(config, base))
 
 
 def _adapter_tensors(folder: Path) -> list[TensorHandle]:
     if (folder / "adapter_model.safetensors").is_file() or not (folder / "adapter_model.bin").is_file():
         return read_safetensors(folder / "adapter_model.safetensors")
     return read_torch(folder / "adapter_model.bin")
+
+
+def _by_name(handles: list[TensorHandle]) -> dict[str, TensorHandle]:
+    return {handle.name: handle for handle in handles}

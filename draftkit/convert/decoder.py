@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.spec import Decoder, Rope
 from draftkit.layout.target import TargetFacts
+
+# Where a trainer takes the rope base from. `config`: the config, 10000 without one. `reference`: the same, but always
+# 10000 beside linear or dynamic scaling (SafeAILab). `fixed`: 10000, whatever the config says.
+RopeBase = Literal["config", "reference", "fixed"]
 
 # What configs of other families say, and the reference's layers (SafeAILab/EAGLE `cnets1.py`, `cnets.py`) never read.
 UNREAD = (
@@ -20,12 +26,11 @@ UNREAD = (
 
 
 def read_decoder(
-    checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: int, fixed_rope_base: bool = False
+    checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: int, rope_base: RopeBase = "reference"
 ) -> Decoder:
     """The decoder of a draft whose first layer's tensors begin with `prefix` (`layers.0.`, `midlayer.`).
 
     Biases, head width and the number of layers follow from the tensors, because published configs misstate them.
-    `fixed_rope_base`: see `read_rope`.
     """
     hidden = facts.size("hidden_size")
     heads = facts.size("num_attention_heads")
@@ -46,7 +51,7 @@ def read_decoder(
         mlp_bias=has_bias(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
         qk_norm=f"{prefix}self_attn.q_norm.weight" in checkpoint.tensors,
         sliding_window=_sliding_window(facts, num_layers),
-        rope=read_rope(facts, fixed_rope_base),
+        rope=read_rope(facts, rope_base),
     )
 
 
@@ -62,12 +67,8 @@ def _sliding_window(facts: Facts, num_layers: int) -> int | None:
     return facts.record("sliding_window", window, "stated")
 
 
-def read_rope(facts: Facts, fixed_base: bool = False) -> Rope:
-    """Rope facts. The reference takes base 10000 without `rope_theta`, and beside linear or dynamic scaling even with.
-
-    `fixed_base`: the trainer takes 10000 for every kind of rope it has, whatever the config says. The target's own
-    base plays no part.
-    """
+def read_rope(facts: Facts, source: RopeBase = "reference") -> Rope:
+    """Rope facts, with the base that a trainer which follows `source` has used. The target's plays no part."""
     scaling = dict(facts.mapping("rope_scaling") or {}) | dict(facts.mapping("rope_parameters") or {})
     if "type" in scaling:
         scaling.setdefault("rope_type", scaling.pop("type"))
@@ -76,18 +77,23 @@ def read_rope(facts: Facts, fixed_base: bool = False) -> Rope:
     stated = facts.optional("rope_theta", float)
     declared = nested if stated is None else stated
     kind = scaling.get("rope_type", "default")
-    if declared is not None and not fixed_base and kind not in ("linear", "dynamic"):
+    ignored = source == "fixed" or (source == "reference" and kind in ("linear", "dynamic"))
+    if declared is not None and not ignored:
         base = facts.record("rope_theta", declared, "stated")
     else:
         said = "nothing" if declared is None else declared
-        base = facts.record("rope_theta", 10000.0, "format default", f"the reference's base; the config says {said}")
+        base = facts.record("rope_theta", 10000.0, "format default", f"the trainer's base; the config says {said}")
     if kind in ("linear", "dynamic"):
         facts.need("factor", scaling)
+    if facts.optional("partial_rotary_factor", float, inside=scaling) not in (None, 1.0):
+        raise FormatError("rope turns a part of each head only (partial_rotary_factor), which the layout cannot say")
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise FormatError(f"rope has different parameters for {', '.join(scaling)}: the layers of a draft must agree")
     facts.record("rope_scaling", str(kind), "stated" if scaling else "format default", "" if scaling else "none given")
     return Rope(
         base=base,
         declared_base=declared,
-        scaling=None if kind == "default" else scaling,
+        scaling=None if kind == "default" and scaling.keys() <= {"rope_type"} else scaling,
         max_position_embeddings=facts.size("max_position_embeddings", 2048, "the reference's default"),
     )
 

@@ -7,6 +7,7 @@ from typing import Protocol, TypeGuard
 
 from draftkit.convert.detect import Format, all_formats
 from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.keypaths import with_values
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
@@ -42,7 +43,7 @@ def export_to(destination: str, draft: Draft, target: TargetFacts | None) -> Exp
         if destination == exporter.DESTINATION and method in exporter.METHODS:
             export = exporter.export(Outgoing(draft, target, destination))
             if draft.provenance.format == exporter.NAME:
-                export = replace(export, config=export.config | draft.provenance.dropped_config)
+                export = replace(export, config=with_values(export.config, draft.provenance.dropped_config))
             return export
     others = [UNIFIED, *sorted({e.DESTINATION for e in _exporters() if method in e.METHODS})]
     known = destination in destinations()

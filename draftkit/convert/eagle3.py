@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, read_decoder
+from draftkit.convert.decoder import RopeBase, check_target, read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
@@ -29,15 +29,17 @@ class Dialect:
     """What one trainer's files mean where the layouts share their names.
 
     - `name`: the format. `prefix`: of the first decoder layer's tensors; deeper ones are `layers.i.` in all.
-    - `fixed_rope_base`: the trainer never reads `rope_theta` and takes 10000, whatever the config says.
+    - `rope_base`: where the trainer takes the rope base from.
     - `norm_output`: what that key means. `feedback`: the next step gets the normed output (vLLM, speculators).
       `logits`: whether the head reads the normed output (SpecForge); the feedback is not normed in either case.
+    - `residual_note`: why `norm_before_residual` is false where the config does not say.
     """
 
     name: str
     prefix: str
-    fixed_rope_base: bool = False
+    rope_base: RopeBase = "reference"
     norm_output: Literal["feedback", "logits"] = "feedback"
+    residual_note: str = "the residual is the hidden state before its norm"
 
 
 def plan_eagle3(
@@ -46,7 +48,7 @@ def plan_eagle3(
     """Plan the conversion of an EAGLE-3-like checkpoint. `dropped`: tensors the trainer left that do nothing → why."""
     _refuse_mla(checkpoint, dialect.prefix)
     decoder = read_decoder(
-        checkpoint, facts, dialect.prefix, _count_layers(checkpoint, dialect.prefix), dialect.fixed_rope_base
+        checkpoint, facts, dialect.prefix, _count_layers(checkpoint, dialect.prefix), dialect.rope_base
     )
     vocab_size = facts.size("vocab_size")
     draft_vocab_size = facts.size("draft_vocab_size", *_rows_of_head(checkpoint, vocab_size))
@@ -73,9 +75,7 @@ def plan_eagle3(
             embedding_norm=True,
             hidden_norm=f"{dialect.prefix}hidden_norm.weight" in checkpoint.tensors,
             input_norm=False,
-            norm_before_residual=facts.stated_or(
-                "norm_before_residual", bool, False, "the residual is the hidden state before its norm"
-            ),
+            norm_before_residual=facts.stated_or("norm_before_residual", bool, False, dialect.residual_note),
             final_norm=final_norm,
             feedback=feedback,
             logit_scale=facts.stated_or("logit_scale", float, 1.0, "none"),

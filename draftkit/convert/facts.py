@@ -45,13 +45,14 @@ class Facts:
     """
 
     def __init__(self, config: dict[str, object], where: object, overrides: Mapping[str, str] | None = None):
-        self._config = config
+        self._config = dict(config)
+        self._paths: dict[str, str] = {}  # lifted key → where it lies in the file
         self._where = where
         self._overrides = dict(overrides or {})
         self._used: set[str] = set()
         self.found: list[FactOrigin] = []
         self.missing: list[tuple[str, str]] = []  # (fact, what to do)
-        self.dropped: dict[str, str] = {}  # config key → reason
+        self.dropped: dict[str, str] = {}  # config key → reason; of a lifted key, its path
         self.losses: list[str] = []  # what the layout cannot hold
 
     def stated(self, key: str, kind: type[Value]) -> Value:
@@ -164,19 +165,44 @@ class Facts:
             raise FormatError(f"{name} is {value!r}", where=self._where, expected="a list of integers")
         return tuple(value)
 
+    def lift(self, key: str) -> None:
+        """Read the keys of the object under `key` as if they stood beside it.
+
+        A key that both levels have is the outer one; the inner one must say the same, or be bookkeeping. Raises
+        `FormatError` when it does not, and when there is no such object.
+        """
+        inner = self.mapping(key)
+        if inner is None:
+            raise FormatError(f"config key {key} is missing", where=self._where, expected="an object")
+        for name, value in inner.items():
+            path = f"{key}.{name}"
+            if name not in self._config:
+                self._config[name], self._paths[name] = value, path
+            elif name in BOOKKEEPING or value == self._config[name]:
+                self.dropped[path] = BOOKKEEPING.get(name, f"{name} beside {key} says the same")
+            else:
+                raise FormatError(f"{path} is {value!r} and {name} is {self._config[name]!r}", where=self._where)
+
     def drop(self, key: str, reason: str) -> None:
         """Say why a config key has no place in the spec."""
         if key in self._config:
-            self.dropped[key] = reason
+            self.dropped[self._path(key)] = reason
+
+    def _path(self, key: str) -> str:
+        return self._paths.get(key, key)
+
+    def keep_config(self) -> None:
+        """Say that the spec holds the whole config, verbatim."""
+        self._used |= self._config.keys()
 
     def check_all_used(self) -> None:
         """Raise `FormatError` naming the keys that were neither used nor dropped."""
         for key, reason in BOOKKEEPING.items():
-            if key not in self._used | self.dropped.keys():
+            if key not in self._used and self._path(key) not in self.dropped:
                 self.drop(key, reason)
-        unknown = sorted(set(self._config) - self._used - set(self.dropped))
+        unknown = sorted(key for key in self._config.keys() - self._used if self._path(key) not in self.dropped)
         if unknown:
-            listing = "\n    ".join(f"{key}: {self._config[key]!r}" for key in unknown)
+            listing = "\n    ".join(f"{self._path(key)}: {self._config[key]!r}" for key in unknown)
             raise FormatError(
                 f"config keys that this format does not define, so that their effect is unknown:\n    {listing}",
                 where=self._where,

@@ -11,7 +11,7 @@ from draftkit.errors import LayoutError
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.spec import EagleSpec
+from draftkit.layout.spec import EagleSpec, MedusaSpec
 from draftkit.layout.target import TargetFacts
 
 
@@ -19,12 +19,14 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     """The draft as vLLM 0.32 runs it. Raises `LayoutError` when there is no such draft.
 
     vLLM drops `fc.bias`, so it is folded into an embedding table of the draft's own: exact but for the rounding of the
-    table's dtype.
+    table's dtype. Medusa heads that borrow the target's head get a copy of it.
     """
     architecture = draft.spec.architecture
     reason = refusal_by_vllm(draft.spec)
     if reason is None:
         return draft
+    if isinstance(architecture, MedusaSpec) and architecture.lm_head == "target":
+        return _with_head(draft, architecture, target)
     if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias):
         raise LayoutError(f"vLLM 0.32 cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
     spec = replace(draft.spec, architecture=replace(architecture, fusion_bias=False, embed_tokens="draft"))
@@ -43,3 +45,18 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     others = (other for other in draft.provenance.facts if other.name != fact.name)
     provenance = replace(draft.provenance, facts=(*others, fact))
     return replace(draft, spec=spec, provenance=provenance, tensors=carry_out(moves, sources))
+
+
+def _with_head(draft: Draft, medusa: MedusaSpec, target: TargetFacts | None) -> Draft:
+    """Medusa heads with a copy of the target's head."""
+    head = Outgoing(draft, target, "vllm").tensor(PREFIX + "lm_head.weight")
+    moves = [copy(tensor) for tensor in draft.tensors.values()]
+    moves.append(Move("from_target", (head.name,), "lm_head.weight", head.dtype, head.shape))
+    fact = FactOrigin(name="lm_head", value="shared", origin="from target", note="a copy of the target's, for vLLM")
+    others = (other for other in draft.provenance.facts if other.name != fact.name)
+    return replace(
+        draft,
+        spec=replace(draft.spec, architecture=replace(medusa, lm_head="shared")),
+        provenance=replace(draft.provenance, facts=(*others, fact)),
+        tensors=carry_out(moves, {**draft.tensors, head.name: head}),
+    )

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from draftkit.errors import LayoutError
+from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.dtypes import tensor_bytes
 from draftkit.layout.handles import CHUNK_BYTES, Chunk, TensorHandle, raw_memory
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Operation = Literal[
     "copy", "drop", "reshape", "first_rows", "offset_to_index", "index_to_offset", "offset_to_mask", "fill",
-    "from_target", "add_lora", "fold_bias",
+    "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed", "fold_bias",
 ]  # fmt: skip
 MAX_FOLD_ERROR = 1e-3  # of the bias, relative
 
@@ -33,7 +33,7 @@ class Move:
     """How one tensor of the result comes about, or why a source tensor is dropped (`destination` is None).
 
     `dtype` and `shape` are those of the result, of the source where it is dropped. `number` is the scale of
-    `add_lora` and the value of `fill`. `reason` is told to the user.
+    `add_lora` and `add_lora_transposed`, and the value of `fill`. `reason` is told to the user.
     """
 
     operation: Operation
@@ -108,11 +108,49 @@ def _fill(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Ch
         left -= min(left, size)
 
 
+def _merge_copies(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """The first source. Raises `FormatError` unless the others hold the same bytes."""
+    first, *copies = sources
+    streams = (handle.chunks(max(size // len(sources), 1)) for handle in sources)
+    for chunks in zip(*streams, strict=True):
+        piece, *others = map(bytes, chunks)
+        for copy, other in zip(copies, others, strict=True):
+            if other != piece:
+                raise FormatError(
+                    f"tensor {copy.name} differs from {first.name}, which the config says it repeats",
+                    where=copy.origin,
+                    hint="fetch the checkpoint again; if it stays so, its weights are not tied",
+                )
+        yield piece
+
+
+def _select_rows(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """The rows of a matrix that the second source numbers, in its order."""
+    matrix, rows = (handle.load() for handle in sources)
+    yield from _tensor_chunks(matrix[rows], move.dtype, size)
+
+
 def _add_lora(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
-    """W + scale · B·A, computed in fp32 and rounded once, as `peft` merges on a CPU."""
-    weight, a, b = (handle.load().float() for handle in sources)
+    """W + scale · B·A by blocks of rows; `add_lora_transposed` adds scale · (B·A)ᵀ.
+
+    In fp32 (fp64 for an fp64 weight) and rounded once to the weight's dtype, as `peft` merges into a model whose
+    adapter is in fp32. A [r, in], B [out, r], W [out, in], for the transposed kind [in, out].
+    """
+    import torch
+
+    from draftkit.layout.dtypes import torch_dtype
+
+    weight, a, b = sources
     assert move.number is not None
-    yield from _tensor_chunks(weight.addmm_(b, a, alpha=move.number), move.dtype, size)
+    precise = torch.promote_types(torch_dtype(move.dtype), torch.float32)
+    left, right = b.load().to(precise), a.load().to(precise)
+    if move.operation == "add_lora_transposed":
+        left, right = right.T, left.T
+    first = 0
+    for rows in _row_blocks(weight, size):
+        update = (left[first : first + len(rows)] @ right) * move.number
+        first += len(rows)
+        yield from _tensor_chunks(rows + update, move.dtype, size)
 
 
 def _fold_bias(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
@@ -121,8 +159,6 @@ def _fold_bias(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterat
     Then fc(e + d, h) without its bias is what fc(e, h) was with it. Raises `LayoutError` when W_e cannot reach b.
     """
     import torch
-
-    from draftkit.layout.dtypes import torch_dtype
 
     table, fusion, bias = sources
     width = table.shape[1]
@@ -135,9 +171,7 @@ def _fold_bias(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterat
             where=bias.origin,
             hint="serve the draft with an engine that has the bias, as SGLang: --to sglang",
         )
-    row_bytes = tensor_bytes(table.dtype, (width,))
-    for chunk in table.chunks(max(size // row_bytes, 1) * row_bytes):
-        rows = torch.frombuffer(bytearray(chunk), dtype=torch_dtype(table.dtype)).view(-1, width)
+    for rows in _row_blocks(table, size):
         yield from _tensor_chunks(rows.double() + d, move.dtype, size)
 
 
@@ -147,7 +181,10 @@ STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]
     "index_to_offset": _index_to_offset,
     "offset_to_mask": _offset_to_mask,
     "fill": _fill,
+    "merge_copies": _merge_copies,
+    "select_rows": _select_rows,
     "add_lora": _add_lora,
+    "add_lora_transposed": _add_lora,
     "fold_bias": _fold_bias,
 }
 
@@ -167,6 +204,18 @@ def _bytes(values: Iterator[int]) -> bytes:
     if sys.byteorder == "big":
         result.byteswap()
     return result.tobytes()
+
+
+def _row_blocks(matrix: TensorHandle, size: int) -> Iterator[torch.Tensor]:
+    """A matrix as blocks of whole rows, of about `size` bytes."""
+    import torch
+
+    from draftkit.layout.dtypes import torch_dtype
+
+    width = matrix.shape[1]
+    row_bytes = tensor_bytes(matrix.dtype, (width,))
+    for chunk in matrix.chunks(max(size // row_bytes, 1) * row_bytes):
+        yield torch.frombuffer(bytearray(chunk), dtype=torch_dtype(matrix.dtype)).view(-1, width)
 
 
 def _tensor_chunks(tensor: torch.Tensor, dtype: str, size: int) -> Iterator[Chunk]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.checkpoint import ADAPTER_CONFIG, Checkpoint
+from draftkit.convert.keypaths import value_at
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
 from draftkit.layout.folder import Draft
@@ -29,7 +30,7 @@ def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, dig
         target=target.name if target else None,
         target_revision=target.revision if target else None,
         facts=plan.facts,
-        dropped_config={key: checkpoint.config[key] for key in plan.dropped_keys},
+        dropped_config={key: value_at(checkpoint.config, key) for key in plan.dropped_keys},
         losses=plan.losses,
         draftkit_version=__version__,
     )
@@ -41,7 +42,8 @@ def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, dig
 
 def _input_files(checkpoint: Checkpoint, digest: bool) -> tuple[InputFile, ...]:
     origins = {handle.origin for handle in checkpoint.tensors.values()}
-    paths = [checkpoint.source.path / "config.json", *sorted(origins)]
+    configs = [checkpoint.source.path / name for name in ("config.json", ADAPTER_CONFIG)]
+    paths = [*configs, *sorted(origins)]
     return tuple(
         InputFile(name=path.name, size=path.stat().st_size, sha256=_sha256(path, digest))
         for path in paths

@@ -43,6 +43,10 @@ def refusal_by_vllm(spec: DraftSpec) -> str | None:
             return "vLLM's EAGLE-3 class gives a bias to all four attention projections or to none"
         case MlpSpeculatorSpec():
             return "vLLM has no proposer for MLP speculators"
+        case MedusaSpec(lm_head="target"):
+            return "vLLM's Medusa class does not borrow the target's head, and leaves its own uninitialised"
+        case MedusaSpec(lm_head="draft") as medusa if medusa.draft_vocab_size != medusa.vocab_size:
+            return "vLLM's Medusa class gives every head the whole vocabulary"
         case CausalLMSpec(target_features=features) if features is not None:
             return "vLLM would ignore the target features of PARD-2"
     if isinstance(spec.architecture, EagleSpec) and spec.architecture.concatenation != "embedding_hidden":
@@ -67,7 +71,7 @@ def _eagle(eagle: EagleSpec) -> dict[str, object]:
         "attention_bias": decoder.output_bias or (decoder.qkv_bias and eagle.token_entry == "attention"),
         "mlp_bias": decoder.mlp_bias,
         "tie_word_embeddings": False,
-    } | _rope(decoder.rope)
+    } | rope_keys(decoder.rope)
     if eagle.token_entry == "fusion":
         config["qkv_bias"] = decoder.qkv_bias
     if decoder.sliding_window is not None:
@@ -97,7 +101,7 @@ def _eagle3_keys(eagle: EagleSpec) -> dict[str, object]:
     return keys
 
 
-def _rope(rope: Rope) -> dict[str, object]:
+def rope_keys(rope: Rope) -> dict[str, object]:
     """Both spellings: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of older engines."""
     scaling = rope.scaling or {"rope_type": "default"}
     return {
@@ -133,5 +137,5 @@ def _medusa(medusa: MedusaSpec) -> dict[str, object]:
         "num_heads": medusa.num_heads,
         "num_hidden_layers": medusa.num_layers,
         "medusa_fc_bias": medusa.bias,
-        "original_lm_head": medusa.lm_head == "target",
+        "original_lm_head": medusa.lm_head != "draft",
     }

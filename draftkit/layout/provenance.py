@@ -31,7 +31,8 @@ class InputFile:
 class Provenance:
     """Source and target of a conversion; revisions are Hub commits, None for local folders.
 
-    `dropped_config`: the keys of the source's config that have no place in the spec, with their values.
+    `dropped_config`: the keys of the source's config that have no place in the spec, with their values; a key inside an
+    object by its path, `outer.key`.
     `losses`: what the source had and this draft has not.
     """
 

@@ -151,44 +151,47 @@ def _layer(decoder: Decoder, prefix: str, attention_input: int | None = None) ->
 def _causal_lm(lm: CausalLMSpec) -> dict[str, TensorSchema]:
     check_layers(lm.config)
     if str(lm.config.get("model_type")) in DENSE_MODEL_TYPES:
-        tensors = _dense_causal_lm(lm)
+        tensors, tied = _dense_causal_lm(lm)
     else:
-        tensors = _transformers_shapes(lm.config)
-    schema = {name: TensorSchema(shape) for name, shape in tensors.items()}
-    if lm.config.get("tie_word_embeddings") and "lm_head.weight" in schema:
-        schema["lm_head.weight"] = TensorSchema(schema["lm_head.weight"].shape, required=False)
+        tensors, tied = _transformers_shapes(lm.config)
+    schema = {name: TensorSchema(shape, required=name not in tied) for name, shape in tensors.items()}
     if lm.target_features is not None:
-        hidden = tensors["model.norm.weight"][0]
+        hidden = next(iter(tensors.values()))[-1]  # the embedding table's width
         schema["target_proj.weight"] = TensorSchema((hidden, lm.target_features.size))
         if lm.target_features.projection_bias:
             schema["target_proj.bias"] = TensorSchema((hidden,))
     return schema
 
 
-def _dense_causal_lm(lm: CausalLMSpec) -> dict[str, Shape]:
+def _dense_causal_lm(lm: CausalLMSpec) -> tuple[dict[str, Shape], set[str]]:
+    """The tensors, and the names of those that may be left out because they repeat another."""
     decoder = decoder_of_config(lm.config)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": (lm.vocab_size, decoder.hidden_size)}
     for index in range(decoder.num_hidden_layers):
         tensors |= _layer(decoder, f"model.layers.{index}.")
     tensors["model.norm.weight"] = (decoder.hidden_size,)
     tensors["lm_head.weight"] = (lm.vocab_size, decoder.hidden_size)
-    return tensors
+    return tensors, {"lm_head.weight"} if lm.config.get("tie_word_embeddings") else set()
 
 
-def _transformers_shapes(config: dict[str, object]) -> dict[str, Shape]:
-    """Shapes of any other causal LM, from transformers' own class built without memory."""
+def _transformers_shapes(config: dict[str, object]) -> tuple[dict[str, Shape], set[str]]:
+    """The same of any other causal LM, as transformers saves it, from its own class built without memory."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
 
     values = dict(config)
     kind = values.pop("model_type", None)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
+        tensors = revert_weight_conversion(model, model.state_dict())
     except Exception as error:  # whatever its config class or model stumbles over
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FormatError(f"transformers has no causal LM for model_type {kind!r} and this config: {reason}") from error
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    own = dict(model.named_parameters())
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False) if name not in own}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied
 
 
 def _mlp_speculator(mlp: MlpSpeculatorSpec) -> dict[str, TensorSchema]:
@@ -215,6 +218,8 @@ def _medusa(medusa: MedusaSpec) -> dict[str, TensorSchema]:
                 tensors[f"blocks.{head}.layers.{layer}.bias"] = (h,)
         if medusa.lm_head == "draft":
             tensors[f"lm_heads.{head}.weight"] = (medusa.draft_vocab_size, h)
+    if medusa.lm_head == "shared":
+        tensors["lm_head.weight"] = (medusa.draft_vocab_size, h)
     schema = {name: TensorSchema(shape) for name, shape in tensors.items()}
     if medusa.draft_vocab_size != medusa.vocab_size:
         schema["token_map"] = TensorSchema((medusa.draft_vocab_size,), ("I64",))

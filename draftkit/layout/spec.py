@@ -191,7 +191,9 @@ class MlpSpeculatorSpec:
 class MedusaSpec:
     """Medusa: independent heads on the target's last normed hidden state; head h predicts the token h + 2 ahead.
 
-    `num_layers` residual blocks a head, which the original code repeats with shared weights; `bias` on the blocks.
+    - `num_layers` residual blocks a head, each with weights of its own; `bias` on the blocks.
+    - `lm_head`: the matrix to logits. `draft`: one for each head. `shared`: one of the draft's for all. `target`: the
+      target's, borrowed when loaded.
     """
 
     target_hidden_size: int
@@ -200,7 +202,7 @@ class MedusaSpec:
     num_heads: int
     num_layers: int
     bias: bool
-    lm_head: Literal["draft", "target"]
+    lm_head: Literal["draft", "shared", "target"]
 
     def __post_init__(self) -> None:
         _check_range(self, MAX_REPEATS, "num_heads", "num_layers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def _open_shards(index: Path, kind: Kind) -> dict[str, TensorHandle]:
     """The tensors that an index lists, from the shards beside it."""
     weight_map = read_weight_map(index)
     shards = sorted(set(weight_map.values()))
-    present = [shard for shard in shards if (index.parent / shard).is_file()]
+    present = [shard for shard in shards if os.path.isfile(index.parent / shard)]  # False for impossible names too
     handles = {shard: kind.read(index.parent / shard) for shard in present}
     problems = [f"{shard} is missing" for shard in shards if shard not in handles]
     for shard in present:

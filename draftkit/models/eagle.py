@@ -111,9 +111,12 @@ class EagleModel(nn.Module):
         logits = self.lm_head(head_input)
         return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Ids of the draft vocabulary → ids of the target's."""
-        return draft_ids + self.d2t[draft_ids] if self.spec.reduced_vocabulary else draft_ids
+    @property
+    def target_ids(self) -> Tensor | None:
+        """int64 [Vd]: the target's id of each draft id; None when they are the same."""
+        if not self.spec.reduced_vocabulary:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def _concatenate(self, embedding: Tensor, hidden: Tensor) -> Tensor:
         pair = (embedding, hidden) if self.spec.concatenation == "embedding_hidden" else (hidden, embedding)

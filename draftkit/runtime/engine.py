@@ -20,7 +20,7 @@ from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter
 from draftkit.runtime.records import Generation, Request, Round
-from draftkit.runtime.verify import Verdict, verify_greedy
+from draftkit.runtime.verify import Verdict, draw_greedy, verify_greedy
 
 MAX_SPECULATIVE_TOKENS = 16
 
@@ -166,7 +166,7 @@ class Engine:
             features=state.features[slots] if self.drafter.taps is not None else None,
             length=length,
         )
-        return self.drafter.propose(committed, self.k).tokens
+        return self.drafter.propose(committed, self.k, draw_greedy)
 
     def _record(self, active: dict[int, Generation], verdict: Verdict) -> None:
         tokens, counts = verdict.tokens.tolist(), verdict.counts.tolist()

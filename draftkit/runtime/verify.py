@@ -26,3 +26,9 @@ def verify_greedy(drafted: Tensor, logits: Tensor) -> Verdict:
     best = logits.argmax(-1)
     agreed = (drafted == best[:, :-1]).long().cumprod(-1).sum(-1)
     return Verdict(best, agreed + 1)
+
+
+def draw_greedy(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+    """`protocol.Draw` at temperature 0: the most likely token."""
+    best = logits.argmax(-1)
+    return best if ids is None else ids[best]

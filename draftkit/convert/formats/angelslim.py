@@ -18,7 +18,7 @@ from draftkit.layout.target import TargetFacts
 
 NAME = "angelslim"
 TITLE = "EAGLE-3 (AngelSlim layout)"
-DIALECT = Dialect(NAME, "midlayer.", fixed_rope_base=True)
+DIALECT = Dialect(NAME, "midlayer.", rope_base="fixed")
 
 
 MARKS = {"target_model_type", "modal_type", "early_stop_method"}

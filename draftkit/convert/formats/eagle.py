@@ -11,6 +11,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.decoder import check_target, has_bias, read_decoder
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.fusion import fusion_spec
 from draftkit.convert.llama_config import llama_config, losses_of_decoder
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.layout.spec import DraftSpec, EagleSpec
@@ -39,26 +40,11 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     if target is not None:
         check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     own_embedding = "embed_tokens.weight" in checkpoint.tensors
-    architecture = EagleSpec(
-        decoder=decoder,
-        vocab_size=vocab_size,
-        draft_vocab_size=vocab_size,
-        target_hidden_size=decoder.hidden_size,
-        aux_layer_ids=None,
-        token_entry="fusion",
-        concatenation="embedding_hidden",
+    architecture = fusion_spec(
+        decoder,
+        vocab_size,
         fusion_bias=has_bias(checkpoint, facts, "fusion_bias", "fc.bias", key="bias"),
-        feature_norm="none",
-        embedding_norm=False,
-        hidden_norm=False,
-        input_norm=False,
-        norm_before_residual=False,
-        final_norm=False,
-        feedback="pre_norm",
-        logit_scale=1.0,
         embed_tokens="draft" if own_embedding else "target",
-        lm_head="target",
-        parallel=None,
     )
     facts.record("features", "target's last hidden state after its final norm", "format default")
     facts.record("embed_tokens", architecture.embed_tokens, "from tensors")
@@ -73,8 +59,10 @@ def export(outgoing: Outgoing) -> Export:
     assert isinstance(eagle, EagleSpec)
     has_norms = eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm
     losses = [*losses_of_decoder(eagle.decoder), *["the norms around its layers"] * has_norms]
+    losses += ["its own head: the class takes the target's"] * (eagle.lm_head == "draft")
+    losses += [f"the logit scale {eagle.logit_scale}"] * (eagle.logit_scale != 1.0)
     config = llama_config(eagle, outgoing.dtype) | {"bias": eagle.fusion_bias, "qkv_bias": eagle.decoder.qkv_bias}
-    moves = outgoing.renamed({}, without=["embed_tokens.weight", *NORMS])
+    moves = outgoing.renamed({}, without=["embed_tokens.weight", "lm_head.weight", "d2t", *NORMS])
     if eagle.embed_tokens == "draft" or outgoing.draft.provenance.format != NAME:
         moves.append(outgoing.borrowed("embed_tokens.weight"))
     return Export(config, tuple(moves), tuple(losses))

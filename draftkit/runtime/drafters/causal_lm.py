@@ -7,11 +7,11 @@ from torch import Tensor
 
 from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw
 
 
 class CausalLMDrafter:
-    """Drafts greedily. Newly accepted tokens are fed together with the bonus token, which saves a pass a round."""
+    """Newly accepted tokens are fed together with the bonus token, which saves a pass a round."""
 
     taps = None
 
@@ -28,16 +28,16 @@ class CausalLMDrafter:
         self.model.forward(prompt[None], positions, self.cache.rows(slots, positions, len(prompt)), last_only=True)
 
     @torch.inference_mode()
-    def propose(self, committed: Committed, k: int) -> Proposal:
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Tensor:
         row = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
         positions = committed.start[:, None] + row
         logits = self._pass(committed, committed.tokens, positions)
         last = committed.counts[:, None] - 1
         position = positions.gather(1, last)  # [B, 1]
-        drafted = [logits.argmax(-1).gather(1, last)]
+        drafted = [draw(0, logits.take_along_dim(last[:, :, None], 1)[:, 0])]
         for step in range(1, k):
-            drafted.append(self._pass(committed, drafted[-1], position + step).argmax(-1))
-        return Proposal(torch.cat(drafted, dim=1), None)
+            drafted.append(draw(step, self._pass(committed, drafted[-1][:, None], position + step)[:, 0]))
+        return torch.stack(drafted, dim=1)
 
     def _pass(self, committed: Committed, tokens: Tensor, positions: Tensor) -> Tensor:
         rows = self.cache.rows(committed.slots, positions, committed.length)

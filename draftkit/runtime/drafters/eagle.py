@@ -13,11 +13,11 @@ from torch import Tensor
 from draftkit.models.eagle import EagleModel
 from draftkit.models.target import Taps
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw
 
 
 class EagleDrafter:
-    """Drafts greedily: the first token from true features, each further one from the draft's own feedback."""
+    """The first token comes from true features, each further one from the draft's own feedback."""
 
     def __init__(self, model: EagleModel):
         self.model = model
@@ -42,7 +42,7 @@ class EagleDrafter:
         self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows))
 
     @torch.inference_mode()
-    def propose(self, committed: Committed, k: int) -> Proposal:
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Tensor:
         assert committed.features is not None
         row = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
         positions = committed.start[:, None] - 1 + row
@@ -50,18 +50,17 @@ class EagleDrafter:
         head_input, feedback = self._pass(committed, committed.tokens, hidden, positions)
         last = committed.counts[:, None] - 1
         position = positions.gather(1, last)  # [B, 1]
-        index = last[:, :, None].expand(-1, -1, head_input.shape[-1])
-        head_input, feedback = head_input.gather(1, index), feedback.gather(1, index)
-        drafted = [self._best(head_input)]
+        head_input, feedback = (x.take_along_dim(last[:, :, None], 1) for x in (head_input, feedback))
+        drafted = [self._draw(draw, 0, head_input)]
         for step in range(1, k):
-            head_input, feedback = self._pass(committed, drafted[-1], feedback, position + step)
-            drafted.append(self._best(head_input))
-        return Proposal(torch.cat(drafted, dim=1), None)
+            head_input, feedback = self._pass(committed, drafted[-1][:, None], feedback, position + step)
+            drafted.append(self._draw(draw, step, head_input))
+        return torch.stack(drafted, dim=1)
 
     def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         rows = self.cache.rows(committed.slots, positions, committed.length)
         return self.model(tokens, hidden, positions, kv=rows)
 
-    def _best(self, head_input: Tensor) -> Tensor:
-        """The most likely target token of each row, [B, 1]."""
-        return self.model.target_ids(self.model.logits(head_input).argmax(-1))
+    def _draw(self, draw: Draw, step: int, head_input: Tensor) -> Tensor:
+        """The token [B] drawn from a row [B, 1, H]."""
+        return draw(step, self.model.logits(head_input[:, 0]), self.model.target_ids)

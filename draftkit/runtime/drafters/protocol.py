@@ -30,11 +30,14 @@ class Committed(NamedTuple):
     length: int
 
 
-class Proposal(NamedTuple):
-    """`tokens` int64 [B, K] in the target's vocabulary; `probs` [B, K, V] they were drawn from, None if greedy."""
+class Draw(Protocol):
+    """Draws the draft tokens of a round, and keeps what they were drawn from."""
 
-    tokens: Tensor
-    probs: Tensor | None
+    def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        """The token int64 [B] of draft position `step` (0 … K−1), in the target's vocabulary.
+
+        `logits` [B, V]; or [B, Vd] over a draft vocabulary whose target ids are `ids` int64 [Vd].
+        """
 
 
 class Drafter(Protocol):
@@ -50,5 +53,5 @@ class Drafter(Protocol):
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         """Take in a new sequence: `prompt` int64 [T] and the target's `features` [T, F] at the same positions."""
 
-    def propose(self, committed: Committed, k: int) -> Proposal:
-        """Take in the committed tokens and draft `k` ≥ 1 more."""
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Tensor:
+        """Take in the committed tokens and draft `k` ≥ 1 more, each by `draw`: int64 [B, k]."""

@@ -1,0 +1,81 @@
+"""Reading drafts that are causal language models: plain ones, PARD and PARD-2. Their config is kept verbatim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.facts import Facts
+from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
+from draftkit.errors import FormatError, TargetError
+from draftkit.layout.dtypes import QUANTIZED
+from draftkit.layout.folder import tokenizer_files
+from draftkit.layout.spec import CausalLMSpec, DraftSpec, ParallelDrafting, TargetFeatures
+from draftkit.layout.target import TargetFacts
+
+NO_TOKEN = -1  # what PARD's trainer writes when it was given no mask token
+
+
+def plan_causal_lm(
+    name: str,
+    checkpoint: Checkpoint,
+    facts: Facts,
+    target: TargetFacts | None,
+    parallel: ParallelDrafting | None = None,
+    target_features: TargetFeatures | None = None,
+    dropped: Mapping[str, str] | None = None,
+) -> Plan:
+    """Plan the conversion of a causal LM; `name` is the format's. There is no spec while `facts` lack something."""
+    vocab_size = facts.size("vocab_size")
+    if target is not None and target.vocab_size != vocab_size:
+        raise TargetError(
+            f"{checkpoint.source.name} has {vocab_size} tokens, {target.name} has {target.vocab_size}",
+            where=checkpoint.source.path,
+            hint="pass a draft with the target's vocabulary",
+        )
+    facts.record("config", str(checkpoint.config.get("model_type")), "stated", "kept verbatim")
+    quantization = facts.mapping("quantization_config")
+    if quantization is not None:
+        _check_quantization(checkpoint, quantization)
+    facts.keep_config()
+    spec = None
+    if not facts.missing:
+        architecture = CausalLMSpec(
+            config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features
+        )
+        spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
+    moves = rename(checkpoint, dropped=dropped)
+    return make_plan(name, checkpoint, facts, spec, moves, tokenizer_files(checkpoint.source.path))
+
+
+def is_causal_lm(checkpoint: Checkpoint) -> bool:
+    """Whether the tensors are those of a whole language model with Llama's names."""
+    return {"model.embed_tokens.weight", "model.norm.weight"} <= checkpoint.tensors.keys()
+
+
+def read_mask_token(checkpoint: Checkpoint, facts: Facts) -> ParallelDrafting | None:
+    """PARD's mask token; None while it is missing, which `facts` then say."""
+    token = facts.optional("pard_token", int)
+    if token in (None, NO_TOKEN):
+        given = facts.require("mask_token_id", "ask the author for PARD's mask token and pass --set mask_token_id=…")
+        token = None if given is None else facts.as_integers("mask_token_id", [given])[0]
+    else:
+        facts.record("mask_token_id", token, "stated", "pard_token")
+    if token is None:
+        return None
+    vocab_size = checkpoint.config.get("vocab_size")
+    if not isinstance(vocab_size, int) or not 0 <= token < vocab_size:
+        raise FormatError(
+            f"PARD's mask token is {token}, and the vocabulary has {vocab_size} tokens", where=checkpoint.config_path
+        )
+    return ParallelDrafting(mask_token_id=token, mask_state=False)
+
+
+def _check_quantization(checkpoint: Checkpoint, quantization: dict[str, object]) -> None:
+    if not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):
+        raise FormatError(
+            f"the weights are quantised by {quantization.get('quant_method')}, which packs them in a way of its own",
+            where=checkpoint.source.path,
+            expected="weights in a floating-point dtype, or in fp8 beside their scales",
+            hint="convert the model that was quantised",
+        )

@@ -1,0 +1,211 @@
+"""A LoRA adapter of peft, merged into the causal language model that it was trained on.
+
+`adapter_config.json` and `adapter_model.safetensors` without a config of their own: the base model is opened beside
+them, and what it is (plain, PARD, …) decides the rest. W' = W + scale · B·A with the scale `lora_alpha / r`, or
+`lora_alpha / √r` where rank-stabilised. Source: huggingface/peft `src/peft/tuners/lora/layer.py`, `config.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from draftkit.convert.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint
+from draftkit.convert.detect import detect
+from draftkit.convert.facts import Facts
+from draftkit.convert.operations import Move, drop
+from draftkit.convert.plan import Plan
+from draftkit.errors import FormatError
+from draftkit.layout.dtypes import FLOATS
+from draftkit.layout.folder import tokenizer_files
+from draftkit.layout.handles import TensorHandle
+from draftkit.layout.target import TargetFacts
+
+NAME = "lora"
+TITLE = "causal language model with a LoRA adapter (peft), merged"
+
+# Options under which the merged weights are not W + scale · B·A.
+VARIANTS = {
+    "alora_invocation_tokens": "an activated LoRA acts only after its invocation tokens, so that it cannot be merged",
+    "layer_replication": "it repeats layers of the base model",
+    "lora_bias": "its B matrices have a bias",
+    "target_parameters": "it adapts parameters that are not the weight of a module",
+    "trainable_token_indices": "it replaces rows of the embedding",
+    "use_dora": "DoRA scales every row of the merged matrix by a learned magnitude",
+}
+UNCHANGED_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # initialisations that leave W as it was
+UNUSED = {
+    "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules",
+    "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "megatron_core",
+    "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "target_modules", "task_type",
+}  # fmt: skip
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.weight)?")
+EMBEDDING_OR_HEAD = re.compile(r".*\b(embed_tokens|wte|embed_in|embed_out|word_embeddings|lm_head)\.weight")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an adapter's config says about the merge. `alphas`: pattern of module names → its own alpha."""
+
+    alpha: float
+    alphas: Mapping[re.Pattern[str], float]
+    rank_stabilised: bool
+    fan_in_fan_out: bool
+
+    def scale(self, module: str, rank: int) -> float:
+        alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.fullmatch(module)), self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The tensors of an adapter by the base model's name of what they change.
+
+    `factors`: the matrices A and B, with whether they are an embedding's. `saved`: trained whole, in place of the old.
+    """
+
+    factors: dict[str, dict[str, TensorHandle]]
+    embeddings: set[str]
+    saved: dict[str, TensorHandle]
+
+
+def recognise(checkpoint: Checkpoint) -> int:
+    return 9 if checkpoint.adapter is not None else 0
+
+
+def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
+    assert checkpoint.adapter is not None
+    settings = _read_settings(checkpoint.adapter.config, checkpoint.source.path / ADAPTER_CONFIG)
+    base = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER)}
+    changes = _read_changes(checkpoint)
+    _check_names(checkpoint, base, changes)
+    facts.record("base_model", checkpoint.adapter.base.name, "stated", checkpoint.adapter.base.revision or "")
+    facts.record("adapter", f"LoRA in {len(changes.factors)} matrices", "stated", f"lora_alpha {settings.alpha:g}")
+    merged = base | {name: replace(handle, name=name) for name, handle in changes.saved.items()}
+    model = replace(checkpoint, source=checkpoint.adapter.base, tensors=merged, adapter=None)
+    planned = detect(model).plan(model, facts, target)
+    moves = [_with_changes(checkpoint, settings, changes, move) for move in planned.moves]
+    moves += [drop(base[name], "the adapter has its own (modules_to_save)") for name in changes.saved]
+    files = {path.name: path for path in (*planned.copied_files, *tokenizer_files(checkpoint.source.path))}
+    return replace(planned, format=NAME, moves=tuple(moves), copied_files=tuple(files.values()))
+
+
+def _read_settings(config: dict[str, object], path: Path) -> Settings:
+    """Raises `FormatError` for every kind of adapter that is more than W + scale · B·A."""
+    facts = Facts(config, path)
+    if (kind := facts.optional("peft_type", str)) != "LORA":
+        raise _refusal(path, f"this is a {kind} adapter", "only LORA is merged")
+    for key, reason in VARIANTS.items():
+        if config.get(key):
+            raise _refusal(path, f"{key} is {config[key]!r}", reason)
+    if (bias := facts.optional("bias", str)) not in (None, "none"):
+        raise _refusal(path, f"bias is {bias!r}", "the adapter trains biases of the base model too")
+    if (start := config.get("init_lora_weights")) not in UNCHANGED_BASE:
+        raise _refusal(path, f"init_lora_weights is {start!r}", "it changed the base model's weights before training")
+    settings = Settings(
+        alpha=facts.stated("lora_alpha", float),
+        alphas=_patterns(facts.mapping("alpha_pattern") or {}, path),
+        rank_stabilised=bool(facts.optional("use_rslora", bool)),
+        fan_in_fan_out=bool(facts.optional("fan_in_fan_out", bool)),
+    )
+    for key, value in config.items():
+        if key in UNUSED or key == "init_lora_weights":
+            facts.drop(key, "no effect on the merged weights")
+        elif not value:
+            facts.drop(key, "off")
+    facts.check_all_used()
+    return settings
+
+
+def _patterns(alphas: dict[str, object], path: Path) -> dict[re.Pattern[str], float]:
+    """peft's patterns: regular expressions for the end of a module's name."""
+    patterns = {}
+    for text, alpha in alphas.items():
+        if not isinstance(alpha, int | float):
+            raise FormatError(f"alpha_pattern has {alpha!r} for {text}", where=path, expected="a number")
+        try:
+            patterns[re.compile(rf"(.*\.)?({text})")] = float(alpha)
+        except re.error as error:
+            raise FormatError(f"alpha_pattern has {text!r}: {error}", where=path) from error
+    return patterns
+
+
+def _refusal(path: Path, what: str, reason: str) -> FormatError:
+    hint = "merge it with peft (merge_and_unload, then save_pretrained) and convert the result"
+    return FormatError(f"{what}: {reason}", where=path, hint=hint)
+
+
+def _read_changes(checkpoint: Checkpoint) -> Changes:
+    changes = Changes({}, set(), {})
+    for name, handle in checkpoint.tensors.items():
+        if not name.startswith(ADAPTER):
+            continue
+        inner = name.removeprefix(ADAPTER)
+        if match := FACTOR.fullmatch(inner):
+            weight = f"{match['module']}.weight"
+            changes.factors.setdefault(weight, {})[match["factor"]] = handle
+            changes.embeddings.update([weight] if match["embedding"] else [])
+        else:
+            changes.saved[inner.replace(".base_layer.", ".")] = handle
+    return changes
+
+
+def _check_names(checkpoint: Checkpoint, base: Mapping[str, TensorHandle], changes: Changes) -> None:
+    """Raise `FormatError` unless every change has its matrix, which is not tied to another."""
+    changed = changes.factors.keys() | changes.saved.keys()
+    problems = [f"{name}: not in the base model" for name in changed - base.keys()]
+    for name, factors in changes.factors.items():
+        problems += [f"{name}: lora_{factor} is missing" for factor in {"A", "B"} - factors.keys()]
+    if checkpoint.config.get("tie_word_embeddings") or "lm_head.weight" not in base:
+        tied = (name for name in changed & base.keys() if EMBEDDING_OR_HEAD.fullmatch(name))
+        problems += [f"{name}: the base model ties embedding and head, the adapter trains one of them" for name in tied]
+    if problems:
+        listing = "\n    ".join(sorted(problems))
+        raise FormatError(
+            f"the adapter does not fit its base model:\n    {listing}",
+            where=checkpoint.source.path,
+            hint="check base_model_name_or_path in adapter_config.json, or merge the adapter with peft",
+        )
+
+
+def _with_changes(checkpoint: Checkpoint, settings: Settings, changes: Changes, move: Move) -> Move:
+    """A move of the base model, from the adapter's own tensor or with its update added."""
+    name = move.sources[0]
+    source = changes.saved[name].name if name in changes.saved else name
+    if name not in changes.factors:
+        return replace(move, sources=(source, *move.sources[1:]))
+    a, b = (changes.factors[name][factor] for factor in "AB")
+    weight = checkpoint.tensors[source]
+    transposed = _is_transposed(checkpoint, settings, weight, a, b, name in changes.embeddings)
+    return replace(
+        move,
+        operation="add_lora_transposed" if transposed else "add_lora",
+        sources=(source, a.name, b.name),
+        number=settings.scale(name.removesuffix(".weight"), a.shape[0]),
+    )
+
+
+def _is_transposed(
+    checkpoint: Checkpoint, settings: Settings, weight: TensorHandle, a: TensorHandle, b: TensorHandle, embedding: bool
+) -> bool:
+    """Whether the weight is [in, out], as embeddings and GPT-2's layers are. Raises `FormatError` when neither fits."""
+    if weight.dtype not in FLOATS:
+        raise FormatError(
+            f"{weight.name} is {weight.dtype}: an adapter cannot be merged into quantised weights",
+            where=weight.origin,
+            hint="name the model that was quantised as base_model_name_or_path in adapter_config.json",
+        )
+    rank, inputs = checkpoint.matrix(a.name)
+    outputs, columns = checkpoint.matrix(b.name)
+    plain, turned = weight.shape == (outputs, inputs), weight.shape == (inputs, outputs)
+    if not rank or rank != columns or not (turned if embedding else plain or turned):
+        raise FormatError(
+            f"{a.name} is {list(a.shape)} and {b.name} {list(b.shape)}, which do not fit {weight.name} "
+            f"{list(weight.shape)}",
+            where=checkpoint.source.path,
+        )
+    return embedding or (settings.fan_in_fan_out if plain and turned else turned)

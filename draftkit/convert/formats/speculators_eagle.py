@@ -1,0 +1,59 @@
+"""EAGLE-1 and HASS as the speculators library stored them until 0.4 (`speculators_model_type` `eagle`).
+
+`fusion_fc` is EAGLE's `fc` and `transformer` its one layer. With `layernorms` the embedding, the layer's input and the
+output are normed. Embedding, head and rope table were the target's. Source: vllm-project/speculators at 792b9e6c^,
+`models/eagle.py`, `convert/eagle/eagle_converter.py`.
+"""
+
+from __future__ import annotations
+
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.decoder import check_target, has_bias, read_decoder
+from draftkit.convert.facts import Facts
+from draftkit.convert.fusion import fusion_spec
+from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
+from draftkit.convert.speculators import LAYER_CONFIG, note_target
+from draftkit.layout.spec import DraftSpec
+from draftkit.layout.target import TargetFacts
+
+NAME = "speculators-eagle"
+TITLE = "EAGLE-1, HASS (speculators 0.1 to 0.4 layout)"
+
+NAMES = {
+    "fusion_fc.": "fc.",
+    "transformer.": "layers.0.",
+    "embedding_layernorm.": "enorm.",
+    "pre_lm_head_layernorm.": "norm.",
+}
+
+
+def recognise(checkpoint: Checkpoint) -> int:
+    return 5 if checkpoint.config.get("speculators_model_type") == "eagle" else 0
+
+
+def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
+    facts.lift(LAYER_CONFIG)
+    facts.drop("speculators_model_type", "names the format")
+    facts.drop("transformer_layer_architecture", "the tensors tell the layer")
+    note_target(facts)
+    decoder = read_decoder(checkpoint, facts, "transformer.", num_layers=1)
+    vocab_size = facts.size("vocab_size")
+    if target is not None:
+        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+    normed = facts.stated_or("layernorms", bool, False, "the library's default")
+    if normed:
+        facts.record("feedback", "pre_norm", "format default", "the library only trained; untested against a trainer")
+    facts.record("features", "target's last hidden state after its final norm", "format default")
+    for module in ("embed_tokens", "lm_head"):
+        facts.record(module, "target", "format default", "the format stores none")
+    architecture = fusion_spec(
+        decoder,
+        vocab_size,
+        fusion_bias=has_bias(checkpoint, facts, "fusion_bias", "fusion_fc.bias"),
+        embedding_norm=normed,
+        input_norm=normed,
+        final_norm=normed,
+        embed_tokens="target",
+    )
+    spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
+    return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint, NAMES))

@@ -1,0 +1,272 @@
+"""The Triton kernels agree with their torch references, and compile for a GPU without one.
+
+Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
+starts this file again in a process of its own, and the others wait for that process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling_rounds import Round, random_round
+from torch import Tensor
+
+from draftkit.runtime.kernels import backend, matching, noise, recovered, rejection, residual_mass, sample, statistics
+from draftkit.runtime.sampling import random
+from draftkit.runtime.sampling.block import verify_block
+from draftkit.runtime.sampling.coupled import verify_coupled
+from draftkit.runtime.sampling.drafting import draw
+from draftkit.runtime.sampling.greedy import verify_greedy
+from draftkit.runtime.sampling.parameters import SamplingParameters, SamplingTensors
+from draftkit.runtime.sampling.probabilities import distribution, probabilities
+from draftkit.runtime.sampling.random import Purpose, Stream, acceptance_stream, target_stream
+from draftkit.runtime.sampling.rejection import verify_rejection
+from draftkit.runtime.sampling.synthetic import verify_synthetic
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+torch.set_num_threads(1)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if NATIVE else "cpu"
+runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
+SIZES = (5, 33, 4100)  # the last takes two blocks
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+def test_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+def moved(value: Any, device: str) -> Any:
+    """Tensors on `device`, inside tuples and rounds too."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Round):
+        return Round(*(moved(part, device) for part in vars(value).values()))
+    if isinstance(value, tuple):
+        parts = [moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def both(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+    """What `function` gives with the kernels and with the torch references, both on the CPU."""
+    with_kernels = moved(function(*(moved(argument, DEVICE) for argument in arguments)), "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "_INTERPRETED", False)
+        reference = function(*(moved(argument, "cpu") for argument in arguments))
+    return with_kernels, reference
+
+
+def law_of(logits: Tensor, parameters: SamplingTensors) -> Tensor:
+    return probabilities(distribution(logits, parameters))
+
+
+@runs_kernels
+def test_noise_is_equal_bit_for_bit() -> None:
+    @triton.jit
+    def store_noise(race, gumbel, seed, position, origin, purpose, COUNTERS: tl.constexpr):  # type: ignore[no-untyped-def]
+        counters = tl.arange(0, COUNTERS)
+        drawn = noise.exponential(seed, position, origin, purpose, counters)
+        token = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
+        tl.store(race + token, drawn)
+        tl.store(gumbel + token, -noise.natural_log(drawn))
+
+    seed, counters = -(2**40) - 5, 1 << 14
+    race, gumbel = (torch.empty(4 * counters, device=DEVICE) for _ in range(2))
+    store_noise[(1,)](race, gumbel, seed, 2**31 + 7, 3, 1, counters, enable_fp_fusion=False)
+    row = Stream(torch.tensor(seed), torch.tensor(2**31 + 7), torch.tensor(3), Purpose.DRAFT)
+    assert torch.equal(race.cpu(), random.exponential(row, 4 * counters))
+    assert torch.equal(gumbel.cpu(), random.gumbel(row, 4 * counters))
+
+
+@runs_kernels
+def test_uniform_numbers_are_equal_bit_for_bit() -> None:
+    stream = acceptance_stream(torch.arange(60) * 2**33 - 5, torch.arange(60), 7)
+    with_kernel, reference = both(noise.uniform, stream)
+    assert torch.equal(with_kernel, reference)
+
+
+cuts = st.builds(
+    SamplingParameters,
+    temperature=st.sampled_from([0.0, 0.01, 0.4, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3, 8, 2000, 10**6]),
+    top_p=st.sampled_from([1.0, 0.9137, 0.3371, 0.0119]),
+    min_p=st.sampled_from([0.0, 0.0213, 0.4177, 1.0]),
+)
+
+
+@runs_kernels
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(cuts, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from([1, *SIZES]), st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse: bool, dtype: torch.dtype) -> None:
+    """Every cut, with ties, forbidden tokens and NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(rows), 2, size, generator=generator) * 2
+    if coarse:
+        logits = logits.round()
+    logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
+    logits[torch.rand(logits.shape, generator=generator) < 0.05] = torch.nan
+    logits[..., 0] = 0.5
+    parameters = SamplingTensors.of(rows)
+    kernel, reference = both(statistics.row_statistics, logits.to(dtype), parameters)
+    assert torch.equal(kernel.peak, reference.peak)
+    assert torch.equal(kernel.best, reference.best)
+    torch.testing.assert_close(kernel.log_sum, reference.log_sum, atol=1e-5, rtol=1e-5)
+    kernel_law, reference_law = both(law_of, logits.to(dtype), parameters)
+    torch.testing.assert_close(kernel_law, reference_law, atol=1e-6, rtol=1e-5)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SIZES)
+def test_samples_are_equal_and_their_probabilities_close(size: int, dtype: torch.dtype) -> None:
+    whole = random_round(1, size=size)
+    positions = whole.start[:, None] + torch.arange(5)
+    law = distribution(whole.logits.to(dtype), whole.parameters)  # by one implementation: the draws must be equal
+    kernel, reference = both(sample.sample, moved(law, "cpu"), target_stream(whole.parameters.seed, positions))
+    assert torch.equal(kernel, reference)
+
+    def stored(logits: Tensor, parameters: SamplingTensors, start: Tensor) -> tuple[Tensor, Tensor]:
+        probs = torch.full((len(logits), 3, size), torch.nan, device=logits.device)
+        return draw(logits, parameters, start + 1, start, probs=probs[:, 1]), probs
+
+    (tokens, probs), (expected_tokens, expected_probs) = both(stored, whole.logits[:, 2], whole.parameters, whole.start)
+    assert torch.equal(tokens, expected_tokens)
+    torch.testing.assert_close(probs, expected_probs, equal_nan=True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", range(3))
+def test_acceptance_and_recovery(seed: int, size: int) -> None:
+    """Ragged, inactive and poisoned rows, with and without draft probabilities."""
+    whole = random_round(seed, size=size).poisoned()
+    for drafted in (
+        whole.drafted,
+        whole.drafted._replace(probs=None, one_hot=torch.ones_like(whole.drafted.one_hot)),
+    ):
+        parameters = whole.parameters
+        law = moved(distribution(whole.logits, parameters), "cpu")
+        uniforms = acceptance_stream(parameters.seed, whole.start, 6)
+        kernel, reference = both(rejection.accept_drafts, drafted, law, uniforms)
+        assert torch.equal(kernel.counts, reference.counts)
+        torch.testing.assert_close(kernel.target_probs, reference.target_probs)
+        noise_rows = target_stream(parameters.seed, whole.start + reference.counts)
+        weights = torch.linspace(1, 0.5, len(whole.start))
+        token, expected = both(recovered.recover_token, drafted, law, reference.counts, weights, noise_rows)
+        assert torch.equal(token[drafted.active], expected[drafted.active])
+        assert ((token >= 0) & (token < size)).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("size", SIZES)
+def test_residual_mass(size: int) -> None:
+    whole = random_round(2, size=size).poisoned()
+    law = moved(distribution(whole.logits, whole.parameters), "cpu")
+    wanted = whole.drafted.valid & ~whole.drafted.one_hot[:, None]
+    weights = torch.rand(wanted.shape, generator=torch.Generator().manual_seed(0))
+    kernel, reference = both(residual_mass.residual_mass, whole.drafted.probs, law, weights, wanted)
+    torch.testing.assert_close(kernel, reference, atol=1e-6, rtol=1e-5)
+    assert not kernel[~wanted].any()
+
+
+@runs_kernels
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_matches(k: int) -> None:
+    whole = random_round(4, rows=12, k=k, size=2)
+    chosen = torch.randint(0, 2, (12, k + 1), generator=torch.Generator().manual_seed(k))
+    chosen[:6, :k] = whole.drafted.tokens[:6]
+    kernel, reference = both(matching.count_matches, whole.drafted, chosen)
+    assert torch.equal(kernel, reference)
+    assert torch.equal(kernel[:6], whole.drafted.lengths[:6])
+
+
+@runs_kernels
+@pytest.mark.parametrize("verify", [verify_greedy, verify_rejection, verify_coupled, verify_block, "synthetic"])
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_verdicts(verify: Any, seed: int) -> None:
+    def verdict(whole: Round) -> Any:
+        rates = torch.full((6,), 0.7, device=whole.logits.device)
+        return whole.verify(partial(verify_synthetic, rates=rates) if verify == "synthetic" else verify)
+
+    whole = random_round(seed).poisoned()
+    kernel, reference = both(verdict, whole)
+    assert torch.equal(kernel.tokens, reference.tokens)
+    assert torch.equal(kernel.counts, reference.counts)
+    torch.testing.assert_close(kernel.expected, reference.expected, atol=1e-5, rtol=1e-5)
+
+
+@runs_kernels
+def test_kernels_stay_inside_their_rows() -> None:
+    """Memory around the inputs would win every draw if it were read."""
+
+    def guarded(tensor: Tensor, poison: float) -> Tensor:
+        guard = torch.full((5000,), poison, dtype=tensor.dtype)
+        return torch.cat((guard, tensor.flatten(), guard))[5000:-5000].view(tensor.shape)
+
+    whole = random_round(0)
+    assert whole.drafted.probs is not None
+    drafted = whole.drafted._replace(
+        probs=guarded(whole.drafted.probs.nan_to_num(0.5), -1e30), tokens=guarded(whole.drafted.tokens, 2)
+    )
+    inside = replace(whole, logits=guarded(whole.logits, 1e30), drafted=drafted)
+    for verify in (verify_rejection, verify_coupled, verify_block):
+        assert torch.equal(inside.verify(verify).tokens, whole.verify(verify).tokens)
+
+
+POINTERS = {
+    "logits": "*bf16", "scales": "*fp32", "peaks": "*fp32", "bests": "*i64", "floors": "*fp32", "log_sums": "*fp32",
+    "seeds": "*i64", "positions": "*i64", "origins": "*i64", "tokens": "*i64", "lengths": "*i64", "active": "*i1",
+    "rejected": "*i1", "one_hot": "*i1", "wanted": "*i1", "accepted": "*i64", "counts": "*i64", "chosen": "*i64",
+    "probs": "*fp32", "weights": "*fp32", "target": "*fp32", "partial": "*fp32", "scores": "*fp32", "winners": "*i64",
+    "out": "*fp32", "top_ks": "*i32", "top_ps": "*fp32", "drops": "*fp32",
+}  # fmt: skip
+KERNELS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "uniform": (noise._uniform_kernel, [{"BLOCK": 128}]),
+    "statistics": (statistics._statistics_kernel, [{"TRUNCATES": cut, "BLOCK": 8192} for cut in (True, False)]),
+    "sample": (sample._sample_kernel, [{"BLOCK": 4096}, {"BLOCK": 4096, "out": None}]),
+    "matching": (matching._matching_kernel, [{"BLOCK": 4}]),
+    "rejection": (rejection._rejection_kernel, [{"BLOCK": 4}, {"BLOCK": 4, "probs": None}]),
+    "recovered": (recovered._recovered_kernel, [{"BLOCK": 4096}, {"BLOCK": 4096, "probs": None}]),
+    "residual mass": (residual_mass._residual_mass_kernel, [{"BLOCK": 4096}]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_for_a_gpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To machine code of compute capability 9.0; fused multiply-adds would break the equality of the noise."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, variants = KERNELS[name]
+    for constants in variants:
+        types = {argument: POINTERS.get(argument, "i32") for argument in kernel.arg_names}
+        source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+        assert compiled.asm["cubin"]
+        assert "fma.rn" not in compiled.asm["ptx"]
