@@ -21,7 +21,6 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.verify import verify_greedy
 
 DRAFTS = ("eagle", "eagle-bias", "eagle3", "draft-model")
 LENGTHS = (5, 40, 17, 64, 33, 9, 50, 26)
@@ -153,22 +152,6 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     for layer, pools in drafter.cache.layers.items():
         for fresh, used in zip(pools, kept[layer], strict=True):
             torch.testing.assert_close(used[:, :, :valid], fresh[:, :, :valid], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("drafted", "best", "tokens", "count"),
-    [
-        ([1, 2, 3], [1, 9, 3, 7], [1, 9], 2),
-        ([1, 2, 3], [1, 2, 3, 7], [1, 2, 3, 7], 4),
-        ([1, 2, 3], [5, 2, 3, 7], [5], 1),  # later agreement does not count
-        ([], [4], [4], 1),
-    ],
-)
-def test_verify_greedy(drafted: list[int], best: list[int], tokens: list[int], count: int) -> None:
-    logits = torch.nn.functional.one_hot(torch.tensor([best]), 10).float()
-    verdict = verify_greedy(torch.tensor([drafted], dtype=torch.int64), logits)
-    assert verdict.counts.tolist() == [count]
-    assert verdict.tokens[0, :count].tolist() == tokens
 
 
 def test_request_that_ends_with_its_first_token() -> None:

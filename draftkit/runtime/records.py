@@ -5,40 +5,71 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["eos", "length"]
+from draftkit.runtime.sampling.parameters import SamplingParameters
+
+FinishReason = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft–verify round of one request.
 
-    `position`: tokens of prompt and output before it. `drafted` = K and `accepted` ≤ K count draft tokens, before any
+    `position`: tokens of prompt and output before it. `drafted` ≤ K and `accepted` count draft tokens, before any
     truncation; `emitted` tokens went into the output (at most accepted + 1, fewer where the generation ended).
+    `expected[i]`: the probability that draft token i stands given that those before it do, from the same forwards.
     """
 
     position: int
     drafted: int
     accepted: int
     emitted: int
+    expected: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt as token ids, how many tokens to generate at most, how to draw them, and what ends them early.
+
+    `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
 
 
 @dataclass
 class Generation:
-    """The output of one request: token ids (an end-of-sequence token included), and the rounds that made it.
+    """The output of one request: token ids (the one that ended it included), and the rounds that made it.
 
-    The first token comes from the prefill and belongs to no round. `finished` is None while the request runs.
+    The first token comes from the prefill and belongs to no round. `started` is when the request got its slot, `times`
+    when each chunk of tokens reached the host: the first token, then one entry a round; in seconds of
+    `time.perf_counter`. `text` is there when the engine has a tokenizer. `finished` is None while the request runs.
     """
 
     request: Request
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     finished: FinishReason | None = None
+    started: float = 0.0
+    times: list[float] = field(default_factory=list)
+    text: str | None = None
 
+    @property
+    def ttft(self) -> float:
+        """Seconds from the start to the first token."""
+        return self.times[0] - self.started
 
-@dataclass(frozen=True)
-class Request:
-    """A prompt as token ids, and how many tokens to generate at most."""
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first, as vLLM counts them; None where there is no other."""
+        others = len(self.tokens) - 1
+        return (self.times[-1] - self.times[0]) / others if others else None
 
-    id: str
-    prompt: tuple[int, ...]
-    max_new_tokens: int
+    @property
+    def itl(self) -> list[float]:
+        """Seconds between chunks; a chunk may carry several tokens."""
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]

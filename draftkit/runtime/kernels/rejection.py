@@ -108,7 +108,7 @@ def _rejection_kernel(
     p = tl.where(scale == 0, (token == best).to(tl.float32), p)
     q = tl.full([BLOCK], 1.0, tl.float32)
     if probs is not None:
-        drawn = valid & (tl.load(one_hot + request) == 0)
+        drawn = index < tl.where(tl.load(one_hot + request), 0, length)
         q = tl.load(probs + draft * size + token, mask=drawn, other=1.0)
     seed = tl.load(seeds + draft, mask=valid, other=0)
     position = tl.load(positions + draft, mask=valid, other=0)
