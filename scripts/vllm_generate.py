@@ -1,7 +1,8 @@
 """Greedy generation with vLLM's offline engine; run by check_vllm.py with the Python of vLLM's own environment.
 
-Reads a JSON job from standard input: target, draft (or null), method, num_speculative_tokens, prompts (token ids),
-max_new_tokens, eos_token_ids. Writes the outputs and vLLM's speculative-decoding counters to the file `result`.
+Reads a JSON job from standard input: target, draft (or null), speculative (further settings), prompts (token ids),
+max_new_tokens, eos_token_ids. Requests run one after the other. Writes the outputs, vLLM's speculative-decoding
+counters and every proposal in order to the file `result`.
 """
 
 import json
@@ -16,36 +17,54 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from vllm import LLM, SamplingParams  # the settings above must be in the environment first
 
 
+def record_proposals() -> list[list[int]]:
+    """Every proposal from now on, in the order of the calls. The engine must exist: it replaces kernels at its start."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    proposals: list[list[int]] = []
+    for proposer in (SpecDecodeBaseProposer, NgramProposer):
+        propose = proposer.propose
+
+        def recorded(self, *args, propose=propose, **kwargs):
+            drafted = propose(self, *args, **kwargs)
+            rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
+            proposals.extend([int(token) for token in row] for row in rows)
+            return drafted
+
+        proposer.propose = recorded
+    return proposals
+
+
 def main() -> None:
     job = json.load(sys.stdin)
-    speculative = None
-    if job["draft"] is not None:
-        speculative = {
-            "model": job["draft"],
-            "method": job["method"],
-            "num_speculative_tokens": job["num_speculative_tokens"],
-        }
     llm = LLM(
         model=job["target"],
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
         max_model_len=1024,
-        max_num_seqs=8,
+        max_num_seqs=1,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        speculative_config=speculative,
+        speculative_config=job["speculative"],
     )
     sampling = SamplingParams(
         temperature=0, max_tokens=job["max_new_tokens"], detokenize=False, stop_token_ids=job["eos_token_ids"]
     )
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in job["prompts"]], sampling, use_tqdm=False)
+    proposals = record_proposals()
+    tokens, proposed = [], []
+    for prompt in job["prompts"]:
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        tokens.append(list(output.outputs[0].token_ids))
+        proposed.append(list(proposals))
+        proposals.clear()
     counters = {}
     for metric in llm.get_metrics():
         if metric.name.startswith("vllm:spec_decode"):
             counters[metric.name.removeprefix("vllm:spec_decode_")] = getattr(metric, "values", None) or metric.value
     with open(job["result"], "w") as file:
-        json.dump({"tokens": [list(out.outputs[0].token_ids) for out in outputs], "counters": counters}, file)
+        json.dump({"tokens": tokens, "proposals": proposed, "counters": counters}, file)
 
 
 if __name__ == "__main__":

@@ -37,15 +37,19 @@ def serve_commands(conversion: Conversion, out: Path) -> dict[str, str]:
     return commands
 
 
-def _vllm(spec: DraftSpec, target: str, out: Path) -> str:
+def vllm_settings(spec: DraftSpec, out: Path) -> dict[str, object]:
+    """vLLM's `speculative_config` for a draft in the folder `out`."""
     settings: dict[str, object] = {
         "model": str(out),
         "method": VLLM_METHODS[spec.method],
         "num_speculative_tokens": _draft_tokens(spec),
     }
-    if spec.method in ("p-eagle", "pard"):
-        settings["parallel_drafting"] = True
-    return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(json.dumps(settings))}"
+    return settings | ({"parallel_drafting": True} if spec.method in ("p-eagle", "pard") else {})
+
+
+def _vllm(spec: DraftSpec, target: str, out: Path) -> str:
+    settings = json.dumps(vllm_settings(spec, out))
+    return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
 
 
 def _sglang(spec: DraftSpec, target: str, out: Path) -> str:
