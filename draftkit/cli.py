@@ -129,15 +129,44 @@ def evaluate(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
     ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens with this share of the best one's probability.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first request; the others count on.")] = 0,
+    draft_sampling: Annotated[
+        Literal["auto", "greedy", "probabilistic"], typer.Option(help="How drafts are drawn; all are lossless.")
+    ] = "auto",
+    draft_greedy_below: Annotated[
+        float, typer.Option(help="auto drafts greedily for requests below this temperature.")
+    ] = 0.75,
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="For sampled drafts, instead of the request's temperature.")
+    ] = None,
+    verification: Annotated[
+        Literal["rejection", "block", "coupled", "synthetic"],
+        typer.Option(help="rejection and block keep the distribution, coupled the very tokens of plain decoding."),
+    ] = "rejection",
+    acceptance_rates: Annotated[
+        str | None, typer.Option(help="Of synthetic verification: a rate for each position, or one mean length.")
+    ] = None,
+    disable_above_batch: Annotated[
+        int | None, typer.Option(min=1, help="Draft nothing while more sequences than this are decoded together.")
+    ] = None,
+    k_by_batch: Annotated[
+        str | None, typer.Option(help="Largest batch:K pairs, as 4:6,16:3; beyond the last nothing is drafted.")
+    ] = None,
     min_acceptance_length: Annotated[
         float | None, typer.Option(help="Exit with code 3 when a draft's acceptance length is lower.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure drafts against their target at temperature 0: acceptance length, speed, equality with plain decoding."""
+    """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     _quiet_transformers()
     from draftkit.evaluate.evaluate import Settings, evaluate_draft
+    from draftkit.evaluate.options import parse_rates, parse_schedule
     from draftkit.report.tables import evaluation_table
+    from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 
     settings = Settings(
         num_speculative_tokens=k,
@@ -147,6 +176,11 @@ def evaluate(
         limit=limit,
         device=device,
         dtype=dtype,
+        sampling=SamplingParameters(temperature, top_k, top_p, min_p, seed),
+        draft_sampling=DraftSampling(draft_sampling, draft_greedy_below, draft_temperature),
+        verification=verification,
+        acceptance_rates=parse_rates(acceptance_rates, k),
+        k_by_batch=parse_schedule(k_by_batch, disable_above_batch, k),
     )
     with _prompt_progress() as on_progress:
         result: dict[str, Any] = evaluate_draft(target, draft, settings, on_progress)

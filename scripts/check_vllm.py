@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
@@ -32,7 +31,7 @@ from draftkit.evaluate.statistics import accepted_per_position
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Target
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Request
 
@@ -67,9 +66,9 @@ def run_draftkit(drafter: Drafter, requests: list[Request], k: int) -> tuple[lis
     proposals: list[list[list[int]]] = []
     propose = drafter.propose
 
-    def recorded(committed: Committed, count: int, draw: Draw) -> Tensor:
+    def recorded(committed: Committed, count: int, draw: Draw) -> Proposal:
         drafted = propose(committed, count, draw)
-        proposals[-1].extend(drafted.tolist())
+        proposals[-1].extend(drafted.tokens.tolist())
         return drafted
 
     drafter.propose = recorded  # type: ignore[method-assign]

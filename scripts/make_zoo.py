@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import zoo_drafts
+import zoo_parallel
 import zoo_prompts
 import zoo_target
 
@@ -30,11 +31,15 @@ def make_drafts(device: str) -> None:
     zoo_drafts.train_drafts(MODELS, steps=600, batch=8, answers=1200, lr=2e-3, seed=SEED, device=device)
 
 
+def make_parallel(device: str) -> None:
+    zoo_parallel.train_parallel_drafts(MODELS, steps=600, batch=8, answers=1200, lr=2e-3, seed=SEED, device=device)
+
+
 def make_prompts(device: str) -> None:
     zoo_prompts.write_prompts(ZOO / "prompts.jsonl")
 
 
-PARTS = {"target": make_target, "drafts": make_drafts, "prompts": make_prompts}
+PARTS = {"target": make_target, "drafts": make_drafts, "parallel": make_parallel, "prompts": make_prompts}
 
 
 def main() -> None:

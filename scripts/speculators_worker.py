@@ -50,12 +50,12 @@ def make(job: dict) -> dict:
     randomise(model)
     model.save_pretrained(job["folder"])
     save_logits(model, job)
-    return {"config": json.loads(Path(job["folder"], "config.json").read_text())}
+    return {}
 
 
 def convert(job: dict) -> dict:
-    Eagle3Converter().convert(job["source"], job["folder"], job["target"], validate=False, **job["options"])
-    return {"config": json.loads(Path(job["folder"], "config.json").read_text())}
+    Eagle3Converter().convert(job["source"], job["folder"], job["target"], validate=False)
+    return {}
 
 
 def load(job: dict) -> dict:

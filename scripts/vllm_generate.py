@@ -18,7 +18,7 @@ from vllm import LLM, SamplingParams  # the settings above must be in the enviro
 
 
 def record_proposals() -> list[list[int]]:
-    """Every proposal from now on, in the order of the calls. The engine must exist: it replaces kernels at its start."""
+    """Every proposal from now on, in order. The engine must exist already: it replaces kernels when it starts."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 

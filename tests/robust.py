@@ -9,9 +9,11 @@ import os
 import resource
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from draftkit import convert_checkpoint, inspect_checkpoint
 from draftkit.errors import DraftkitError
@@ -42,40 +44,44 @@ def time_limit() -> Iterator[None]:
 
 
 @contextmanager
-def memory_limit() -> Iterator[None]:
-    """An absurd allocation fails, instead of taking the machine down."""
+def sandbox() -> Iterator[None]:
+    """An absurd allocation fails, instead of taking the machine down; and nothing waits for the disk."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + EXTRA_MEMORY, before[1]))
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", lambda descriptor: None)
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def attempt(source: Path, target: Path | None = None) -> Outcome:
     """Convert a source; returns the error, or None where it gave a draft that can be read."""
-    with time_limit(), tempfile.TemporaryDirectory() as parent:
+    with tempfile.TemporaryDirectory() as parent:
         out = Path(parent, "out")
-        try:
-            convert_checkpoint(str(source), out, target=target and str(target))
-        except DraftkitError as error:
-            assert len(str(error)) <= LONGEST_MESSAGE
-            assert os.listdir(parent) == []
-            return error
-        assert os.listdir(parent) == ["out"]
-        assert inspect(out) is None
-        for handle in open_checkpoint(out).values():
-            handle.load()
-        return None
+        refused = _refusal(convert_checkpoint, source, out, target=target)
+        assert os.listdir(parent) == ([] if refused else ["out"])
+        if refused is None:
+            assert inspect(out) is None
+            for handle in open_checkpoint(out).values():
+                handle.load()
+    return refused
 
 
 def inspect(source: Path, target: Path | None = None) -> Outcome:
     """Inspect a source; returns the error, or None where it was recognised."""
+    return _refusal(inspect_checkpoint, source, target=target)
+
+
+def _refusal(verb: Callable[..., object], source: Path, *out: Path, target: Path | None) -> Outcome:
     with time_limit():
         try:
-            inspect_checkpoint(str(source), target=target and str(target))
+            verb(str(source), *out, target=target and str(target))
         except DraftkitError as error:
-            assert len(str(error)) <= LONGEST_MESSAGE
-            return error
-        return None
+            refused = error
+        else:
+            return None
+    assert len(str(refused)) <= LONGEST_MESSAGE
+    return refused

@@ -150,7 +150,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
         expected.append(token)
         tokens = torch.cat((tokens, torch.tensor([token])))
         hidden = torch.cat((hidden, feedback[-1:]))
-    assert proposal[0].tolist() == expected
+    assert proposal.tokens[0].tolist() == expected
 
     positions = torch.arange(9)[None]
     drafter.allocate(1, 64)

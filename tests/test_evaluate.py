@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 
 import draftkit
+from draftkit.errors import DraftkitError
 from draftkit.evaluate.evaluate import Settings
+from draftkit.evaluate.options import parse_rates, parse_schedule
 from draftkit.evaluate.prompts import load_prompts
 from draftkit.evaluate.statistics import acceptance_length, accepted_per_position
 from draftkit.runtime.records import Generation, Request, Round
+from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",
     "num_prompts", "max_new_tokens", "output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
     "num_accepted_tokens_per_pos", "acceptance_length", "by_category", "tokens_per_second",
-    "baseline_tokens_per_second", "matches_greedy", "num_matching_prompts",
+    "baseline_tokens_per_second", "matches_greedy", "num_matching_prompts", "expected_acceptance_length", "ttft_ms",
+    "tpot_ms", "itl_ms", "top_k", "top_p", "min_p", "seed", "verification",
 }  # fmt: skip
 
 
@@ -52,6 +56,55 @@ def test_result_has_the_documented_fields() -> None:
         assert cell["num_accepted_tokens"] == sum(cell["num_accepted_tokens_per_pos"])
         length = 1 + cell["num_accepted_tokens"] / cell["num_drafts"]
         assert math.isclose(cell["acceptance_length"]["mean"], length)
+
+
+def sampled_cell(**changes: Any) -> dict[str, Any]:
+    settings = Settings(concurrency=8, limit=24, max_new_tokens=48, sampling=SamplingParameters(temperature=1.0), **changes)
+    return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings)["cells"][0]  # type: ignore[index]
+
+
+def test_expected_acceptance_agrees_with_the_measured_one() -> None:
+    cell = sampled_cell(draft_sampling=DraftSampling("probabilistic"))
+    measured, expected = cell["acceptance_length"], cell["expected_acceptance_length"]
+    assert measured["low"] - 0.05 <= expected["mean"] <= measured["high"] + 0.05
+    assert expected["mean"] != measured["mean"]
+    assert cell["draft_sampling"] == "probabilistic"
+    assert cell["matches_greedy"] is cell["num_matching_prompts"] is None
+
+
+def test_coupled_output_is_that_of_plain_decoding() -> None:
+    cell = sampled_cell(verification="coupled", draft_sampling=DraftSampling("probabilistic"))
+    assert cell["num_matching_prompts"] == cell["num_prompts"]
+    assert cell["acceptance_length"]["mean"] > 1.2
+
+
+def test_synthetic_acceptance_has_the_length_asked_for() -> None:
+    cell = sampled_cell(verification="synthetic", acceptance_rates=parse_rates("3.5", 4))
+    assert cell["acceptance_length"]["mean"] == pytest.approx(3.5, abs=0.05)
+
+
+def test_latencies_are_consistent() -> None:
+    """Gaps between chunks carry as many tokens as rounds emit, so their ratio to the time per token is about that."""
+    cell = zoo_result()["cells"][0]
+    ratio = cell["itl_ms"]["mean"] / cell["tpot_ms"]["mean"]
+    assert ratio == pytest.approx(cell["acceptance_length"]["mean"], rel=0.35)
+    assert cell["ttft_ms"]["p50"] <= cell["ttft_ms"]["p99"]
+
+
+def test_options_written_as_text() -> None:
+    assert parse_rates("0.8,0.5", 2) == (0.8, 0.5)
+    assert parse_rates("2.5", 4) == (1.0, 0.5, 0.0, 0.0)
+    assert parse_rates(None, 4) is None
+    assert parse_schedule("4:6,16:3", None, 6) == {4: 6, 16: 3}
+    assert parse_schedule(None, 8, 4) == {8: 4}
+    assert parse_schedule(None, None, 4) is None
+    for call in (
+        lambda: parse_rates("much", 4),
+        lambda: parse_schedule("4", None, 4),
+        lambda: parse_schedule("1:1", 2, 4),
+    ):
+        with pytest.raises(DraftkitError):
+            call()
 
 
 def generation(*accepted: int) -> Generation:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +16,9 @@ import pico
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from robust import Outcome, attempt, inspect, memory_limit
+from robust import Outcome, attempt, inspect, sandbox
 
+import draftkit
 from draftkit import convert_checkpoint
 from draftkit.errors import FormatError
 from draftkit.layout.safetensors_file import write_safetensors
@@ -25,8 +28,8 @@ FUZZ = settings(max_examples=100, deadline=None)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def limited_memory() -> Iterator[None]:
-    with memory_limit():
+def in_sandbox() -> Iterator[None]:
+    with sandbox():
         yield
 
 
@@ -41,12 +44,14 @@ class Sample:
     config: dict[str, Any]
     target: Path | None
 
-    def run(self, run: Callable[[Path, Path | None], Outcome], config: object) -> Outcome:
+    def run(self, verb: Callable[[Path, Path | None], Outcome], config: object) -> Outcome:
         """`attempt` or `inspect` it with another config."""
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "model.safetensors").symlink_to(self.folder / "model.safetensors")
-            Path(folder, "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-            return run(Path(folder), self.target)
+        changed = self.folder.with_name(f"{self.folder.name}-changed")
+        if not changed.exists():
+            changed.mkdir()
+            (changed / "model.safetensors").symlink_to(self.folder / "model.safetensors")
+        (changed / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        return verb(changed, self.target)
 
 
 FORMATS = ("eagle", "eagle3", "causal-lm")
@@ -87,82 +92,82 @@ WRONG: dict[str, Any] = {
     "null": None,
     "true": True,
     "a text": "64",
-    "no text": "",
-    "zero": 0,
-    "one": 1,
     "negative": -64,
-    "a fraction": 1.5,
     "NaN": float("nan"),
-    "infinite": float("inf"),
-    "a billion": 10**9,
-    "beyond 64 bits": 10**30,
-    "beyond floats": 10**400,
-    "as many digits as Python prints": 10**4299,
+    "64 bits": (1 << 64) - 1,
     "a list": [64],
     "an object": {"rope_type": "linear", "factor": "2", "rope_theta": {}},
-    "a kind of rope without its factor": {"rope_type": "yarn"},
-    "deep": nested(95),
-    "deeper than Python writes": nested(400),
+}
+HOSTILE: dict[str, Any] = {
+    "zero": 0,
+    "a fraction": 1.5,
+    "a billion": 10**9,
+    "infinite": float("-inf"),
+    "beyond floats": 10**400,
+    "as many digits as Python prints": 10**4299,
+    "no text": "",
     "half a surrogate pair": "\ud800",
     "a long text": "a" * 100_000,
+    "control characters": "\0\x1b[2J\n",
+    "deep": nested(95),
+    "deeper than Python writes": nested(400),
 }
 
 
-def keys_read(monkeypatch: pytest.MonkeyPatch, file: Path, run: Callable[[], object]) -> set[str]:
-    """The top-level keys of a JSON file that a run looks up."""
-    keys: set[str] = set()
-    text, loads = file.read_bytes(), json.loads
+def possible_keys(*sources: Path) -> set[str]:
+    """Every text in the code that could be the key of a config, so that none is forgotten that a format reads."""
+    files = [file for source in sources for file in (source.rglob("*.py") if source.is_dir() else [source])]
+    constants = [
+        node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)
+    ]
+    texts = {constant.value for constant in constants if isinstance(constant.value, str)}
+    return {text for text in texts if re.fullmatch(r"[a-z_][a-z0-9_]+", text)}
 
-    class Recorded(dict[str, Any]):
-        def get(self, key: str, default: Any = None) -> Any:
-            keys.add(key)
-            return super().get(key, default)
 
-        def __getitem__(self, key: str) -> Any:
-            keys.add(key)
-            return super().__getitem__(key)
-
-        def __contains__(self, key: object) -> bool:
-            keys.add(str(key))
-            return super().__contains__(key)
-
-    def record(given: str | bytes, **options: Any) -> Any:
-        return Recorded(loads(given, **options)) if given == text else loads(given, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(json, "loads", record)
-        run()
-    return keys
+CODE = Path(draftkit.__file__).parent
+FORMAT_KEYS = possible_keys(CODE / "convert")
+CAUSAL_LM_KEYS = possible_keys(CODE / "layout" / "decoder.py", CODE / "layout" / "schema.py")  # it takes any others
+TARGET_KEYS = possible_keys(CODE / "layout" / "target.py")
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_wrong_value_for_any_config_key(
-    format: str, samples: dict[str, Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_value_for_any_config_key(format: str, samples: dict[str, Sample]) -> None:
     sample = samples[format]
-    keys = keys_read(monkeypatch, sample.folder / "config.json", lambda: attempt(sample.folder, sample.target))
-    assert {"vocab_size", "draftkit"} < keys
+    possible = sample.config.keys() | (CAUSAL_LM_KEYS if format == "causal-lm" else FORMAT_KEYS)
+    assert {"vocab_size", "hidden_act", "rope_scaling"} < possible
+    unknown = {key for key in possible if "does not define" in str(sample.run(inspect, sample.config | {key: 1}))}
+    keys = sorted(possible - unknown)
+    assert len(keys) > 20
     for wrong in WRONG.values():
-        changes = ({key: wrong} for key in sorted(keys | sample.config.keys()))
-        accepted = [change for change in changes if sample.run(inspect, sample.config | change) is None]
-        sample.run(attempt, sample.config | {key: wrong for change in accepted for key in change})
+        accepted = [key for key in keys if sample.run(inspect, sample.config | {key: wrong}) is None]
+        sample.run(attempt, sample.config | dict.fromkeys(accepted, wrong))
 
 
 def test_a_wrong_value_for_any_config_key_of_the_target(
-    samples: dict[str, Sample], target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    samples: dict[str, Sample], target: Path, tmp_path: Path
 ) -> None:
-    source, file = samples["eagle3"].folder, target / "config.json"
-    keys = keys_read(monkeypatch, file, lambda: attempt(source, target))
-    assert {"hidden_size", "vocab_size", "num_hidden_layers"} < keys
-    config = json.loads(file.read_text())
-    for key in sorted(keys):
-        for wrong in WRONG.values():
+    assert {"hidden_size", "vocab_size", "num_hidden_layers", "text_config"} < TARGET_KEYS
+    config = json.loads((target / "config.json").read_text())
+    for key in sorted(TARGET_KEYS):
+        for wrong in (WRONG | HOSTILE).values():
             (tmp_path / "config.json").write_text(json.dumps(config | {key: wrong}))
-            inspect(source, tmp_path)
+            inspect(samples["eagle3"].folder, tmp_path)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_hostile_value(format: str, name: str, samples: dict[str, Sample]) -> None:
+    sample = samples[format]
+    for key in ("hidden_size", "hidden_act", "rope_scaling", "model_type", "architectures", "rms_norm_eps", "unknown"):
+        for value in (HOSTILE[name], [HOSTILE[name]], {"rope_type": HOSTILE[name]}):
+            sample.run(attempt, sample.config | {key: value})
 
 
 json_values = st.recursive(
-    st.sampled_from(list(WRONG)).map(WRONG.__getitem__) | st.integers() | st.floats() | st.text(max_size=5),
+    st.sampled_from(list(WRONG | HOSTILE)).map((WRONG | HOSTILE).__getitem__)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
@@ -216,7 +221,7 @@ def test_a_vocabulary_of_absurd_size(size: int, has_map: bool, target: Path, tmp
 def unified(samples: dict[str, Sample], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("unified")
     for name, sample in samples.items():
-        convert_checkpoint(str(sample.folder), folder / name, target=sample.target and str(sample.target))
+        convert_checkpoint(str(sample.folder), folder / name, target=str(sample.target) if sample.target else None)
     return {name: folder / name for name in samples}
 
 

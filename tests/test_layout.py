@@ -445,7 +445,7 @@ def test_p_eagle_engine_config() -> None:
 def test_eagle_engine_config() -> None:
     eagle3_only = {
         "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
-        "logit_scale", "eagle_config", "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
+        "eagle_config", "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
     }  # fmt: skip
     eagle, eagle3 = engine_config(spec_of(EAGLE)), engine_config(spec_of(EAGLE3))
     common = {key: value for key, value in eagle3.items() if key not in eagle3_only}
@@ -479,10 +479,22 @@ def test_other_engine_configs() -> None:
         (spec_of(EAGLE, fusion_bias=True), "fc.bias"),
         (spec_of(EAGLE, input_norm=True), "norms"),
         (spec_of(EAGLE, concatenation="hidden_embedding"), "embedding first"),
+        (spec_of(EAGLE, draft_vocab_size=128, lm_head="draft"), "whole vocabulary"),
+        (spec_of(EAGLE, lm_head="draft"), "target's head"),
+        (with_decoder(EAGLE, sliding_window=64), "sliding window"),
+        (with_decoder(EAGLE, hidden_act="gelu"), "silu"),
         (spec_of(EAGLE3), None),
         (spec_of(P_EAGLE), None),
         (with_decoder(EAGLE3, qkv_bias=True, output_bias=True), None),
         (with_decoder(EAGLE3, qkv_bias=True), "bias"),
+        (with_decoder(EAGLE3, sliding_window=64), None),
+        (with_decoder(EAGLE3, qk_norm=True), None),
+        (with_decoder(EAGLE3, qk_norm=True, qkv_bias=True), None),
+        (with_decoder(EAGLE3, qk_norm=True, qkv_bias=True, output_bias=True), "o_proj"),
+        (with_decoder(EAGLE3, qk_norm=True, mlp_bias=True), "MLP"),
+        (with_decoder(EAGLE3, mlp_bias=True), None),
+        (spec_of(EAGLE3, aux_layer_ids=None), "last state"),
+        (spec_of(P_EAGLE, parallel=ParallelDrafting(mask_token_id=7, mask_state=False)), "mask_hidden"),
         (spec_of(EAGLE3, final_norm=False), "norms"),
         (spec_of(EAGLE3, concatenation="hidden_embedding"), "embedding first"),
         (spec_of(PARD), None),

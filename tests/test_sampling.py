@@ -359,8 +359,13 @@ def test_synthetic_acceptance_has_its_rates() -> None:
     logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)).expand(rows, -1, -1)
     drafted = Drafted.full(torch.ones(rows, 3, dtype=torch.int64))
     rules = batch(SamplingParameters(temperature=1.0), rows)
-    accepted = verify(drafted, logits, rules, torch.arange(rows)).accepted
-    counts = torch.bincount(accepted, minlength=4)
+    start = torch.arange(rows)
+    verdict = verify(drafted, logits, rules, start)
+    counts = torch.bincount(verdict.accepted, minlength=4)
     assert fit(counts, torch.tensor([0.2, 0.4, 0.1, 0.3])) > 1e-4
+    positions = start[:, None] + torch.arange(4)
+    last = verdict.counts[:, None] - 1
+    own = sample(distribution(logits, rules), target_stream(rules.seed, positions)).gather(1, last)
+    assert torch.equal(verdict.tokens.gather(1, last), own)
     everything = partial(verify_synthetic, rates=torch.ones(3))
-    assert (everything(drafted, logits, rules, torch.arange(rows)).counts == 4).all()
+    assert (everything(drafted, logits, rules, start).counts == 4).all()

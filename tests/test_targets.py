@@ -31,12 +31,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from draftkit.errors import TargetError
 from draftkit.models.eagle import EagleModel
-from draftkit.models.target import Taps, Target, load_target
+from draftkit.models.target import FINAL, Taps, Target, load_target
 from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.protocol import Committed, Draw
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Request
 
@@ -219,7 +219,11 @@ def test_taps_equal_hidden_states(family: Family) -> None:
     hook.remove()
     states = [*hidden[:-1], inputs[0]]
 
-    for taps, expected in ((Taps(ids), [states[i] for i in ids]), (Taps(None), [hidden[-1]])):
+    for taps, expected in (
+        (Taps(ids), [states[i] for i in ids]),
+        (Taps((FINAL,)), [hidden[-1]]),
+        (Taps((FINAL, LAYERS, 0, LAYERS)), [hidden[-1], states[LAYERS], states[0], states[LAYERS]]),
+    ):
         target = Target(family.model, taps)
         positions = torch.arange(20)[None]
         rows = SlotCache(1, 20).rows(torch.tensor([0]), positions, 20)
@@ -229,9 +233,9 @@ def test_taps_equal_hidden_states(family: Family) -> None:
         torch.testing.assert_close(features, torch.cat(expected, dim=-1), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("ids", [(2, 1), (1, 1), (0, LAYERS + 1), (-1, 2)], ids=str)
+@pytest.mark.parametrize("ids", [(0, LAYERS + 1), (-2, 2)], ids=str)
 def test_impossible_taps_are_refused(ids: tuple[int, ...]) -> None:
-    with pytest.raises(TargetError, match=rf"ascending ids from 0 to {LAYERS}"):
+    with pytest.raises(TargetError, match=rf"ids from 0 to {LAYERS}"):
         Target(pico.llama(num_hidden_layers=LAYERS), Taps(ids))
 
 
@@ -482,9 +486,9 @@ def run_poisoned(target: LlamaForCausalLM, make: MakeDrafter, poisoned: tuple[in
     engine = Engine(Target(target, drafter.taps), drafter, num_speculative_tokens=4, num_slots=3)
     propose, proposals = drafter.propose, []
 
-    def recorded(committed: Committed, k: int, draw: Draw) -> torch.Tensor:
+    def recorded(committed: Committed, k: int, draw: Draw) -> Proposal:
         proposal = propose(committed, k, draw)
-        proposals.extend(proposal.tolist())
+        proposals.extend(proposal.tokens.tolist())
         return proposal
 
     def between_rounds(_: list[Generation]) -> None:

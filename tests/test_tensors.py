@@ -349,6 +349,8 @@ def test_views_stream_what_they_show(tmp_path: Path, zipped: bool) -> None:
     state = {
         "transposed": base.view(4, 6).t(),
         "strided": base[1::3],
+        "one element with a stride": base[1::3][:1],
+        "no element with a stride": base[1::3][:0],
         "tied": base,
         "slice": base[5:9],
         "expanded": base[:2, None].expand(2, 3),

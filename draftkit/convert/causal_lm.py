@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
+from draftkit.convert.quantization import read_quantization
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.dtypes import QUANTIZED
-from draftkit.layout.folder import tokenizer_files
+from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.spec import CausalLMSpec, DraftSpec, ParallelDrafting, TargetFeatures
 from draftkit.layout.target import TargetFacts
 
@@ -34,9 +35,8 @@ def plan_causal_lm(
             hint="pass a draft with the target's vocabulary",
         )
     facts.record("config", str(checkpoint.config.get("model_type")), "stated", "kept verbatim")
-    quantization = facts.mapping("quantization_config")
-    if quantization is not None:
-        _check_quantization(checkpoint, quantization)
+    _check_quantiser(checkpoint, facts)
+    quantization = read_quantization(checkpoint, facts)
     facts.keep_config()
     spec = None
     if not facts.missing:
@@ -71,10 +71,18 @@ def read_mask_token(checkpoint: Checkpoint, facts: Facts) -> ParallelDrafting | 
     return ParallelDrafting(mask_token_id=token, mask_state=False)
 
 
-def _check_quantization(checkpoint: Checkpoint, quantization: dict[str, object]) -> None:
-    if not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):
+def exported_config(draft: Draft) -> dict[str, object]:
+    """The config that came, with what a file beside it said about quantised weights."""
+    assert isinstance(draft.spec.architecture, CausalLMSpec)
+    said = {} if draft.spec.quantization is None else {"quantization_config": draft.spec.quantization}
+    return draft.spec.architecture.config | said
+
+
+def _check_quantiser(checkpoint: Checkpoint, facts: Facts) -> None:
+    stated = facts.mapping("quantization_config")
+    if stated is not None and not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):
         raise FormatError(
-            f"the weights are quantised by {quantization.get('quant_method')}, which packs them in a way of its own",
+            f"the weights are quantised by {stated.get('quant_method')}, which packs them in a way of its own",
             where=checkpoint.source.path,
             expected="weights in a floating-point dtype, or in fp8 beside their scales",
             hint="convert the model that was quantised",

@@ -2,41 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
+from draftkit.convert.rope import RopeSource, read_rope
 from draftkit.errors import FormatError, TargetError
-from draftkit.layout.spec import Decoder, Rope
+from draftkit.layout.spec import Decoder
 from draftkit.layout.target import TargetFacts
 
-# Where a trainer takes the rope base from. `config`: the config, 10000 without one. `reference`: the same, but always
-# 10000 beside linear or dynamic scaling (SafeAILab). `fixed`: 10000, whatever the config says.
-RopeBase = Literal["config", "reference", "fixed"]
-
-# What configs of other families say, and the reference's layers (SafeAILab/EAGLE `cnets1.py`, `cnets.py`) never read.
-UNREAD = (
-    "max_sequence_length",
-    "max_window_layers",
-    "num_experts_per_tok",
-    "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
-)
+# Keys that trainers copy from the target's config, and that no draft class of the family reads.
+UNREAD = {
+    "names the target's kind": ("modal_type", "norm_type", "pool_type", "target_model_type"),
+    "about a mixture of experts, which the draft is not": (
+        "decoder_sparse_step",
+        "num_experts_per_tok",
+        "num_local_experts",
+        "output_router_logits",
+        "router_aux_loss_coef",
+    ),
+    "a token of the target": (
+        "eod_token_id",
+        "im_end_id",
+        "im_newline_id",
+        "im_start_id",
+        "image_end_token_id",
+        "image_newline_token_id",
+        "image_start_token_id",
+        "image_token_id",
+        "mask_init_id",
+        "pad_id",
+        "sep_token_id",
+        "text_end_id",
+        "text_start_id",
+        "video_token_id",
+        "vision_end_token_id",
+        "vision_start_token_id",
+        "vision_token_id",
+    ),
+    "an option of the target's layers, which the draft's do not have": (
+        "add_classification_head",
+        "attention_head_dim",
+        "cla_share_factor",
+        "class_num",
+        "dense_list",
+        "max_sequence_length",
+        "max_window_layers",
+        "org_vocab_size",
+        "use_cla",
+        "use_mrope",
+        "use_qk_norm",
+        "use_rotary_pos_emb",
+    ),
+}
 
 
 def read_decoder(
-    checkpoint: Checkpoint, facts: Facts, prefix: str, num_layers: int, rope_base: RopeBase = "reference"
+    checkpoint: Checkpoint,
+    facts: Facts,
+    prefix: str,
+    num_layers: int,
+    rope: RopeSource = "reference",
+    windows: bool = True,
 ) -> Decoder:
-    """The decoder of a draft whose first layer's tensors begin with `prefix` (`layers.0.`, `midlayer.`).
+    """The decoder of a draft whose first layer's tensors begin with `prefix`.
 
     Biases, head width and the number of layers follow from the tensors, because published configs misstate them.
+    `windows`: whether `layer_types` are the draft's, and not the target's.
     """
     hidden = facts.size("hidden_size")
     heads = facts.size("num_attention_heads")
     rows, _ = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
-    for key in UNREAD:
-        facts.drop(key, "the reference's layers do not read it")
+    drop_unread(facts)
     return Decoder(
         hidden_size=hidden,
         intermediate_size=facts.size("intermediate_size"),
@@ -50,52 +85,30 @@ def read_decoder(
         output_bias=has_bias(checkpoint, facts, "output_bias", f"{prefix}self_attn.o_proj.bias"),
         mlp_bias=has_bias(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
         qk_norm=f"{prefix}self_attn.q_norm.weight" in checkpoint.tensors,
-        sliding_window=_sliding_window(facts, num_layers),
-        rope=read_rope(facts, rope_base),
+        sliding_window=_sliding_window(facts, num_layers, windows),
+        rope=read_rope(facts, rope),
     )
 
 
-def _sliding_window(facts: Facts, num_layers: int) -> int | None:
-    """The window of drafts whose `layer_types` name sliding layers; without that key no reference reads the window."""
-    kinds = facts.names("layer_types")
+def drop_unread(facts: Facts) -> None:
+    """Account for the keys that a trainer copied from the target's config."""
+    for reason, keys in UNREAD.items():
+        for key in keys:
+            facts.drop(key, reason)
+
+
+def _sliding_window(facts: Facts, num_layers: int, own: bool) -> int | None:
+    """The window of drafts whose `layer_types` name sliding layers; without that key no engine reads the window."""
+    kinds = (facts.names("layer_types") if own else None) or ()
+    if "sliding_attention" not in kinds[:num_layers]:
+        for key in ("layer_types", "sliding_window", "use_sliding_window"):
+            facts.drop(key, "no layer of the draft has a window")
+        return None
     window = facts.optional("sliding_window", int)
     facts.drop("use_sliding_window", "layer_types tells")
-    if kinds is None or "sliding_attention" not in kinds[:num_layers]:
-        return None
     if window is None or set(kinds[:num_layers]) != {"sliding_attention"}:
         raise FormatError(f"layer_types are {list(kinds)} with sliding_window {window}: layers must agree on a window")
     return facts.record("sliding_window", window, "stated")
-
-
-def read_rope(facts: Facts, source: RopeBase = "reference") -> Rope:
-    """Rope facts, with the base that a trainer which follows `source` has used. The target's plays no part."""
-    scaling = dict(facts.mapping("rope_scaling") or {}) | dict(facts.mapping("rope_parameters") or {})
-    if "type" in scaling:
-        scaling.setdefault("rope_type", scaling.pop("type"))
-    nested = facts.optional("rope_theta", float, inside=scaling)
-    scaling.pop("rope_theta", None)
-    stated = facts.optional("rope_theta", float)
-    declared = nested if stated is None else stated
-    kind = scaling.get("rope_type", "default")
-    ignored = source == "fixed" or (source == "reference" and kind in ("linear", "dynamic"))
-    if declared is not None and not ignored:
-        base = facts.record("rope_theta", declared, "stated")
-    else:
-        said = "nothing" if declared is None else declared
-        base = facts.record("rope_theta", 10000.0, "format default", f"the trainer's base; the config says {said}")
-    if kind in ("linear", "dynamic"):
-        facts.need("factor", scaling)
-    if facts.optional("partial_rotary_factor", float, inside=scaling) not in (None, 1.0):
-        raise FormatError("rope turns a part of each head only (partial_rotary_factor), which the layout cannot say")
-    if any(isinstance(value, dict) for value in scaling.values()):
-        raise FormatError(f"rope has different parameters for {', '.join(scaling)}: the layers of a draft must agree")
-    facts.record("rope_scaling", str(kind), "stated" if scaling else "format default", "" if scaling else "none given")
-    return Rope(
-        base=base,
-        declared_base=declared,
-        scaling=None if kind == "default" and scaling.keys() <= {"rope_type"} else scaling,
-        max_position_embeddings=facts.size("max_position_embeddings", 2048, "the reference's default"),
-    )
 
 
 def check_target(checkpoint: Checkpoint, target: TargetFacts, *, hidden_size: int, vocab_size: int) -> None:

@@ -8,8 +8,10 @@ from typing import Protocol, TypeGuard
 from draftkit.convert.detect import Format, all_formats
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.keypaths import with_values
+from draftkit.convert.target_tensors import PREFIX
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.layout.folder import Draft
+from draftkit.layout.handles import TensorHandle
 from draftkit.layout.target import TargetFacts
 
 UNIFIED, VLLM = "unified", "vllm"
@@ -62,11 +64,22 @@ def alternatives(draft: Draft, target: TargetFacts | None, destination: str) -> 
     ]
 
 
+class _Considered(Outgoing):
+    """An export that is only looked at: the target's tensors, whose files may have to be fetched, stay closed."""
+
+    def tensor(self, name: str) -> TensorHandle:
+        if not name.startswith(PREFIX):
+            return super().tensor(name)
+        target = self.need_target(f"a copy of its {name.removeprefix(PREFIX)}")
+        shape = (target.vocab_size, target.hidden_size)
+        return TensorHandle(name, self.draft.spec.dtype, shape, self.draft.path, lambda _: iter(()))
+
+
 def _exact(exporter: Exporter, draft: Draft, target: TargetFacts | None) -> bool:
     if draft.spec.method not in exporter.METHODS:
         return False
     try:
-        return not exporter.export(Outgoing(draft, target, exporter.DESTINATION)).losses
+        return not exporter.export(_Considered(draft, target, exporter.DESTINATION)).losses
     except DraftkitError:
         return False
 

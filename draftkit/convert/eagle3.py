@@ -1,24 +1,32 @@
-"""Reading EAGLE-3 and P-EAGLE checkpoints with a flat config, which six trainers write with small differences.
+"""Reading EAGLE-3 and P-EAGLE checkpoints, which seven trainers write with small differences.
 
-A format module states its differences as a `Dialect`; names, shapes and knobs are shared (formats.md 5 to 8 and 10 in
-the project's notes; SafeAILab/EAGLE `cnets.py`, vLLM `llama_eagle3.py`).
+A format module states its differences as a `Dialect`; names, shapes and knobs are shared (formats.md 5 to 10 in the
+project's notes; SafeAILab/EAGLE `cnets.py`, vLLM `llama_eagle3.py`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import RopeBase, check_target, read_decoder
+from draftkit.convert.decoder import check_target, read_decoder
+from draftkit.convert.eagle_config import EagleConfig, read_aux_layer_ids, read_eagle_config
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
+from draftkit.convert.quantization import read_quantization
+from draftkit.convert.rope import RopeSource
 from draftkit.convert.vocabulary import check_vocabulary_map
-from draftkit.errors import FormatError, TargetError
-from draftkit.layout.spec import DraftSpec, EagleSpec, ParallelDrafting
+from draftkit.errors import FormatError
+from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec, ParallelDrafting
 from draftkit.layout.target import TargetFacts
+
+FeatureNorm = Literal["none", "joint", "per_layer"]
+Feedback = Literal["pre_norm", "post_norm"]
+Owner = Literal["draft", "target"]
 
 MASK_TOKEN_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")  # the order in which vLLM looks them up
 EMPTY = {"pard_token": -1}  # what a trainer writes that had none
@@ -28,40 +36,53 @@ EMPTY = {"pard_token": -1}  # what a trainer writes that had none
 class Dialect:
     """What one trainer's files mean where the layouts share their names.
 
-    - `name`: the format. `prefix`: of the first decoder layer's tensors; deeper ones are `layers.i.` in all.
-    - `rope_base`: where the trainer takes the rope base from.
+    - `name`: the format. `renames`: the beginnings of its tensor names → those of the unified layout.
+    - `rope`: what of the config's rope the trainer reads. `windows`: whether `layer_types` are the draft's own.
     - `norm_output`: what that key means. `feedback`: the next step gets the normed output (vLLM, speculators).
       `logits`: whether the head reads the normed output (SpecForge); the feedback is not normed in either case.
     - `residual_note`: why `norm_before_residual` is false where the config does not say.
     """
 
     name: str
-    prefix: str
-    rope_base: RopeBase = "reference"
+    renames: Mapping[str, str] = field(default_factory=dict)
+    rope: RopeSource = "config"
+    windows: bool = True
     norm_output: Literal["feedback", "logits"] = "feedback"
     residual_note: str = "the residual is the hidden state before its norm"
 
 
 def plan_eagle3(
-    checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None, dialect: Dialect, dropped: dict[str, str]
+    checkpoint: Checkpoint,
+    facts: Facts,
+    target: TargetFacts | None,
+    dialect: Dialect,
+    dropped: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Plan the conversion of an EAGLE-3-like checkpoint. `dropped`: tensors the trainer left that do nothing → why."""
-    _refuse_mla(checkpoint, dialect.prefix)
-    decoder = read_decoder(
-        checkpoint, facts, dialect.prefix, _count_layers(checkpoint, dialect.prefix), dialect.rope_base
-    )
+    """Plan the conversion of an EAGLE-3-like checkpoint. `dropped`: unified names of tensors that do nothing → why."""
+    view = with_unified_names(checkpoint, dialect.renames)
+    _refuse_mla(view)
+    decoder = read_decoder(view, facts, "layers.0.", view.count_layers(), dialect.rope, dialect.windows)
+    _check_attention(view, decoder)
     vocab_size = facts.size("vocab_size")
-    draft_vocab_size = facts.size("draft_vocab_size", *_rows_of_head(checkpoint, vocab_size))
+    draft_vocab_size = facts.size("draft_vocab_size", *_rows_of_head(view, vocab_size))
     target_hidden = facts.size("target_hidden_size", decoder.hidden_size, "absent means the draft's width")
     if target is not None:
         check_target(checkpoint, target, hidden_size=target_hidden, vocab_size=vocab_size)
-    eagle_config = _EagleConfig(facts)
-    aux_layer_ids = read_aux_layer_ids(checkpoint, facts, target, target_hidden, eagle_config)
-    check_vocabulary_map(checkpoint, vocab_size, draft_vocab_size)
-    feedback, final_norm = _output_norm(facts, dialect)
-    parallel, knows_mask = read_mask(checkpoint, facts)
-    architecture = None
-    if knows_mask and aux_layer_ids != ():
+    nested = read_eagle_config(facts)
+    aux_layer_ids = read_aux_layer_ids(view, facts, target, target_hidden, nested)
+    check_vocabulary_map(view, vocab_size, draft_vocab_size)
+    feedback, final_norm = _output_norm(view, facts, dialect, nested)
+    parallel = read_mask(view, facts)
+    quantization = read_quantization(checkpoint, facts)
+    norm_before_residual = facts.stated_or("norm_before_residual", bool, False, dialect.residual_note)
+    feature_norm = read_feature_norm(view, facts, nested.norm_before_fc)
+    logit_scale = facts.stated_or("logit_scale", float, 1.0, "none")
+    own_table = decoder.hidden_size != target_hidden or "mask_hidden" in view.tensors
+    embed_tokens = _owner(view, facts, "embed_tokens", not own_table)
+    lm_head = _owner(view, facts, "lm_head", draft_vocab_size == vocab_size)
+    facts.drop("bias", "not used by this architecture")
+    spec = None
+    if not facts.missing:
         architecture = EagleSpec(
             decoder=decoder,
             vocab_size=vocab_size,
@@ -71,188 +92,151 @@ def plan_eagle3(
             token_entry="attention",
             concatenation="embedding_hidden",
             fusion_bias=False,
-            feature_norm=read_feature_norm(checkpoint, facts, eagle_config.norm_before_fc),
+            feature_norm=feature_norm,
             embedding_norm=True,
-            hidden_norm=f"{dialect.prefix}hidden_norm.weight" in checkpoint.tensors,
+            hidden_norm=_has_hidden_norm(view, nested),
             input_norm=False,
-            norm_before_residual=facts.stated_or("norm_before_residual", bool, False, dialect.residual_note),
+            norm_before_residual=norm_before_residual,
             final_norm=final_norm,
             feedback=feedback,
-            logit_scale=facts.stated_or("logit_scale", float, 1.0, "none"),
-            embed_tokens=_owner(checkpoint, facts, "embed_tokens", decoder.hidden_size == target_hidden),
-            lm_head=_owner(checkpoint, facts, "lm_head", draft_vocab_size == vocab_size),
+            logit_scale=logit_scale,
+            embed_tokens=embed_tokens,
+            lm_head=lm_head,
             parallel=parallel,
         )
-    quantization = facts.mapping("quantization_config")
-    facts.drop("bias", "not used by this architecture")
-    spec = None
-    if architecture is not None:
         spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
-    reasons = dropped | _redundant(vocab_size, draft_vocab_size) | ({} if final_norm else {"norm.weight": "unused"})
-    return make_plan(dialect.name, checkpoint, facts, spec, _moves(checkpoint, dialect.prefix, reasons))
+    unused = _redundant(vocab_size, draft_vocab_size)
+    if not final_norm:
+        unused["norm.weight"] = "the head reads the output before it"
+    if not nested.use_aux_hidden_state:
+        unused["fc.weight"] = "no layers are captured, and engines leave it out"
+    return make_plan(dialect.name, checkpoint, facts, spec, _moves(view, unused | dict(dropped or {})))
 
 
-class _EagleConfig:
-    """The nested `eagle_config` of ModelOpt, SpecForge and their descendants; every key of it is looked at."""
-
-    def __init__(self, facts: Facts):
-        nested = facts.mapping("eagle_config") or {}
-        self.layer_outputs = nested.pop("eagle_aux_hidden_state_layer_ids", None) or nested.pop("layer_ids", None)
-        self.use_aux_hidden_state = nested.pop("use_aux_hidden_state", True) is not False
-        self.norm_before_fc = nested.pop("norm_before_fc", None) is True
-        for key in ("use_input_layernorm_in_first_layer", "use_last_layernorm", "next_layer_regular"):
-            if nested.pop(key, True) is False:
-                raise FormatError(f"eagle_config.{key} is false, a variant that no engine runs")
-        for key in ("use_mtp_layernorm", "parallel_draft_heads_num_layers", "parallel_draft_step"):
-            nested.pop(key, None)  # their tensors, where there are any, are dropped with a reason
-        if nested:
-            raise FormatError(f"eagle_config has keys whose effect is unknown: {', '.join(map(str, nested))}")
-
-
-def read_aux_layer_ids(
-    checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None, target_hidden: int, nested: _EagleConfig
-) -> tuple[int, ...] | None:
-    """The captured layers in convention S; None when the draft reads the last hidden state; () while unknown.
-
-    The top-level key says it in convention S; the nested one numbers layer *outputs*, one less. Without either, the
-    reference's 2, N//2, N−3 of the target hold.
-    """
-    top = facts.integers("eagle_aux_hidden_state_layer_ids")
-    facts.drop("num_aux_hidden_states", "the columns of fc tell")
-    facts.drop("num_aux_layers", "the columns of fc tell")
-    if "fc.weight" not in checkpoint.tensors and not nested.use_aux_hidden_state:
-        facts.record("aux_layer_ids", "none: the last hidden state", "stated", "use_aux_hidden_state is false")
-        return None
-    _, columns = checkpoint.matrix("fc.weight")
-    count, rest = divmod(columns, target_hidden)
-    if rest or not count:
+def with_unified_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkpoint:
+    """A checkpoint whose tensors stand under the names of the layout; their handles keep those of the file."""
+    tensors = {renamed(name, renames): handle for name, handle in checkpoint.tensors.items()}
+    if len(tensors) < len(checkpoint.tensors):
+        twice = sorted(name for name, handle in checkpoint.tensors.items() if tensors[renamed(name, renames)] != handle)
         raise FormatError(
-            f"fc.weight has {columns} columns, no multiple of the target's width {target_hidden}",
+            f"tensors that are there under two names: {', '.join(twice)}",
             where=checkpoint.source.path,
-            hint="target_hidden_size in config.json may be missing or wrong",
+            hint="fetch the checkpoint again",
         )
-    if top is not None:
-        ids = top
-        facts.record("aux_layer_ids", str(list(ids)), "stated")
-    elif nested.layer_outputs is not None:
-        outputs = facts.as_integers("eagle_config.eagle_aux_hidden_state_layer_ids", nested.layer_outputs)
-        ids = tuple(i + 1 for i in outputs)
-        facts.record("aux_layer_ids", str(list(ids)), "stated", f"eagle_config says {list(outputs)}: layer outputs")
-    elif target is not None and count == 3:
-        ids = _default_ids(checkpoint, facts, target)
-    else:
-        hint = (
-            f"fc.weight has {columns} columns, {count} states of {target_hidden}: pass --set aux_layer_ids= with "
-            f"{count} layers, or correct target_hidden_size"
-        )
-        hint = "pass --target, so that they can be computed from its number of layers" if count == 3 else hint
-        given = facts.require("aux_layer_ids", hint)
-        ids = () if given is None else facts.as_integers("aux_layer_ids", given)
-    if ids and len(ids) != count:
-        raise FormatError(
-            f"{len(ids)} captured layers are named, {list(ids)}, and fc.weight reads {count}",
-            where=checkpoint.source.path,
-            hint="set the right ones with --set aux_layer_ids=…",
-        )
-    return ids
+    return replace(checkpoint, tensors=tensors)
 
 
-def read_mask(checkpoint: Checkpoint, facts: Facts) -> tuple[ParallelDrafting | None, bool]:
-    """Parallel drafting where the file has `mask_hidden`, and whether the mask token is known."""
+def norms_of_deeper_layers(checkpoint: Checkpoint, prefix: str) -> dict[str, str]:
+    """Renames for trainers that call the first norm of every layer `hidden_norm`, not of layer 0 only."""
+    count = checkpoint.count_layers(re.escape(prefix) + r"(\d+)\.")
+    return {f"{prefix}{i}.hidden_norm.": f"layers.{i}.input_layernorm." for i in range(1, count + 1)}
+
+
+def read_mask(view: Checkpoint, facts: Facts) -> ParallelDrafting | None:
+    """Parallel drafting where the file has `mask_hidden`; the mask token, where the config has none, is missing."""
     flag = facts.optional("parallel_drafting", bool)
     named = {key: facts.optional(key, int) for key in MASK_TOKEN_KEYS}
-    if "mask_hidden" not in checkpoint.tensors:
+    if "mask_hidden" not in view.tensors:
         if flag:
-            raise FormatError("parallel_drafting is true and there is no mask_hidden", where=checkpoint.source.path)
-        return None, True
+            raise FormatError("parallel_drafting is true and there is no mask_hidden", where=view.source.path)
+        return None
     token = next((value for key, value in named.items() if value is not None and value != EMPTY.get(key)), None)
     if token is not None:
         facts.record("mask_token_id", token, "stated")
-        return ParallelDrafting(mask_token_id=token, mask_state=True), True
-    given = facts.require("mask_token_id", "ask the author for the mask token and pass --set mask_token_id=…")
+        return ParallelDrafting(mask_token_id=token, mask_state=True)
+    hint = "ask its author for the mask token of the training and pass --set mask_token_id=…"
+    given = facts.require("mask_token_id", hint)
     if given is None:
-        return None, False
-    return ParallelDrafting(mask_token_id=facts.as_integers("mask_token_id", [given])[0], mask_state=True), True
+        return None
+    return ParallelDrafting(mask_token_id=facts.as_integers("mask_token_id", [given])[0], mask_state=True)
 
 
-def read_feature_norm(
-    checkpoint: Checkpoint, facts: Facts, joint: bool = False
-) -> Literal["none", "joint", "per_layer"]:
+def read_feature_norm(view: Checkpoint, facts: Facts, joint: bool = False) -> FeatureNorm:
     """The norm before `fc`, which the tensors tell; the config must not contradict them."""
     joint = bool(facts.optional("norm_before_fc", bool)) or joint
     per_layer = bool(facts.optional("fc_norm", bool))
-    found = {"joint": "input_norm.weight" in checkpoint.tensors, "per_layer": "fc_norm.0.weight" in checkpoint.tensors}
+    found = {"joint": "input_norm.weight" in view.tensors, "per_layer": "fc_norm.0.weight" in view.tensors}
     for kind, said, tensor in (("joint", joint, "input_norm.weight"), ("per_layer", per_layer, "fc_norm.0.weight")):
         if said and not found[kind]:
             raise FormatError(
                 f"config.json asks for a norm before fc, and {tensor} is missing",
-                where=checkpoint.source.path,
+                where=view.source.path,
                 hint="a converter may have dropped it: fetch the original checkpoint",
             )
     if all(found.values()):
-        raise FormatError("both input_norm and fc_norm are there", where=checkpoint.source.path)
-    kind = next((kind for kind, there in found.items() if there), "none")
-    return cast(Literal["none", "joint", "per_layer"], facts.record("feature_norm", kind, "from tensors"))
+        raise FormatError("both input_norm and fc_norm are there", where=view.source.path)
+    kinds: dict[FeatureNorm, bool] = {"joint": found["joint"], "per_layer": found["per_layer"], "none": True}
+    norm = next(norm for norm, there in kinds.items() if there)
+    facts.record("feature_norm", norm, "from tensors")
+    return norm
 
 
-def _rows_of_head(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, str]:
-    """The size of the draft vocabulary where the config says nothing."""
-    if "lm_head.weight" in checkpoint.tensors:
-        return checkpoint.matrix("lm_head.weight")[0], "rows of lm_head.weight"
-    return vocab_size, "the head is the target's"
-
-
-def _output_norm(facts: Facts, dialect: Dialect) -> tuple[Literal["pre_norm", "post_norm"], bool]:
+def _output_norm(view: Checkpoint, facts: Facts, dialect: Dialect, nested: EagleConfig) -> tuple[Feedback, bool]:
     """What is fed back, and whether there is a norm before the head."""
     said = facts.optional("norm_output", bool)
+    final_norm = nested.last_norm is not False or "norm.weight" in view.tensors
     if dialect.norm_output == "logits":
         note = "SpecForge's norm_output is about the head, and its feedback is the state before the norm"
         facts.record("feedback", "pre_norm", "format default", note)
-        return "pre_norm", said is not False
-    feedback: Literal["pre_norm", "post_norm"] = "post_norm" if said else "pre_norm"
+        if said is False:
+            hint = (
+                "norm_output is false, which means raw logits in SpecForge before 2026-09-15 and nothing since: "
+                "pass --set final_norm=false or --set final_norm=true"
+            )
+            final_norm = facts.require("final_norm", hint) is not False
+        return "pre_norm", final_norm
+    feedback: Feedback = "post_norm" if said else "pre_norm"
     facts.record("feedback", feedback, "format default" if said is None else "stated")
-    return feedback, True
+    return feedback, final_norm
 
 
-def _owner(checkpoint: Checkpoint, facts: Facts, module: str, target_fits: bool) -> Literal["draft", "target"]:
+def _has_hidden_norm(view: Checkpoint, nested: EagleConfig) -> bool:
+    """Whether layer 0 norms its hidden input; without a word of the config it must."""
+    optional = nested.first_norm is False or not nested.use_aux_hidden_state
+    return not optional or "layers.0.hidden_norm.weight" in view.tensors
+
+
+def _rows_of_head(view: Checkpoint, vocab_size: int) -> tuple[int, str]:
+    """The size of the draft vocabulary where the config says nothing."""
+    if "lm_head.weight" in view.tensors:
+        return view.matrix("lm_head.weight")[0], "rows of lm_head.weight"
+    return vocab_size, "the head is the target's"
+
+
+def _owner(view: Checkpoint, facts: Facts, module: str, target_fits: bool) -> Owner:
     """Whose embedding or head the draft uses: its own where the file has one."""
     tensor = f"{module}.weight"
-    if tensor not in checkpoint.tensors and not target_fits:
+    if tensor not in view.tensors and not target_fits:
         raise FormatError(
-            f"{tensor} is missing, and the target's has another shape than this draft needs",
-            where=checkpoint.source.path,
+            f"{tensor} is missing, and this draft cannot take the target's",
+            where=view.source.path,
+            expected="a table of the draft's own width, trained with its mask token"
+            if module == "embed_tokens"
+            else "a row for each token of the draft vocabulary",
             hint="ask the author for a file that holds it",
         )
-    owner: Literal["draft", "target"] = "draft" if tensor in checkpoint.tensors else "target"
+    owner: Owner = "draft" if tensor in view.tensors else "target"
     facts.record(module, owner, "from tensors")
     return owner
 
 
-def _default_ids(checkpoint: Checkpoint, facts: Facts, target: TargetFacts) -> tuple[int, ...]:
-    ids = target.default_aux_layer_ids()
-    if list(ids) != sorted(set(ids)):
-        raise TargetError(
-            f"{target.name} has {target.num_hidden_layers} layers, too few for the three that EAGLE-3 captures",
-            where=checkpoint.source.path,
-            expected="at least 7",
-            hint="pass the target that the draft was trained for with --target",
-        )
-    facts.record("aux_layer_ids", str(list(ids)), "from target", f"2, N//2, N-3 for N = {target.num_hidden_layers}")
-    return ids
-
-
-def _count_layers(checkpoint: Checkpoint, prefix: str) -> int:
-    """Layers by their tensor names; `midlayer.` is the first of them, beside deeper `layers.i.`."""
-    numbered = {match[1] for name in checkpoint.tensors if (match := re.match(r"layers\.(\d+)\.", name))}
-    return len(numbered | {"0"}) if prefix == "midlayer." else len(numbered)
-
-
-def _refuse_mla(checkpoint: Checkpoint, prefix: str) -> None:
-    if f"{prefix}self_attn.kv_a_proj_with_mqa.weight" in checkpoint.tensors:
+def _refuse_mla(view: Checkpoint) -> None:
+    if "layers.0.self_attn.kv_a_proj_with_mqa.weight" in view.tensors:
         raise FormatError(
             "this EAGLE-3 draft has multi-head latent attention (DeepSeek), which the layout does not describe",
-            where=checkpoint.source.path,
+            where=view.source.path,
             hint="vLLM loads the checkpoint as it is, as Eagle3DeepseekV2ForCausalLM",
+        )
+
+
+def _check_attention(view: Checkpoint, decoder: Decoder) -> None:
+    """Raise `FormatError` where layer 0 attends over the hidden state alone."""
+    if view.matrix("layers.0.self_attn.q_proj.weight")[1] == decoder.hidden_size:
+        raise FormatError(
+            "layer 0 reads the hidden state alone: the draft never sees the token that it continues",
+            where=view.source.path,
+            expected=f"projections of {2 * decoder.hidden_size} columns, embedding and hidden state",
+            hint="no engine runs ModelOpt's drafts that were exported with use_aux_hidden_state false",
         )
 
 
@@ -263,13 +247,13 @@ def _redundant(vocab_size: int, draft_vocab_size: int) -> dict[str, str]:
     return dropped
 
 
-def _moves(checkpoint: Checkpoint, prefix: str, dropped: dict[str, str]) -> list[Move]:
+def _moves(view: Checkpoint, dropped: Mapping[str, str]) -> list[Move]:
     moves = []
-    for name, handle in checkpoint.tensors.items():
+    for name, handle in view.tensors.items():
         if name in dropped:
             moves.append(drop(handle, dropped[name]))
         elif name == "mask_hidden" and len(handle.shape) == 2:
-            moves.append(Move("reshape", (name,), name, handle.dtype, (1, *handle.shape)))
+            moves.append(Move("reshape", (handle.name,), name, handle.dtype, (1, *handle.shape)))
         else:
-            moves.append(copy(handle, renamed(name, {prefix: "layers.0."})))
+            moves.append(copy(handle, name))
     return moves

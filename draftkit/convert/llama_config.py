@@ -1,8 +1,19 @@
-"""A flat Llama-style config for the layouts of the EAGLE family, and what their classes cannot compute."""
+"""Writing the flat layouts of the EAGLE family: a Llama-style config, and what their classes compute of a draft.
+
+An exporter states the draft that its destination's class makes of the one it gets; the facts in which the two differ
+are what is lost, and the tensors that the first has are what is written.
+"""
 
 from __future__ import annotations
 
-from draftkit.layout.spec import Decoder, EagleSpec
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from draftkit.convert.export import Outgoing
+from draftkit.convert.operations import Move
+from draftkit.layout.records import to_dict
+from draftkit.layout.schema import SCALES, tensor_schema
+from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec, Rope
 
 
 def llama_config(eagle: EagleSpec, dtype: str) -> dict[str, object]:
@@ -11,7 +22,7 @@ def llama_config(eagle: EagleSpec, dtype: str) -> dict[str, object]:
     `rope_theta` is the effective base: a loader has no other way to learn it.
     """
     decoder = eagle.decoder
-    config: dict[str, object] = {
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": decoder.hidden_size,
@@ -28,23 +39,99 @@ def llama_config(eagle: EagleSpec, dtype: str) -> dict[str, object]:
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
     }
-    if decoder.rope.scaling is not None:
-        config["rope_scaling"] = decoder.rope.scaling | {"type": decoder.rope.scaling.get("rope_type")}
-    return config
 
 
-def losses_of_decoder(decoder: Decoder) -> list[str]:
-    """What SafeAILab's layers cannot compute of this decoder (`cnets.py`, `cnets1.py`)."""
-    losses = []
-    if decoder.head_dim * decoder.num_attention_heads != decoder.hidden_size:
-        losses.append(f"heads of {decoder.head_dim}: its class takes hidden_size / num_attention_heads")
-    if decoder.qk_norm:
-        losses.append("the norms of queries and keys")
-    if decoder.sliding_window is not None:
-        losses.append(f"the sliding window of {decoder.sliding_window}")
-    if decoder.output_bias or decoder.mlp_bias:
-        losses.append("biases of o_proj and the MLP")
-    scaling = decoder.rope.scaling or {}
-    if scaling.get("rope_type") not in (None, "linear", "dynamic"):
-        losses.append(f"rope of type {scaling['rope_type']}")
-    return losses
+def reference_rope_keys(rope: Rope) -> dict[str, object]:
+    """`rope_scaling` as SafeAILab's config class takes it: two keys, `type` and a factor above 1."""
+    scaling = _reference_rope(rope).scaling
+    return {} if scaling is None else {"rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}
+
+
+def engine_rope_keys(rope: Rope) -> dict[str, object]:
+    """`rope_scaling` under both names of its kind."""
+    return {} if rope.scaling is None else {"rope_scaling": rope.scaling | {"type": rope.scaling.get("rope_type")}}
+
+
+def plain_eagle(eagle: EagleSpec, decoder: Decoder) -> EagleSpec:
+    """EAGLE-1 without the norms, the head and the vocabulary that some trainers give it."""
+    return replace(
+        eagle,
+        decoder=decoder,
+        draft_vocab_size=eagle.vocab_size,
+        concatenation="embedding_hidden",
+        embedding_norm=False,
+        hidden_norm=False,
+        input_norm=False,
+        final_norm=False,
+        feedback="pre_norm",
+        logit_scale=1.0,
+        lm_head="target",
+    )
+
+
+def plain_eagle3(eagle: EagleSpec, decoder: Decoder) -> EagleSpec:
+    """EAGLE-3 with all of its norms, and without what some trainers vary after `fc`."""
+    return replace(
+        eagle,
+        decoder=decoder,
+        concatenation="embedding_hidden",
+        fusion_bias=False,
+        embedding_norm=True,
+        hidden_norm=True,
+        norm_before_residual=False,
+        final_norm=True,
+        logit_scale=1.0,
+    )
+
+
+def reference_decoder(decoder: Decoder) -> Decoder:
+    """The layers that SafeAILab's classes make of this decoder (`cnets.py`, `cnets1.py`)."""
+    return replace(
+        decoder,
+        head_dim=decoder.hidden_size // decoder.num_attention_heads,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_window=None,
+        rope=_reference_rope(decoder.rope),
+    )
+
+
+def _reference_rope(rope: Rope) -> Rope:
+    """Linear and dynamic scaling get no base there, and other kinds are refused."""
+    factor = (rope.scaling or {}).get("factor")
+    kind = (rope.scaling or {}).get("rope_type")
+    if kind not in ("linear", "dynamic") or not isinstance(factor, float) or factor <= 1:
+        return replace(rope, scaling=None)
+    return replace(rope, base=10000.0, scaling={"rope_type": kind, "factor": factor})
+
+
+def engine_decoder(decoder: Decoder) -> Decoder:
+    """The layers that SGLang's classes make of this decoder (`llama.py`), biases of the attention aside."""
+    return replace(decoder, hidden_act="silu", mlp_bias=False, qk_norm=False, sliding_window=None)
+
+
+def losses(eagle: EagleSpec, runs: EagleSpec) -> tuple[str, ...]:
+    """The facts of a draft that its destination does not keep. `runs`: the draft that it makes of it."""
+    theirs = dict(_facts(to_dict(runs)))
+    return tuple(
+        f"{name} is {value}, and its class has {theirs.get(name)}"
+        for name, value in _facts(to_dict(eagle))
+        if value != theirs.get(name)
+    )
+
+
+def _facts(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in record.items():
+        if isinstance(value, dict) and name in ("decoder", "rope"):
+            yield from _facts(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def kept(outgoing: Outgoing, runs: EagleSpec, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
+    """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`."""
+    schema = tensor_schema(DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype))
+    scales = {f"{name.removesuffix('.weight')}.{scale}" for name in schema for scale in SCALES}
+    foreign = outgoing.draft.tensors.keys() - schema.keys() - scales
+    return outgoing.renamed(renames, without=[*without, *foreign])

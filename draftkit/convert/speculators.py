@@ -6,6 +6,8 @@ length, `transformer_layer_config` as the draft's own (`vllm/transformers_utils/
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.serve import AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS
@@ -32,13 +34,14 @@ def note_target(facts: Facts) -> str | None:
 def speculators_config(outgoing: Outgoing, eagle: EagleSpec) -> dict[str, object]:
     """The whole config.json. Raises `LayoutError` when the target, which it names, is not known."""
     kind = "eagle3" if eagle.parallel is None else "peagle"
+    width = eagle.target_hidden_size
     config: dict[str, object] = {
         "architectures": [ARCHITECTURES[kind]],
         "speculators_model_type": kind,
         "speculators_version": VERSION,
         "speculators_config": _serving(outgoing, kind),
         "draft_vocab_size": eagle.draft_vocab_size,
-        "target_hidden_size": _other_width(eagle),
+        "target_hidden_size": None if width == eagle.decoder.hidden_size else width,
         "eagle_aux_hidden_state_layer_ids": list(eagle.aux_layer_ids or ()),
         "norm_before_residual": eagle.norm_before_residual,  # absent, vLLM takes it for true and the library for false
         "norm_before_fc": eagle.feature_norm == "joint",
@@ -82,14 +85,9 @@ def refuse_inexpressible(outgoing: Outgoing) -> None:
         )
 
 
-def losses_of(eagle: EagleSpec) -> tuple[str, ...]:
-    """What the library's classes ignore; vLLM reads it from the same file."""
-    losses = []
-    if (width := _other_width(eagle)) is not None:
-        losses.append(f"features of width {width}: its classes have fc for the draft's own, {eagle.decoder.hidden_size}")
-    if eagle.logit_scale != 1.0:
-        losses.append(f"the logit scale {eagle.logit_scale}, which its classes do not apply")
-    return tuple(losses)
+def library_eagle(eagle: EagleSpec) -> EagleSpec:
+    """The draft that the library's classes make of this one; vLLM reads the two facts from the same file."""
+    return replace(eagle, target_hidden_size=eagle.decoder.hidden_size, logit_scale=1.0)
 
 
 def _serving(outgoing: Outgoing, kind: str) -> object:
@@ -146,8 +144,3 @@ def _keys_for_vllm(eagle: EagleSpec) -> dict[str, object]:
 def has_attention_bias(decoder: Decoder) -> bool:
     """Whether the layers are written with biases: the library's have four, or none."""
     return decoder.qkv_bias or decoder.output_bias
-
-
-def _other_width(eagle: EagleSpec) -> int | None:
-    same = eagle.target_hidden_size == eagle.decoder.hidden_size
-    return None if same else eagle.target_hidden_size

@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 import transformers
@@ -17,11 +17,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
-from draftkit.evaluate.statistics import acceptance_length, accepted_per_position
+from draftkit.evaluate.statistics import (
+    acceptance_length,
+    accepted_per_position,
+    expected_acceptance_length,
+    percentiles,
+)
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
+from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.verify import Verification
 from draftkit.version import __version__
 
 SMALL_TARGET = 50_000_000  # parameters
@@ -32,7 +40,10 @@ Progress = Callable[[str, int, int, float], None]  # what runs, prompts done, pr
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU."""
+    """How to measure. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
+
+    Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification.
+    """
 
     num_speculative_tokens: int = 4
     max_new_tokens: int = 128
@@ -41,6 +52,21 @@ class Settings:
     limit: int | None = None
     device: str | None = None
     dtype: str | None = None
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    draft_sampling: DraftSampling = field(default_factory=DraftSampling)
+    verification: Verification = "rejection"
+    acceptance_rates: tuple[float, ...] | None = None
+    k_by_batch: dict[int, int] | None = None
+
+    @property
+    def draft_mode(self) -> str:
+        """How drafts are drawn at these settings: greedy or probabilistic."""
+        return "probabilistic" if self.draft_sampling.parameters(self.sampling).temperature else "greedy"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output must be that of plain decoding, token for token."""
+        return self.verification == "coupled" or (self.sampling.temperature == 0 and self.verification != "synthetic")
 
 
 @dataclass(frozen=True)
@@ -62,7 +88,7 @@ class Run:
 def evaluate_draft(
     target: str, drafts: Sequence[str], settings: Settings | None = None, on_progress: Progress = lambda *_: None
 ) -> dict[str, object]:
-    """Measure drafts against their target at temperature 0.
+    """Measure drafts against their target.
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints. Returns the result
     object of `eval --json`: provenance, and one cell per draft. Raises `DraftkitError`.
@@ -75,9 +101,17 @@ def evaluate_draft(
         # Everything that can be wrong with the input shows before the first long computation.
         opened = [stack.enter_context(open_draft(source, target)) for source in drafts]
         model, tokenizer = load_model(target, device=device, dtype=dtype)
-        drafters = [load_drafter(draft, model) for draft in opened]
+        drafters = [load_drafter(draft, model, tokenizer) for draft in opened]
     _limit_threads(model)
-    requests = [Request(p.id, encode_prompt(p, tokenizer), settings.max_new_tokens) for p in prompts]
+    requests = [
+        Request(
+            prompt.id,
+            encode_prompt(prompt, tokenizer),
+            settings.max_new_tokens,
+            replace(settings.sampling, seed=settings.sampling.seed + number),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
     plain = _run(Target(model), None, 0, requests, settings, "no draft", on_progress)
     cells = []
     for source, draft, drafter in zip(drafts, opened, drafters, strict=True):
@@ -99,9 +133,21 @@ def _run(
     name: str,
     on_progress: Progress,
 ) -> Run:
-    engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=min(settings.concurrency, len(requests)))
+    rates = settings.acceptance_rates
+    synthetic = settings.verification == "synthetic" and drafter is not None
+    engine = Engine(
+        target,
+        drafter,
+        num_speculative_tokens=k,
+        num_slots=min(settings.concurrency, len(requests)),
+        # Plain decoding draws with the noise that coupled verification compares with, which is also any target's own.
+        verification=settings.verification if drafter is not None else "coupled",
+        draft_sampling=settings.draft_sampling,
+        synthetic=SyntheticAcceptance(rates) if synthetic and rates is not None else None,
+        k_by_batch=settings.k_by_batch if drafter is not None else None,
+    )
     # Warm-up: the first calls allocate and tune; they are not part of the measurement.
-    engine.generate([Request(r.id, r.prompt, 2 * (k + 1)) for r in requests[: engine.num_slots]])
+    engine.generate([replace(request, max_new_tokens=2 * (k + 1)) for request in requests[: engine.num_slots]])
     counts = {"finished": 0, "accepted": 0, "rounds": 0}
 
     def on_round(touched: list[Generation]) -> None:
@@ -124,8 +170,13 @@ def _cell(prompts: list[Prompt], run: Run, plain: Run, settings: Settings) -> di
     categories = sorted({p.category for p in prompts})
     return {
         "num_speculative_tokens": k,
-        "temperature": 0.0,
-        "draft_sampling": "greedy",
+        "temperature": settings.sampling.temperature,
+        "top_k": settings.sampling.top_k,
+        "top_p": settings.sampling.top_p,
+        "min_p": settings.sampling.min_p,
+        "seed": settings.sampling.seed,
+        "draft_sampling": settings.draft_mode,
+        "verification": settings.verification,
         "concurrency": settings.concurrency,
         "num_prompts": len(prompts),
         "max_new_tokens": settings.max_new_tokens,
@@ -135,6 +186,7 @@ def _cell(prompts: list[Prompt], run: Run, plain: Run, settings: Settings) -> di
         "num_accepted_tokens": sum(r.accepted for r in rounds),
         "num_accepted_tokens_per_pos": accepted_per_position(run.generations, k),
         "acceptance_length": acceptance_length(run.generations).to_dict(),
+        "expected_acceptance_length": expected_acceptance_length(run.generations).to_dict(),
         "by_category": {
             category: acceptance_length(
                 [g for g, p in zip(run.generations, prompts, strict=True) if p.category == category]
@@ -143,8 +195,11 @@ def _cell(prompts: list[Prompt], run: Run, plain: Run, settings: Settings) -> di
         },
         "tokens_per_second": run.tokens_per_second,
         "baseline_tokens_per_second": plain.tokens_per_second,
-        "matches_greedy": matching == len(prompts),
-        "num_matching_prompts": matching,
+        "ttft_ms": percentiles([g.ttft for g in run.generations]),
+        "tpot_ms": percentiles([g.tpot for g in run.generations if g.tpot is not None]),
+        "itl_ms": percentiles([gap for g in run.generations for gap in g.itl]),
+        "matches_greedy": matching == len(prompts) if settings.sampling.temperature == 0 else None,
+        "num_matching_prompts": matching if settings.exact else None,
     }
 
 

@@ -11,32 +11,42 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.errors import DraftkitError, TargetError
+from draftkit.errors import TargetError
 from draftkit.hub import locate
 from draftkit.layout.folder import Draft, is_unified, read_draft
-from draftkit.layout.spec import CausalLMSpec, EagleSpec
-from draftkit.models.loading import load_eagle
-from draftkit.models.target import Target, load_target
+from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
+from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
+from draftkit.runtime.drafters.medusa import MedusaDrafter
+from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
+from draftkit.runtime.drafters.p_eagle import PEagleDrafter
+from draftkit.runtime.drafters.pard import Pard2Drafter, PardDrafter
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary, same_vocabulary
+
+TOKENIZERS = ("tokenizer.", "tekken.", "vocab.", "spiece.")  # how the files begin that tokenizers are loaded from
 
 
 def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
     folder = locate(source).path
     model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION)
+    return model, _load_tokenizer(folder, "target")
+
+
+def _load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise TargetError(
-            "the target has no tokenizer that transformers can load",
+            f"the {of} has no tokenizer that transformers can load",
             where=folder,
             expected="tokenizer.json, or what AutoTokenizer reads",
             hint="copy the tokenizer files of the original model into the folder",
         ) from error
-    return model, tokenizer
 
 
 @contextmanager
@@ -50,22 +60,55 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
         yield read_draft(convert_checkpoint(source, Path(scratch) / "draft", target=target))
 
 
-def load_drafter(draft: Draft, target: PreTrainedModel) -> Drafter:
+def load_drafter(
+    draft: Draft,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    target_features: bool = True,
+) -> Drafter:
     """The drafter that runs a draft, on the target's device and in its dtype.
 
-    Raises `TargetError` when draft and target do not fit, `DraftkitError` for kinds without a drafter.
+    With the target's `tokenizer`, a causal language model may have another one: it drafts the tokens that both share.
+    `target_features` False runs PARD-2 without the target's hidden states. Raises `TargetError` when draft and target
+    do not fit.
     """
-    architecture = draft.spec.architecture
-    if isinstance(architecture, EagleSpec) and architecture.parallel is None:
-        return EagleDrafter(load_eagle(draft, target, attention=ATTENTION))
-    if isinstance(architecture, CausalLMSpec) and draft.spec.method == "draft-model":
-        vocab_size = target.config.get_text_config().vocab_size
-        if architecture.vocab_size != vocab_size:
-            raise TargetError(
-                f"the draft has {architecture.vocab_size} tokens, the target {vocab_size}",
-                where=draft.path,
-                hint="pass a draft with the target's vocabulary",
-            )
-        model = load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=ATTENTION)
-        return CausalLMDrafter(Target(model))
-    raise DraftkitError(f"the runtime has no drafter for {draft.spec.method} drafts yet", where=draft.path)
+    match draft.spec.architecture:
+        case EagleSpec(parallel=None):
+            return EagleDrafter(load_eagle(draft, target, attention=ATTENTION))
+        case EagleSpec():
+            return PEagleDrafter(load_eagle(draft, target, attention=ATTENTION))
+        case MlpSpeculatorSpec():
+            return MlpSpeculatorDrafter(load_mlp_speculator(draft, target))
+        case MedusaSpec():
+            return MedusaDrafter(load_medusa(draft, target))
+        case CausalLMSpec(parallel=parallel, target_features=features) as lm:
+            vocabulary = _shared_vocabulary(draft, lm.vocab_size, target, tokenizer)
+            if parallel is None:
+                return CausalLMDrafter(load_causal_lm(draft, target, attention=ATTENTION), vocabulary)
+            mask = parallel.mask_token_id
+            if features is None or not target_features:
+                return PardDrafter(load_causal_lm(draft, target, attention=ATTENTION), mask, vocabulary)
+            return Pard2Drafter(*load_pard2(draft, target, attention=ATTENTION), mask, vocabulary)
+
+
+def _shared_vocabulary(
+    draft: Draft, draft_vocab_size: int, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> SharedVocabulary | None:
+    """What draft and target share, None where their vocabularies are the same."""
+    vocab_size = target.config.get_text_config().vocab_size
+    has_tokenizer = any(path.name.startswith(TOKENIZERS) for path in draft.files)
+    if tokenizer is None or not has_tokenizer:
+        if draft_vocab_size == vocab_size:
+            return None
+        raise TargetError(
+            f"the draft has {draft_vocab_size} tokens, the target {vocab_size}",
+            where=draft.path,
+            hint="pass a draft with the target's vocabulary, or one with its tokenizer",
+        )
+    own = _load_tokenizer(draft.path, "draft")
+    if draft_vocab_size == vocab_size and same_vocabulary(tokenizer, own, vocab_size):
+        return None
+    return SharedVocabulary.of(
+        tokenizer, own, vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, device=target.device
+    )

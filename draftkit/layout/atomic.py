@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from draftkit.errors import DraftkitError
 
@@ -52,6 +53,19 @@ def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
         if error.errno not in DISK_FAILURES:
             raise
         raise DraftkitError(f"writing {out.name} failed: {error.strerror}", where=error.filename or out) from error
+
+
+def start_write_back(file: BinaryIO, begin: int) -> int:
+    """Have the system start putting a file on disk, from byte `begin` on; returns where the file ends so far.
+
+    What reaches the disk while more is being written need not be waited for at the end. This is a hint: it waits for
+    nothing, and nothing is promised to be on disk.
+    """
+    file.flush()
+    end = file.tell()
+    if hasattr(os, "posix_fadvise"):  # Linux writes what it is told to forget, and keeps it until it is written
+        os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
+    return end
 
 
 @contextmanager
@@ -100,7 +114,7 @@ def _swap(temporary: Path, out: Path) -> None:
         if aside.exists() and not out.exists():
             aside.rename(out)
         raise
-    _remove(aside)
+    _discard(aside, out)
 
 
 def _settle_leftovers(out: Path) -> None:
@@ -109,8 +123,16 @@ def _settle_leftovers(out: Path) -> None:
         role = _leftover_role(path, out)
         if role == "old" and not out.exists():
             path.rename(out)
-        elif role:
+        elif role == "old":
+            _discard(path, out)
+        elif role == "tmp":
             _remove(path)
+
+
+def _discard(aside: Path, out: Path) -> None:
+    """Remove what was moved aside, once its name no longer says that it may be put back: half of it must not be."""
+    if aside.exists():
+        _remove(aside.rename(_sibling(out, "tmp")))
 
 
 def _leftover_role(path: Path, out: Path) -> str | None:

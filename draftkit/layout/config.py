@@ -32,33 +32,64 @@ def engine_config(spec: DraftSpec) -> dict[str, object]:
 def refusal_by_vllm(spec: DraftSpec) -> str | None:
     """Why vLLM 0.32 must not load this draft (it would, and run it wrongly without a word), or None."""
     match spec.architecture:
-        case EagleSpec(token_entry="fusion") as eagle:
-            if eagle.fusion_bias:
-                return "vLLM drops fc.bias"
-            if eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm:
-                return "vLLM's EAGLE class has none of the norms of this draft"
-        case EagleSpec() as eagle if not (eagle.embedding_norm and eagle.hidden_norm and eagle.final_norm):
-            return "vLLM's EAGLE-3 class always norms embedding, hidden state and output"
-        case EagleSpec() as eagle if eagle.decoder.qkv_bias != eagle.decoder.output_bias:
-            return "vLLM's EAGLE-3 class gives a bias to all four attention projections or to none"
+        case EagleSpec() as eagle:
+            return _refused_eagle(eagle)
         case MlpSpeculatorSpec():
             return "vLLM has no proposer for MLP speculators"
         case MedusaSpec(lm_head="target"):
             return "vLLM's Medusa class does not borrow the target's head, and leaves its own uninitialised"
-        case MedusaSpec(lm_head="draft") as medusa if medusa.draft_vocab_size != medusa.vocab_size:
-            return "vLLM's Medusa class gives every head the whole vocabulary"
+        case MedusaSpec() as medusa if medusa.draft_vocab_size != medusa.vocab_size:
+            return "vLLM's Medusa class has a token_map, and its loader stops at it"
         case CausalLMSpec(target_features=features) if features is not None:
             return "vLLM would ignore the target features of PARD-2"
-    if isinstance(spec.architecture, EagleSpec) and spec.architecture.concatenation != "embedding_hidden":
-        return "vLLM concatenates the embedding first"
     return None
+
+
+def _refused_eagle(eagle: EagleSpec) -> str | None:
+    """The first thing that vLLM's class for this draft (`llama_eagle.py`, `llama_eagle3.py`) computes otherwise."""
+    decoder = eagle.decoder
+    reasons = _unlike_eagle1(eagle) if eagle.token_entry == "fusion" else _unlike_eagle3(eagle)
+    reasons |= {
+        "vLLM concatenates the embedding first": eagle.concatenation != "embedding_hidden",
+        f"vLLM's draft layers have silu, not {decoder.hidden_act}": decoder.hidden_act != "silu",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _unlike_eagle1(eagle: EagleSpec) -> dict[str, bool]:
+    norms = eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm or eagle.decoder.qk_norm
+    return {
+        "vLLM drops fc.bias": eagle.fusion_bias,
+        "vLLM's EAGLE class has none of the norms of this draft": norms,
+        "vLLM's EAGLE class has the whole vocabulary": eagle.reduced_vocabulary,
+        "vLLM's EAGLE class takes the target's head, and its loader stops at another": eagle.lm_head == "draft",
+        "vLLM's EAGLE class has no sliding window": eagle.decoder.sliding_window is not None,
+    }
+
+
+def _unlike_eagle3(eagle: EagleSpec) -> dict[str, bool]:
+    decoder = eagle.decoder
+    norms = eagle.embedding_norm and eagle.hidden_norm and eagle.final_norm
+    return {
+        "vLLM's EAGLE-3 class always norms embedding, hidden state and output": not norms,
+        "vLLM's second model runner feeds captured layers to a draft that reads the last state": (
+            eagle.aux_layer_ids is None
+        ),
+        "vLLM's EAGLE-3 class gives a bias to all four attention projections or to none": (
+            not decoder.qk_norm and decoder.qkv_bias != decoder.output_bias
+        ),
+        "vLLM's EAGLE-3 class with norms of queries and keys has no biases in o_proj and the MLP": (
+            decoder.qk_norm and (decoder.output_bias or decoder.mlp_bias)
+        ),
+        "vLLM drafts in parallel with a mask_hidden only": eagle.parallel is not None and not eagle.parallel.mask_state,
+    }
 
 
 def _eagle(eagle: EagleSpec) -> dict[str, object]:
     decoder = eagle.decoder
     config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM" if eagle.token_entry == "fusion" else "LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        "architectures": [_vllm_class(eagle)],
+        "model_type": "qwen3" if decoder.qk_norm else "llama",
         "vocab_size": eagle.vocab_size,
         "hidden_size": decoder.hidden_size,
         "intermediate_size": decoder.intermediate_size,
@@ -70,15 +101,27 @@ def _eagle(eagle: EagleSpec) -> dict[str, object]:
         "rms_norm_eps": decoder.rms_norm_eps,
         "attention_bias": decoder.output_bias or (decoder.qkv_bias and eagle.token_entry == "attention"),
         "mlp_bias": decoder.mlp_bias,
+        "logit_scale": eagle.logit_scale,
         "tie_word_embeddings": False,
     } | rope_keys(decoder.rope)
     if eagle.token_entry == "fusion":
         config["qkv_bias"] = decoder.qkv_bias
     if decoder.sliding_window is not None:
-        config["sliding_window"] = decoder.sliding_window
+        config |= {
+            "layer_types": ["sliding_attention"] * decoder.num_hidden_layers,
+            "sliding_window": decoder.sliding_window,
+            "use_sliding_window": True,
+        }
     if eagle.token_entry == "attention":
         config |= _eagle3_keys(eagle)
     return config
+
+
+def _vllm_class(eagle: EagleSpec) -> str:
+    """The architecture under which vLLM has a class for this draft."""
+    if eagle.token_entry == "fusion":
+        return "LlamaForCausalLM"
+    return "Eagle3Qwen3ForCausalLM" if eagle.decoder.qk_norm else "LlamaForCausalLMEagle3"
 
 
 def _eagle3_keys(eagle: EagleSpec) -> dict[str, object]:
@@ -89,7 +132,6 @@ def _eagle3_keys(eagle: EagleSpec) -> dict[str, object]:
         "norm_before_fc": eagle.feature_norm == "joint",
         "fc_norm": eagle.feature_norm == "per_layer",
         "norm_output": eagle.feedback == "post_norm",
-        "logit_scale": eagle.logit_scale,
         "eagle_config": {"use_aux_hidden_state": eagle.aux_layer_ids is not None},
     }
     if eagle.aux_layer_ids is not None:

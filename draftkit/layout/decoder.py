@@ -60,9 +60,9 @@ def _mapping(value: object) -> dict[str, object]:
 
 
 def check_layers(config: dict[str, object]) -> None:
-    """Raise `FormatError` for a number of layers, under whatever name, that no model has: all will be counted off."""
+    """Raise `FormatError` for a number of layers or experts that no model has: all of them will be counted off."""
     for key, value in config.items():
-        if "layer" in key and isinstance(value, int) and value > MAX_REPEATS:
+        if ("layer" in key or "experts" in key) and isinstance(value, int) and value > MAX_REPEATS:
             raise FormatError(f"config key {key} is {value!r}", expected=f"at most {MAX_REPEATS:,}")
 
 

@@ -16,7 +16,7 @@ from draftkit.layout.dtypes import tensor_bytes, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20  # small enough to be written while it is still in the processor's cache
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
 
@@ -78,4 +78,5 @@ def raw_memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, shared with it: writing to them writes to the tensor."""
     import torch
 
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    # Not reshape(-1): torch calls a tensor of one element contiguous whatever its stride, and then refuses the view.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

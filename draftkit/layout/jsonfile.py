@@ -11,6 +11,7 @@ from draftkit.errors import FormatError, SourceError
 MAX_BYTES = 64 << 20  # a config.json is a few kB; anything near this is not one
 MAX_DIGITS = 20  # of an integer: those of 64 bits
 MAX_DEPTH = 100  # of lists and objects in each other; Python writes a few hundred
+DEEPER = 10  # what a draft's config may add to those of the config that it holds
 
 
 def read_object(path: Path) -> dict[str, object]:
@@ -33,7 +34,7 @@ def read_object(path: Path) -> dict[str, object]:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
     try:
         value = json.loads(text, parse_int=_integer)
-        _check_writable(value)
+        _check_writable(value, MAX_DEPTH + (DEEPER if isinstance(value, dict) and "draftkit" in value else 0))
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"{path.name} is not valid JSON: {error}", where=path, hint="download or write the file again"
@@ -49,15 +50,15 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _check_writable(value: object, depth: int = 0) -> None:
-    """Raise `ValueError` for what Python's parser takes and its writer does not."""
-    if depth > MAX_DEPTH:
+def _check_writable(value: object, depth: int) -> None:
+    """Raise `ValueError` for what Python's parser takes and its writer does not; `depth` levels may be nested."""
+    if depth < 0:
         raise ValueError(f"lists and objects that are nested more than {MAX_DEPTH} deep")
     if isinstance(value, str):
         value.encode()  # half of a surrogate pair has no encoding
     elif isinstance(value, list | dict):
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check_writable(part, depth + 1)
+            _check_writable(part, depth - 1)
 
 
 def dump(value: object) -> str:

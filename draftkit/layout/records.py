@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import TypeVar
@@ -59,9 +60,14 @@ def _read_record(cls: type, value: object, path: str, problems: list[str]) -> ob
     if not isinstance(value, dict):
         problems.append(f"{path}: {value!r} is not an object")
         return None
-    kinds = typing.get_type_hints(cls)
+    kinds = _kinds(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     problems += [f"{path}.{name}: missing" for name in names if name not in value]
     problems += [f"{path}.{name}: unknown" for name in value if name not in names]
     fields = {name: _read(kinds[name], value[name], f"{path}.{name}", problems) for name in names if name in value}
     return None if problems else cls(**fields)  # a record may check itself, and must not see ill-typed fields
+
+
+@functools.cache
+def _kinds(cls: type) -> dict[str, object]:
+    return typing.get_type_hints(cls)

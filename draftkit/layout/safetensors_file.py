@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from draftkit.errors import FormatError, LayoutError
+from draftkit.layout.atomic import start_write_back
 from draftkit.layout.dtypes import DTYPES, tensor_bytes
 from draftkit.layout.handles import Chunk, TensorHandle, TensorToWrite
 from draftkit.layout.source_file import damaged, open_source
@@ -24,6 +25,7 @@ from draftkit.layout.source_file import damaged, open_source
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 MAX_DIMENSIONS = 64  # torch's and numpy's limit
+WRITE_BACK_BYTES = 16 << 20  # of a file, before the system is asked to put them on disk
 METADATA = "__metadata__"
 ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
@@ -150,8 +152,13 @@ def write_safetensors(
     tensors = sorted(tensors, key=_place)
     with path.open("wb") as file:
         file.write(_header(tensors, metadata))
+        begun = 0
         for tensor in tensors:
-            _write_chunks(file, tensor, path, on_bytes)
+            for nbytes in _write_chunks(file, tensor, path):
+                if on_bytes is not None:
+                    on_bytes(nbytes)
+                if file.tell() - begun >= WRITE_BACK_BYTES:
+                    begun = start_write_back(file, begun)
 
 
 def check_names(names: Sequence[str], path: Path) -> None:
@@ -179,15 +186,15 @@ def _header(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str] | None
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def _write_chunks(file: BinaryIO, tensor: TensorToWrite, path: Path, on_bytes: Callable[[int], None] | None) -> None:
+def _write_chunks(file: BinaryIO, tensor: TensorToWrite, path: Path) -> Iterator[int]:
+    """Write a tensor's bytes, and yield the size of every chunk once it is written."""
     expected, written = tensor.nbytes, 0
     for chunk in tensor.chunks:
         written += _nbytes(chunk)
         if written > expected:
             break
         file.write(chunk)
-        if on_bytes is not None:
-            on_bytes(_nbytes(chunk))
+        yield _nbytes(chunk)
     if written != expected:
         found = "more" if written > expected else f"only {written:,}"
         raise LayoutError(

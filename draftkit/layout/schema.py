@@ -67,8 +67,10 @@ def _quantized(schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str
         module = name.removesuffix(".weight")
         if found.get(name, ("", ()))[0] in QUANTIZED and module != name:
             tensors[name] = TensorSchema(tensor.shape, QUANTIZED)
-            scales = (f"{module}.{suffix}" for suffix in SCALES)
-            tensors |= {scale: TensorSchema(found[scale][1]) for scale in scales if scale in found}
+            scales = [scale for suffix in SCALES if (scale := f"{module}.{suffix}") in found]
+            tensors |= {scale: TensorSchema(found[scale][1]) for scale in scales}
+            if not any("weight_scale" in scale for scale in scales):
+                tensors[f"{module}.{SCALES[0]}"] = TensorSchema(())
     return tensors
 
 

@@ -7,6 +7,7 @@ its opcodes.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import re
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftkit.errors import DraftkitError, FormatError, UnsafeFileError
-from draftkit.layout.dtypes import NAME_OF_TORCH_DTYPE, dtype_name
+from draftkit.layout.dtypes import NAME_OF_TORCH_DTYPE, dtype_name, tensor_bytes
 from draftkit.layout.handles import TensorHandle, raw_memory
 from draftkit.layout.pickle_scan import wanted_globals
 from draftkit.layout.source_file import damaged, open_source
@@ -146,8 +147,12 @@ def _problem(key: object, value: object, file_size: int) -> str | None:
     assert isinstance(value, torch.Tensor)
     if value.layout != torch.strided or value.device.type != "cpu" or str(value.dtype) not in NAME_OF_TORCH_DTYPE:
         return f"{key!r} is a tensor of {value.layout}, {value.dtype} on {value.device}"
-    if value.nbytes > file_size:
-        return f"{key!r} repeats a few elements to {value.nbytes:,} bytes, in a file of {file_size:,}"
+    shape = tuple(value.shape)
+    if min(shape, default=0) < 0 or math.prod(size or 1 for size in shape) >= 1 << 63:  # torch takes it from a pickle
+        return f"{key!r} has the impossible shape {list(shape)}"
+    nbytes = tensor_bytes(dtype_name(value.dtype), shape)
+    if nbytes > file_size:
+        return f"{key!r} repeats a few elements to {nbytes:,} bytes, in a file of {file_size:,}"
     return None
 
 

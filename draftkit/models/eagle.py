@@ -63,6 +63,8 @@ class EagleModel(nn.Module):
         self.lm_head: nn.Module | None = None
         if spec.lm_head == "draft":
             self.lm_head = nn.Linear(h, spec.draft_vocab_size, bias=False)
+        if spec.parallel is not None and spec.parallel.mask_state:
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, spec.feature_size))
         self.rotary = LlamaRotaryEmbedding(config)
         self.d2t: Tensor
         if spec.reduced_vocabulary:

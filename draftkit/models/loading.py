@@ -1,37 +1,121 @@
-"""From a unified draft on disk to a module ready to run."""
+"""From a unified draft on disk to a module ready to run, in the target's dtype and on its device.
+
+Weights that the spec borrows are the target's own. All raise `TargetError` when the draft does not fit the target.
+"""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.errors import TargetError
+from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import EagleSpec
+from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec, ParallelDrafting
+from draftkit.models.dequantise import dequantised
 from draftkit.models.eagle import EagleModel
+from draftkit.models.medusa import MedusaModel
+from draftkit.models.mlp_speculator import MlpSpeculatorModel
+from draftkit.models.pard2 import Pard2Model
+from draftkit.models.target import FINAL, Taps, Target, load_target
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def load_eagle(draft: Draft, target: PreTrainedModel, *, attention: str) -> EagleModel:
-    """Build an EAGLE-style draft in the target's dtype and on its device; borrowed weights are the target's own.
-
-    Raises `TargetError` when the draft does not fit the target.
-    """
+    """An EAGLE-style draft. `attention` names the attention function."""
     spec = draft.spec.architecture
     assert isinstance(spec, EagleSpec)
     _check_sizes(draft, spec, target)
+    _check_mask_token(draft, spec.parallel, spec.vocab_size)
     with torch.device("meta"):
         model = EagleModel(spec, attention)
-    weights = {name: handle.load() for name, handle in draft.tensors.items()}
-    for name, tensor in weights.items():
-        weights[name] = tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
-    # The folder was validated against the spec, and the module is built from the same spec: strict cannot fail.
-    model.load_state_dict(weights, strict=True, assign=True)
+    _fill(model, _weights(draft, target))
     model.rotary = type(model.rotary)(model.rotary.config).to(target.device)  # its frequencies are not weights
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
-    return model.eval().requires_grad_(False)
+    return model
 
 
-def _check_sizes(draft: Draft, spec: EagleSpec, target: PreTrainedModel) -> None:
+def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
+    spec = draft.spec.architecture
+    assert isinstance(spec, MedusaSpec)
+    _check_sizes(draft, spec, target)
+    with torch.device("meta"):
+        model = MedusaModel(spec)
+    _fill(model, _weights(draft, target))
+    model.borrow(target.get_output_embeddings())
+    return model
+
+
+def load_mlp_speculator(draft: Draft, target: PreTrainedModel) -> MlpSpeculatorModel:
+    spec = draft.spec.architecture
+    assert isinstance(spec, MlpSpeculatorSpec)
+    _check_sizes(draft, spec, target)
+    with torch.device("meta"):
+        model = MlpSpeculatorModel(spec)
+    return _fill(model, _weights(draft, target, "speculator."))
+
+
+def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> Target:
+    """A causal language model; of PARD-2 without its projection."""
+    spec = draft.spec.architecture
+    assert isinstance(spec, CausalLMSpec)
+    _check_mask_token(draft, spec.parallel, spec.vocab_size)
+    return Target(load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=attention))
+
+
+def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tuple[Pard2Model, Taps]:
+    """PARD-2 with its projection, and the target's states that it reads."""
+    spec = draft.spec.architecture
+    assert isinstance(spec, CausalLMSpec)
+    features = spec.target_features
+    assert features is not None
+    config = target.config.get_text_config()
+    taps = Taps(tuple(_state(draft, i, config.num_hidden_layers) for i in features.layer_ids))
+    if features.size != len(taps.states) * config.hidden_size:
+        raise TargetError(
+            f"the draft reads features of {features.size} numbers from {len(taps.states)} layers; the target's hidden "
+            f"states have {config.hidden_size}",
+            where=draft.path,
+            hint=f"evaluate it with its own target: {draft.provenance.target or 'see the model card'}",
+        )
+    lm = load_causal_lm(draft, target, attention=attention)
+    with torch.device("meta"):
+        target_proj = nn.Linear(features.size, lm.hidden_size, bias=features.projection_bias)
+    _fill(target_proj, _weights(draft, target, "target_proj."))
+    return Pard2Model(lm, target_proj, features.scale), taps
+
+
+def _state(draft: Draft, index: int, num_layers: int) -> int:
+    """The state at an index of transformers' `hidden_states`, whose last one, unlike ours, is after the final norm."""
+    state = index + num_layers + 1 if index < 0 else index
+    if not 0 <= state <= num_layers:
+        raise TargetError(
+            f"the draft reads hidden state {index}; the target has {num_layers + 1}",
+            where=draft.path,
+            hint="the draft was made for another target",
+        )
+    return FINAL if state == num_layers else state
+
+
+def _weights(draft: Draft, target: PreTrainedModel, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, without it."""
+    found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
+    return {
+        name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in dequantised(found, draft.spec.quantization).items()
+    }
+
+
+def _fill(module: Module, weights: dict[str, Tensor]) -> Module:
+    # The folder was validated against the spec, and the module is built from the same spec: strict cannot fail.
+    module.load_state_dict(weights, strict=True, assign=True)
+    return module.eval().requires_grad_(False)
+
+
+def _check_sizes(draft: Draft, spec: EagleSpec | MedusaSpec | MlpSpeculatorSpec, target: PreTrainedModel) -> None:
     config = target.config.get_text_config()
     for what, mine, theirs in (
         ("hidden states", spec.target_hidden_size, config.hidden_size),
@@ -43,3 +127,12 @@ def _check_sizes(draft: Draft, spec: EagleSpec, target: PreTrainedModel) -> None
                 where=draft.path,
                 hint=f"evaluate it with its own target: {draft.provenance.target or 'see the model card'}",
             )
+
+
+def _check_mask_token(draft: Draft, parallel: ParallelDrafting | None, vocab_size: int) -> None:
+    if parallel is not None and not 0 <= parallel.mask_token_id < vocab_size:
+        raise LayoutError(
+            f"the mask token is {parallel.mask_token_id}; the draft has {vocab_size} tokens",
+            where=draft.path,
+            hint="convert it again with --set mask_token_id=…",
+        )

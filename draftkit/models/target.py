@@ -15,20 +15,23 @@ from typing import NamedTuple, Protocol
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
+FINAL = -1  # among the states of `Taps`: the one after the final norm
 
 
 @dataclass(frozen=True)
 class Taps:
-    """Which hidden states a drafter reads: after `aux_layer_ids` layers (convention S), or the final normed one."""
+    """Which hidden states a drafter reads, concatenated in this order: i after i layers (convention S), or `FINAL`."""
 
-    aux_layer_ids: tuple[int, ...] | None
+    states: tuple[int, ...]
 
 
 class TargetOutput(NamedTuple):
@@ -59,8 +62,8 @@ class Target:
         self.decoder: nn.Module = model.get_decoder()
         self.layers = _decoder_layers(self.decoder)
         self._forward_checked = False
-        if taps is not None and taps.aux_layer_ids is not None:
-            self._check_layers(taps.aux_layer_ids)
+        if taps is not None:
+            self._check_states(taps.states)
 
     @property
     def device(self) -> torch.device:
@@ -79,12 +82,13 @@ class Target:
         return self.model.config.get_text_config().vocab_size
 
     @property
+    def hidden_size(self) -> int:
+        return self.model.config.get_text_config().hidden_size
+
+    @property
     def feature_size(self) -> int:
         """F: the width of what the taps give."""
-        if self.taps is None:
-            return 0
-        captured = 1 if self.taps.aux_layer_ids is None else len(self.taps.aux_layer_ids)
-        return captured * self.model.config.get_text_config().hidden_size
+        return 0 if self.taps is None else len(self.taps.states) * self.hidden_size
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -94,65 +98,76 @@ class Target:
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False) -> TargetOutput:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KeyValues,
+        *,
+        last_only: bool = False,
+        embeddings: Tensor | None = None,
+    ) -> TargetOutput:
         """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
 
-        `last_only` computes the logits of the last row alone. Raises `TargetError` when the first forward shows that
-        the model attends, or keeps its states, in a way that draftkit does not know.
+        `last_only` computes the logits of the last row alone. `embeddings` [B, T, H] replace those of the tokens.
+        Raises `TargetError` when the first forward shows that the model attends, or keeps its states, in a way that
+        draftkit does not know.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
         keep = tokens.new_full((1,), tokens.shape[1] - 1) if last_only else 0
         with self._tapped() as states:
             output = self.model(
-                input_ids=tokens,
+                input_ids=tokens if embeddings is None else None,
+                inputs_embeds=embeddings,
                 position_ids=positions,
                 use_cache=False,
                 logits_to_keep=keep,
                 kv=kv,
             )
-        features = torch.cat(states, dim=-1) if states else None
+        features = torch.cat([states[i] for i in self.taps.states], dim=-1) if self.taps else None
         if not self._forward_checked:
             self._check_attention(kv.windows)
             if features is not None and features.shape != (*tokens.shape, self.feature_size):
+                shape = list(next(iter(states.values())).shape)
                 raise TargetError(
-                    f"the states of {type(self.decoder).__name__}'s layers have shape {list(states[0].shape)}",
-                    expected=f"one vector of {self.model.config.get_text_config().hidden_size} numbers per token",
+                    f"the states of {type(self.decoder).__name__}'s layers have shape {shape}",
+                    expected=f"one vector of {self.hidden_size} numbers per token",
                 )
             self._forward_checked = True
         return TargetOutput(output.logits, features)
 
     @contextmanager
-    def _tapped(self) -> Iterator[list[Tensor]]:
-        """Collect the tapped states of one forward, in the order of the layer ids."""
-        states: list[Tensor] = []
-        if self.taps is None:
-            yield states
-            return
-        if self.taps.aux_layer_ids is None:
-            hooks = [self.decoder.register_forward_hook(lambda _m, _a, out: states.append(out.last_hidden_state))]
-        else:
-            hooks = [
-                self.layers[i].register_forward_pre_hook(
-                    lambda _m, args, kwargs: states.append(args[0] if args else kwargs["hidden_states"]),
-                    with_kwargs=True,
-                )
-                if i < self.num_layers
-                else self.layers[-1].register_forward_hook(
-                    lambda _m, _a, out: states.append(out[0] if isinstance(out, tuple) else out)
-                )
-                for i in self.taps.aux_layer_ids
-            ]
+    def _tapped(self) -> Iterator[dict[int, Tensor]]:
+        """Collect the tapped states of one forward."""
+        states: dict[int, Tensor] = {}
+        hooks = [self._tap(i, states) for i in set(self.taps.states)] if self.taps else []
         try:
             yield states
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _check_layers(self, ids: tuple[int, ...]) -> None:
-        if list(ids) != sorted(set(ids)) or not all(0 <= i <= self.num_layers for i in ids):
+    def _tap(self, state: int, states: dict[int, Tensor]) -> RemovableHandle:
+        def before(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            states[state] = args[0] if args else kwargs["hidden_states"]
+
+        def after(_module: nn.Module, _args: object, out: Tensor | tuple[Tensor, ...]) -> None:
+            states[state] = out[0] if isinstance(out, tuple) else out
+
+        def after_norm(_module: nn.Module, _args: object, out: BaseModelOutputWithPast) -> None:
+            states[state] = out.last_hidden_state
+
+        if state == FINAL:
+            return self.decoder.register_forward_hook(after_norm)
+        if state == self.num_layers:
+            return self.layers[-1].register_forward_hook(after)
+        return self.layers[state].register_forward_pre_hook(before, with_kwargs=True)
+
+    def _check_states(self, states: tuple[int, ...]) -> None:
+        if not all(i == FINAL or 0 <= i <= self.num_layers for i in states):
             raise TargetError(
-                f"the draft reads the states of layers {list(ids)}",
-                expected=f"ascending ids from 0 to {self.num_layers}, the target's number of layers",
+                f"the draft reads the states of layers {list(states)}",
+                expected=f"ids from 0 to {self.num_layers}, the target's number of layers",
                 hint="the draft was made for another target",
             )
 

@@ -7,6 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
+COLUMNS = (
+    "draft", "K", "prompts", "acceptance length", "expected", "accepted at 1…K", "tokens/s", "plain",
+    "TTFT / TPOT / ITL ms", "output",
+)  # fmt: skip
+
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
     """One row per cell of an `eval` result."""
@@ -15,10 +20,10 @@ def evaluation_table(result: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"{first['target']} · T={first['temperature']:g} · up to {first['max_new_tokens']} tokens · "
         f"concurrency {first['concurrency']} · {result['provenance']['dtype']} on {result['provenance']['device']}",
-        caption="acceptance length = 1 + accepted draft tokens / rounds, [95 % interval over prompts]; "
-        "at each position: accepted / rounds",
+        caption="acceptance length = 1 + accepted draft tokens / rounds, [95 % interval over prompts]; expected: from "
+        "the probabilities of the same forwards; at each position: accepted / rounds; times are medians",
     )
-    for name in ("draft", "K", "prompts", "acceptance length", "accepted at 1…K", "tokens/s", "plain", "output"):
+    for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("draft", "accepted at 1…K", "output") else "right")
     for cell in cells:
         table.add_row(
@@ -26,15 +31,24 @@ def evaluation_table(result: Mapping[str, Any]) -> Table:
             str(cell["num_speculative_tokens"]),
             str(cell["num_prompts"]),
             "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**cell["acceptance_length"]),
+            "{mean:.2f}".format(**cell["expected_acceptance_length"]),
             " ".join(f"{n / max(cell['num_drafts'], 1):.2f}" for n in cell["num_accepted_tokens_per_pos"]),
             f"{cell['tokens_per_second']:.1f} ({cell['tokens_per_second'] / cell['baseline_tokens_per_second']:.2f}×)",
             f"{cell['baseline_tokens_per_second']:.1f}",
+            " / ".join(_milliseconds(cell[name]) for name in ("ttft_ms", "tpot_ms", "itl_ms")),
             _equality(cell),
         )
     return table
 
 
+def _milliseconds(times: Mapping[str, float] | None) -> str:
+    return "–" if times is None else f"{times['p50']:.1f}"
+
+
 def _equality(cell: Mapping[str, Any]) -> str:
-    if cell["matches_greedy"]:
-        return "= greedy"
-    return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = greedy"
+    if cell["num_matching_prompts"] is None:
+        return f"{cell['verification']}, drafts {cell['draft_sampling']}"
+    plain = "greedy" if cell["matches_greedy"] is not None else "plain"
+    if cell["num_matching_prompts"] == cell["num_prompts"]:
+        return f"= {plain}"
+    return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = {plain}"

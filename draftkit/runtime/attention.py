@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from draftkit.errors import TargetError
 from draftkit.runtime.cache import CacheRows
+from draftkit.runtime.kernels.slot_attention import Scoring, attend
 
 NAME = "draftkit"
 
@@ -46,35 +45,9 @@ def slot_attention(
             expected="keys, values and keyword arguments as in transformers' Llama",
             hint="this target is not supported yet",
         )
-    keys, values, mask = kv.update(int(module.layer_idx), key, value, sliding_window)  # type: ignore[arg-type]
-    if softcap is None and s_aux is None:
-        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True)
-    else:
-        out = _explicit_attention(query, keys, values, mask, scaling, softcap, s_aux)
-    return out.transpose(1, 2), None
-
-
-def _explicit_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention written out, for the score functions that the fused kernel lacks."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    if sinks is not None:  # one more score per head, which takes weight and gives no value
-        column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, column), dim=-1)
-    weights = scores.float().softmax(-1)[..., : keys.shape[2]]
-    return weights.to(values.dtype) @ values
+    keys, values = kv.update(int(module.layer_idx), key, value, sliding_window)  # type: ignore[arg-type]
+    scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    return attend(query, keys, values, kv.rows, scoring).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, slot_attention)

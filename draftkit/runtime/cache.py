@@ -1,16 +1,17 @@
 """Keys and values of a fixed set of sequence slots.
 
 Each slot holds one sequence; position p of it lies at index p. A rejected token is undone by not advancing the length:
-its entry is overwritten before any row may see it. Shapes: S slots, B rows' sequences, T rows, C capacity, G key/value
-heads, D head width.
+its entry is overwritten before any row may see it. Shapes: S slots, B sequences, T rows, C capacity, G key/value
+heads, D and E widths of keys and values.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from draftkit.errors import TargetError
+from draftkit.runtime.kernels.slot_write import write
+from draftkit.runtime.rows import SlotRows
 
 
 class SlotCache:
@@ -33,11 +34,12 @@ class SlotCache:
         return like.new_zeros(self.num_slots, heads, self.capacity, width)
 
     def rows(self, slots: Tensor, positions: Tensor, length: int) -> CacheRows:
-        """The rows of one forward: sequence b is in slot `slots[b]`, its rows are at `positions[b]` [B, T].
+        """The rows of one forward, `slots` [B] and `positions` [B, T] as in `SlotRows`.
 
-        `length` bounds the positions that are read; it must exceed every entry of `positions`.
+        `length` bounds the positions that are read; it must exceed every entry of `positions`. Where the host does not
+        know one, as in a captured CUDA graph, it is the capacity.
         """
-        return CacheRows(self, slots, positions, min(length, self.capacity))
+        return CacheRows(self, SlotRows(slots, positions), min(length, self.capacity))
 
 
 class CacheRows:
@@ -46,38 +48,20 @@ class CacheRows:
     `windows` tells which layers have attended, each with its sliding window, None for full attention.
     """
 
-    def __init__(self, cache: SlotCache, slots: Tensor, positions: Tensor, length: int):
+    def __init__(self, cache: SlotCache, rows: SlotRows, length: int):
+        self.rows = rows
         self.windows: dict[int, int | None] = {}
         self._cache = cache
-        self._slots = slots
-        self._positions = positions
         self._length = length
-        self._whole = len(slots) == cache.num_slots  # slots are distinct and ascending, so these are all of them
-        self._masks: dict[int | None, Tensor] = {}
 
-    def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Store a layer's keys and values [B, G, T, D].
+    def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Store a layer's keys [B, G, T, D] and values [B, G, T, E].
 
-        Returns those of the whole sequences [B, G, length, D], and the mask bool [B, 1, T, length], true where a row
-        may look: at itself and at earlier positions, `window` of them in all.
+        Returns the part of the pools that the rows may read: [S, G, length, D] and [S, G, length, E].
         """
         if layer in self.windows:
             raise TargetError(f"layer {layer} of the model attends twice in one forward", expected="once per layer")
         self.windows[layer] = window
         keys, values = self._cache.pools(layer, key, value)
-        keys[self._slots[:, None], :, self._positions] = key.transpose(1, 2)
-        values[self._slots[:, None], :, self._positions] = value.transpose(1, 2)
-        keys, values = keys[:, :, : self._length], values[:, :, : self._length]
-        if not self._whole:
-            keys, values = keys[self._slots], values[self._slots]
-        if window not in self._masks:
-            self._masks[window] = self._mask(window)
-        return keys, values, self._masks[window]
-
-    def _mask(self, window: int | None) -> Tensor:
-        index = torch.arange(self._length, device=self._positions.device)
-        row = self._positions[:, :, None]
-        visible = index <= row
-        if window is not None:
-            visible &= index > row - window
-        return visible[:, None]
+        write(keys, values, key, value, self.rows)
+        return keys[:, :, : self._length], values[:, :, : self._length]

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.records import FinishReason, Generation, Request, Round
 from draftkit.runtime.sampling.drafting import draw as draw_token
 from draftkit.runtime.sampling.parameters import DraftSampling, SamplingTensors
@@ -114,10 +114,9 @@ class Engine:
     ):
         if drafter is None and num_speculative_tokens != 0:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
-        if drafter is not None and not 1 <= num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
-            raise DraftkitError(
-                f"K = {num_speculative_tokens} draft tokens a round", expected=f"1 to {MAX_SPECULATIVE_TOKENS}"
-            )
+        most = MAX_SPECULATIVE_TOKENS if drafter is None else drafter.max_tokens or MAX_SPECULATIVE_TOKENS
+        if drafter is not None and not 1 <= num_speculative_tokens <= min(most, MAX_SPECULATIVE_TOKENS):
+            raise DraftkitError(f"K = {num_speculative_tokens} draft tokens a round", expected=f"1 to {most}")
         if (verification == "synthetic") != (synthetic is not None):
             raise DraftkitError("acceptance rates go with synthetic verification, and it with them")
         if synthetic is not None and len(synthetic.rates) != num_speculative_tokens:
@@ -247,14 +246,15 @@ class Engine:
             draw = RoundDraw(sampling.draft, start, k, self.target.vocab_size, coupled=coupled)
         proposed = self._propose(slots, length, k, draw)
         anchor = state.tokens[slots].gather(1, state.counts[slots, None] - 1)
-        rows = torch.cat((anchor, proposed), dim=1)
+        rows = torch.cat((anchor, proposed.tokens), dim=1)
         positions = position[:, None] + torch.arange(k + 1, device=device)
         output = self.target.forward(rows, positions, self._cache.rows(slots, positions, length))
         if output.features is not None:
             state.features[slots, : k + 1] = output.features
-        lengths = torch.full_like(slots, k)
+        lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
         probs = draw.probs if isinstance(draw, RoundDraw) else None
-        drafted = Drafted(proposed, lengths, torch.ones_like(slots, dtype=torch.bool), sampling.draft.greedy, probs)
+        active = torch.ones_like(slots, dtype=torch.bool)
+        drafted = Drafted(proposed.tokens, lengths, active, sampling.draft.greedy, probs)
         verify = verification(
             self.verification, all_greedy=sampling.all_greedy, k=k, synthetic=self.synthetic, device=device
         )
@@ -266,11 +266,11 @@ class Engine:
             self._sampling = BatchSampling.of(requests, self.draft_sampling, self.target.device)
         return self._sampling
 
-    def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Tensor:
-        """The draft tokens [B, k] of this round. A drafter takes in the committed tokens even where k is 0."""
+    def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
+        """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
         state = self._state
         if self.drafter is None:
-            return state.tokens.new_empty(len(slots), 0)
+            return Proposal(state.tokens.new_empty(len(slots), 0))
         counts = state.counts[slots]
         committed = Committed(
             slots=slots,
@@ -280,7 +280,8 @@ class Engine:
             features=state.features[slots] if self.drafter.taps is not None else None,
             length=length,
         )
-        return self.drafter.propose(committed, max(k, 1), draw)[:, :k]
+        tokens, lengths = self.drafter.propose(committed, max(k, 1), draw)
+        return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k))
 
     def _commit(self, slots: Tensor, verdict: Verdict, k: int) -> None:
         state = self._state

@@ -16,7 +16,7 @@ def all_published() -> dict[str, Published]:
     """Every fake checkpoint by name."""
     found: dict[str, Published] = {}
     for module in pkgutil.iter_modules(__path__):
-        if module.name != "checkpoint":
+        if module.name not in ("checkpoint", "layers"):
             for published in importlib.import_module(f"{__name__}.{module.name}").PUBLISHED:
                 assert published.name not in found, published.name
                 found[published.name] = published

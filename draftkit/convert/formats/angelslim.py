@@ -1,8 +1,8 @@
 """EAGLE-3 as Tencent's AngelSlim trains it.
 
-SafeAILab's tensors; `architectures` `Eagle3LlamaForCausalLM` and the target's type in the config. Its trainer never
-reads `rope_theta`. SpecExit's early-stop signals are extra rows of `fc`, which drafting does not need.
-Source: Tencent/AngelSlim `angelslim/compressor/speculative/train/models/draft/llama_eagle3.py`.
+SafeAILab's tensors; `architectures` `Eagle3LlamaForCausalLM` and the target's type in the config. Its trainer reads
+`rope_theta` for multimodal rope only. SpecExit's early-stop signals are extra rows of `fc`, which drafting does not
+need. Source: Tencent/AngelSlim `angelslim/compressor/speculative/train/models/draft/llama_eagle3.py`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,27 @@ from draftkit.layout.target import TargetFacts
 
 NAME = "angelslim"
 TITLE = "EAGLE-3 (AngelSlim layout)"
-DIALECT = Dialect(NAME, "midlayer.", rope_base="fixed")
-
-
-MARKS = {"target_model_type", "modal_type", "early_stop_method"}
+DIALECT = Dialect(NAME, {"midlayer.": "layers.0."}, rope="multimodal")
+ARCHITECTURES = {"Eagle3LlamaForCausalLM", "CosyVoice3Eagle3LlamaForCausalLM"}
+MARKS = {"modal_type", "early_stop_method"}
 
 
 def recognise(checkpoint: Checkpoint) -> int:
-    marked = "Eagle3LlamaForCausalLM" in checkpoint.architectures or checkpoint.config.keys() & MARKS
-    return 3 if marked and "midlayer.hidden_norm.weight" in checkpoint.tensors else 0
+    """By its class name, or the keys that only its configs have."""
+    marked = ARCHITECTURES & set(checkpoint.architectures) or MARKS & checkpoint.config.keys()
+    return 3 if marked and "midlayer.self_attn.o_proj.weight" in checkpoint.tensors else 0
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
-    facts.drop("target_model_type", "names the target's family")
-    facts.drop("modal_type", "names the target's kind of input")
     signals = facts.optional("early_stop_method", str)
-    hidden = facts.size("hidden_size")
-    fc = checkpoint.tensors["fc.weight"]
-    if signals is None or fc.shape[0] == hidden:
-        return plan_eagle3(checkpoint, facts, target, DIALECT, {})
-    facts.lose(f"the early-stop signals ({signals}): {fc.shape[0] - hidden} rows of fc.weight")
-    shape = (hidden, *fc.shape[1:])
-    cut = replace(checkpoint, tensors=checkpoint.tensors | {"fc.weight": replace(fc, shape=shape)})
-    planned = plan_eagle3(cut, facts, target, DIALECT, {})
-    first_rows = Move("first_rows", ("fc.weight",), "fc.weight", fc.dtype, shape)
+    rows, columns = checkpoint.matrix("fc.weight")
+    hidden = facts.optional("hidden_size", int) or rows
+    if signals is None or rows == hidden:
+        return plan_eagle3(checkpoint, facts, target, DIALECT)
+    facts.lose(f"the early-stop signals ({signals}): {rows - hidden} rows of fc.weight")
+    fc = replace(checkpoint.tensors["fc.weight"], shape=(hidden, columns))
+    cut = replace(checkpoint, tensors=checkpoint.tensors | {"fc.weight": fc})
+    planned = plan_eagle3(cut, facts, target, DIALECT)
+    first_rows = Move("first_rows", ("fc.weight",), "fc.weight", fc.dtype, fc.shape)
     moves = tuple(first_rows if move.destination == "fc.weight" else move for move in planned.moves)
     return replace(planned, moves=moves)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import is_causal_lm, plan_causal_lm
+from draftkit.convert.causal_lm import exported_config, is_causal_lm, plan_causal_lm
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
-from draftkit.layout.spec import CausalLMSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "causal-lm"
@@ -33,6 +32,4 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    architecture = outgoing.draft.spec.architecture
-    assert isinstance(architecture, CausalLMSpec)
-    return Export(config=dict(architecture.config), moves=tuple(outgoing.renamed({})))
+    return Export(config=exported_config(outgoing.draft), moves=tuple(outgoing.renamed({})))

@@ -12,7 +12,14 @@ from draftkit.convert.decoder import check_target, has_bias, read_decoder
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.fusion import fusion_spec
-from draftkit.convert.llama_config import llama_config, losses_of_decoder
+from draftkit.convert.llama_config import (
+    kept,
+    llama_config,
+    losses,
+    plain_eagle,
+    reference_decoder,
+    reference_rope_keys,
+)
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.layout.spec import DraftSpec, EagleSpec
 from draftkit.layout.target import TargetFacts
@@ -20,7 +27,6 @@ from draftkit.layout.target import TargetFacts
 NAME = "eagle"
 TITLE = "EAGLE-1, EAGLE-2, HASS (SafeAILab layout)"
 
-NORMS = ("enorm.weight", "hnorm.weight", "layers.0.input_layernorm.weight", "norm.weight")
 DESTINATION = "eagle"
 METHODS = ("eagle",)
 
@@ -57,12 +63,10 @@ def export(outgoing: Outgoing) -> Export:
     """HASS loads strictly and without the target's table, so a draft that did not come without one gets a copy."""
     eagle = outgoing.draft.spec.architecture
     assert isinstance(eagle, EagleSpec)
-    has_norms = eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm
-    losses = [*losses_of_decoder(eagle.decoder), *["the norms around its layers"] * has_norms]
-    losses += ["its own head: the class takes the target's"] * (eagle.lm_head == "draft")
-    losses += [f"the logit scale {eagle.logit_scale}"] * (eagle.logit_scale != 1.0)
-    config = llama_config(eagle, outgoing.dtype) | {"bias": eagle.fusion_bias, "qkv_bias": eagle.decoder.qkv_bias}
-    moves = outgoing.renamed({}, without=["embed_tokens.weight", "lm_head.weight", "d2t", *NORMS])
+    runs = plain_eagle(eagle, reference_decoder(eagle.decoder))
+    config = llama_config(eagle, outgoing.dtype) | reference_rope_keys(eagle.decoder.rope)
+    config |= {"bias": eagle.fusion_bias, "qkv_bias": eagle.decoder.qkv_bias}
+    moves = kept(outgoing, runs, {}, without=["embed_tokens.weight"])
     if eagle.embed_tokens == "draft" or outgoing.draft.provenance.format != NAME:
         moves.append(outgoing.borrowed("embed_tokens.weight"))
-    return Export(config, tuple(moves), tuple(losses))
+    return Export(config, tuple(moves), losses(eagle, runs))

@@ -7,20 +7,77 @@ reference hard-codes 2, N//2 and N−3. Source: SafeAILab/EAGLE `eagle/model/cne
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.eagle3 import Dialect, plan_eagle3
+from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.llama_config import (
+    kept,
+    llama_config,
+    losses,
+    plain_eagle3,
+    reference_decoder,
+    reference_rope_keys,
+)
+from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
+from draftkit.errors import LayoutError
+from draftkit.layout.spec import EagleSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "eagle3"
 TITLE = "EAGLE-3 (SafeAILab layout)"
-DIALECT = Dialect(NAME, "midlayer.")
+DIALECT = Dialect(NAME, {"midlayer.": "layers.0."}, rope="reference")
+
+DESTINATION = "eagle"
+METHODS = ("eagle3",)
 
 
 def recognise(checkpoint: Checkpoint) -> int:
-    return int("midlayer.hidden_norm.weight" in checkpoint.tensors)
+    return int("midlayer.self_attn.o_proj.weight" in checkpoint.tensors)
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
-    return plan_eagle3(checkpoint, facts, target, DIALECT, {})
+    return plan_eagle3(checkpoint, facts, target, DIALECT)
+
+
+def export(outgoing: Outgoing) -> Export:
+    """With `target_hidden_size` in the config the reference leaves the draft its own embedding."""
+    eagle = outgoing.draft.spec.architecture
+    assert isinstance(eagle, EagleSpec)
+    _refuse_inexpressible(outgoing, eagle)
+    decoder = replace(reference_decoder(eagle.decoder), qkv_bias=False)
+    runs = replace(plain_eagle3(eagle, decoder), feature_norm="none", feedback="pre_norm")
+    config = llama_config(eagle, outgoing.dtype) | reference_rope_keys(eagle.decoder.rope)
+    config["draft_vocab_size"] = eagle.draft_vocab_size
+    if eagle.embed_tokens == "draft":
+        config["target_hidden_size"] = eagle.target_hidden_size
+    moves = kept(outgoing, runs, {"layers.0.": "midlayer."}, without=["lm_head.weight"])
+    moves.append(outgoing.borrowed("lm_head.weight"))
+    if eagle.reduced_vocabulary:
+        moves.append(Move("offset_to_mask", ("d2t",), "t2d", "BOOL", (eagle.vocab_size,)))
+    return Export(config, tuple(moves), losses(eagle, runs))
+
+
+def _refuse_inexpressible(outgoing: Outgoing, eagle: EagleSpec) -> None:
+    """Raise `LayoutError` for what its class has no place for."""
+    problem = None
+    layers = eagle.decoder.num_hidden_layers
+    if layers > 1:
+        problem = f"the draft has {layers} layers, and its class has one"
+    elif eagle.aux_layer_ids is None or len(eagle.aux_layer_ids) != 3:
+        problem = f"the draft captures layers {eagle.aux_layer_ids}, and its class captures three"
+    elif outgoing.draft.spec.quantization is not None:
+        problem = "the weights are quantised, and its class loads plain ones"
+    else:
+        target = outgoing.need_target("its number of layers, which decides what the reference captures")
+        if (ids := target.default_aux_layer_ids()) != eagle.aux_layer_ids:
+            problem = (
+                f"the draft captures layers {list(eagle.aux_layer_ids)} of {target.name}, and its class {list(ids)}"
+            )
+    if problem:
+        raise LayoutError(
+            f"SafeAILab's layout cannot hold this draft: {problem}", where=outgoing.draft.path, hint="use --to unified"
+        )

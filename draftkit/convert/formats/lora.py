@@ -157,12 +157,14 @@ def _read_changes(checkpoint: Checkpoint) -> Changes:
 def _check_names(checkpoint: Checkpoint, base: Mapping[str, TensorHandle], changes: Changes) -> None:
     """Raise `FormatError` unless every change has its matrix, which is not tied to another."""
     changed = changes.factors.keys() | changes.saved.keys()
-    problems = [f"{name}: not in the base model" for name in changed - base.keys()]
+    is_tied = bool(checkpoint.config.get("tie_word_embeddings")) or "lm_head.weight" not in base
+    tied = {name for name in changed if is_tied and EMBEDDING_OR_HEAD.fullmatch(name)}
+    problems = [f"{name}: the base model ties embedding and head, the adapter trains one of them" for name in tied]
+    problems += [f"{name}: not in the base model" for name in changed - base.keys() - tied]
     for name, factors in changes.factors.items():
         problems += [f"{name}: lora_{factor} is missing" for factor in {"A", "B"} - factors.keys()]
-    if checkpoint.config.get("tie_word_embeddings") or "lm_head.weight" not in base:
-        tied = (name for name in changed & base.keys() if EMBEDDING_OR_HEAD.fullmatch(name))
-        problems += [f"{name}: the base model ties embedding and head, the adapter trains one of them" for name in tied]
+        if name in base and base[name].dtype not in FLOATS:
+            problems.append(f"{name}: {base[name].dtype}, quantised; name the model that was quantised as the base")
     if problems:
         listing = "\n    ".join(sorted(problems))
         raise FormatError(
@@ -193,12 +195,6 @@ def _is_transposed(
     checkpoint: Checkpoint, settings: Settings, weight: TensorHandle, a: TensorHandle, b: TensorHandle, embedding: bool
 ) -> bool:
     """Whether the weight is [in, out], as embeddings and GPT-2's layers are. Raises `FormatError` when neither fits."""
-    if weight.dtype not in FLOATS:
-        raise FormatError(
-            f"{weight.name} is {weight.dtype}: an adapter cannot be merged into quantised weights",
-            where=weight.origin,
-            hint="name the model that was quantised as base_model_name_or_path in adapter_config.json",
-        )
     rank, inputs = checkpoint.matrix(a.name)
     outputs, columns = checkpoint.matrix(b.name)
     plain, turned = weight.shape == (outputs, inputs), weight.shape == (inputs, outputs)

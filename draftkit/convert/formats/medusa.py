@@ -150,9 +150,10 @@ def _has_bias(checkpoint: Checkpoint, facts: Facts, heads: Heads) -> bool:
 
 def _vocab_size(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None, heads: Heads) -> int | None:
     """The target's vocabulary: the rows of heads that score all of it, else what the config or the target says."""
-    if heads.to_logits is not None and TOKEN_MAP not in heads.tensors:
+    stated, truncated = facts.optional("vocab_size", int), facts.optional("truncated_vocab_size", int)
+    is_reduced = TOKEN_MAP in heads.tensors or (truncated is not None and stated is not None and truncated < stated)
+    if heads.to_logits is not None and not is_reduced:
         return facts.measured("vocab_size", checkpoint.matrix(heads.to_logits.name)[0], "rows of a head")
-    stated = facts.optional("vocab_size", int)
     if stated is not None:
         return facts.record("vocab_size", stated, "stated")
     if target is not None:
@@ -193,10 +194,11 @@ def _moves(checkpoint: Checkpoint, heads: Heads, medusa: MedusaSpec | None) -> l
     """Heads that score the whole vocabulary beside a token map are cut to the map's tokens, as vLLM cuts them."""
     moves = [drop(checkpoint.tensors[name], reason) for name, reason in heads.dropped.items()]
     reduced = medusa is not None and medusa.draft_vocab_size < medusa.vocab_size
+    whole = None if medusa is None else (medusa.vocab_size, medusa.target_hidden_size)
     for name, handle in heads.tensors.items():
         if name == TOKEN_MAP and not reduced:
             moves.append(drop(handle, "truncated_vocab_size says that the heads score the whole vocabulary"))
-        elif medusa is not None and reduced and _is_to_logits(name) and handle.shape[0] == medusa.vocab_size:
+        elif medusa is not None and reduced and _is_to_logits(name) and handle.shape == whole:
             shape = (medusa.draft_vocab_size, medusa.target_hidden_size)
             moves.append(Move("select_rows", (handle.name, heads.tensors[TOKEN_MAP].name), name, handle.dtype, shape))
         else:

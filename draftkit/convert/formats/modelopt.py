@@ -9,31 +9,21 @@ from __future__ import annotations
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.eagle3 import Dialect, plan_eagle3
 from draftkit.convert.facts import Facts
+from draftkit.convert.modelopt import eagle_config, extra_heads
 from draftkit.convert.plan import Plan
 from draftkit.layout.target import TargetFacts
 
 NAME = "modelopt"
 TITLE = "EAGLE-3 (NVIDIA ModelOpt export, layers.0. names)"
-DIALECT = Dialect(NAME, "layers.0.")
+DIALECT = Dialect(NAME)
 
 
 def recognise(checkpoint: Checkpoint) -> int:
-    return int("layers.0.hidden_norm.weight" in checkpoint.tensors or _reads_last_state(checkpoint))
-
-
-def _reads_last_state(checkpoint: Checkpoint) -> bool:
-    """With `use_aux_hidden_state` false there is neither `fc` nor `hidden_norm`."""
-    nested = checkpoint.config.get("eagle_config")
-    return isinstance(nested, dict) and nested.get("use_aux_hidden_state") is False
+    """The norm of layer 0's hidden input, which a draft without captured layers may lack."""
+    first_layer = "layers.0.self_attn.o_proj.weight" in checkpoint.tensors
+    last_state = eagle_config(checkpoint).get("use_aux_hidden_state") is False and "fc.weight" not in checkpoint.tensors
+    return int(first_layer and ("layers.0.hidden_norm.weight" in checkpoint.tensors or last_state))
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     return plan_eagle3(checkpoint, facts, target, DIALECT, extra_heads(checkpoint, facts))
-
-
-def extra_heads(checkpoint: Checkpoint, facts: Facts) -> dict[str, str]:
-    """EagleMedusa's parallel heads, which no engine loads: dropped, and noted as a loss."""
-    heads = [name for name in checkpoint.tensors if name.startswith("parallel_draft_heads.")]
-    if heads:
-        facts.lose(f"{len(heads)} tensors of parallel draft heads (EagleMedusa), which no engine loads")
-    return dict.fromkeys(heads, "a parallel draft head, which no engine loads")

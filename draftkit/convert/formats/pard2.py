@@ -6,7 +6,7 @@ norm). Keys had other names before. Source: AMD-AGI/PARD `pard/pard2_infer.py`, 
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import is_causal_lm, plan_causal_lm, read_mask_token
+from draftkit.convert.causal_lm import exported_config, is_causal_lm, plan_causal_lm, read_mask_token
 from draftkit.convert.checkpoint import PROJECTION_FILE, Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
@@ -26,6 +26,7 @@ LAYERS = ("pard2_target_layers", "target_layers")
 SIZE = ("pard2_target_dim", "pard_target_dim")
 SCALE = ("pard2_scale", "pard_scale", "feat_scale")
 BIAS = ("pard2_proj_bias", "proj_bias")
+DEFAULTS = {"pard2_target_dim": 4096, "pard2_scale": 0.02, "pard2_proj_bias": False}
 WEIGHT, BIAS_TENSOR = "target_proj.weight", "target_proj.bias"
 
 
@@ -58,7 +59,9 @@ def export(outgoing: Outgoing) -> Export:
         BIAS: features.projection_bias,
         ("pard_token",): model.parallel.mask_token_id,
     }
-    config = model.config | {_stated_key(model.config, keys): value for keys, value in values.items()}
+    stated = {_stated_key(model.config, keys): value for keys, value in values.items()}
+    unsaid = {key for key, value in DEFAULTS.items() if key not in model.config and stated.get(key) == value}
+    config = exported_config(outgoing.draft) | {key: value for key, value in stated.items() if key not in unsaid}
     projection = tuple(name for name in (WEIGHT, BIAS_TENSOR) if name in outgoing.draft.tensors)
     return Export(config, tuple(outgoing.renamed({})), torch_files={PROJECTION_FILE: projection})
 
@@ -78,7 +81,8 @@ def _read_features(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | N
     layers = _layer_ids(checkpoint, facts, size, target)
     scale = facts.optional(_stated_key(checkpoint.config, SCALE), float)
     bias = facts.optional(_stated_key(checkpoint.config, BIAS), bool)
-    scale = facts.record("scale", 0.02 if scale is None else scale, "format default" if scale is None else "stated")
+    default = DEFAULTS["pard2_scale"]
+    scale = facts.record("scale", default if scale is None else scale, "format default" if scale is None else "stated")
     bias = facts.record("projection_bias", bool(bias), "format default" if bias is None else "stated")
     if layers is None:
         return None

@@ -14,18 +14,21 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.eagle3 import Dialect, plan_eagle3
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.llama_config import losses
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.convert.speculators import (
     ARCHITECTURES,
     LAYER_CONFIG,
     has_attention_bias,
-    losses_of,
+    library_eagle,
     note_target,
     refuse_inexpressible,
     speculators_config,
 )
 from draftkit.errors import FormatError
+from draftkit.layout.folder import Draft
+from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import EagleSpec
 from draftkit.layout.target import TargetFacts
 
@@ -35,12 +38,7 @@ TITLE = "EAGLE-3, P-EAGLE (speculators 0.9 layout)"
 DESTINATION = "speculators"
 METHODS = ("eagle3", "p-eagle")
 
-DIALECT = Dialect(
-    NAME,
-    "layers.0.",
-    rope_base="config",
-    residual_note="the library's default; vLLM takes an absent key of this layout for true",
-)
+DIALECT = Dialect(NAME, residual_note="the library's default; vLLM takes an absent key of this layout for true")
 CONVERTED = "Eagle3Speculator"  # the class that Eagle3Converter saves
 
 
@@ -64,7 +62,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     if CONVERTED in checkpoint.architectures:
         note = "drops q_norm, k_norm and the ids in eagle_config without a trace: compare with the original checkpoint"
         facts.record("converter", "Eagle3Converter", "stated", note)
-    planned = plan_eagle3(checkpoint, facts, target, DIALECT, {})
+    planned = plan_eagle3(checkpoint, facts, target, DIALECT)
     hints = tuple((fact, f"{hint} (the checkpoint names {named} as its target)") for fact, hint in planned.missing)
     return replace(planned, missing=hints if named else planned.missing)
 
@@ -94,7 +92,7 @@ def _check_trained(checkpoint: Checkpoint, facts: Facts, kind: str) -> None:
     problem = None
     if parallel != ("mask_hidden" in checkpoint.tensors):
         problem = f"speculators_model_type is {kind}, and mask_hidden is {'missing' if parallel else 'there'}"
-    elif (parallel if trained is None else trained) and "embed_tokens.weight" not in checkpoint.tensors:
+    elif trained and "embed_tokens.weight" not in checkpoint.tensors:
         problem = "its embedding was trained, and embed_tokens.weight is missing"
     if problem:
         raise FormatError(problem, where=checkpoint.source.path, hint="fetch the checkpoint again")
@@ -115,24 +113,18 @@ def export(outgoing: Outgoing) -> Export:
     moves += [outgoing.borrowed(name) for name in shared]
     if eagle.reduced_vocabulary:
         moves.append(Move("offset_to_mask", ("d2t",), "t2d", "BOOL", (eagle.vocab_size,)))
-    return Export(speculators_config(outgoing, eagle), (*moves, *_zero_biases(outgoing, eagle)), losses_of(eagle))
+    moves += _zero_biases(outgoing.draft, eagle)
+    return Export(speculators_config(outgoing, eagle), tuple(moves), losses(eagle, library_eagle(eagle)))
 
 
-def _zero_biases(outgoing: Outgoing, eagle: EagleSpec) -> list[Move]:
-    """The biases that a draft with some of the four lacks."""
-    decoder = eagle.decoder
-    if not has_attention_bias(decoder):
+def _zero_biases(draft: Draft, eagle: EagleSpec) -> list[Move]:
+    """The library's attention has four biases or none: those that a draft with some of them lacks."""
+    if not has_attention_bias(eagle.decoder):
         return []
-    queries, keys = (heads * decoder.head_dim for heads in (decoder.num_attention_heads, decoder.num_key_value_heads))
-    sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": decoder.hidden_size}
-    biases = {
-        f"layers.{layer}.self_attn.{name}.bias": size
-        for layer in range(decoder.num_hidden_layers)
-        for name, size in sizes.items()
-    }
-    dtype = outgoing.draft.spec.dtype
+    decoder = replace(eagle.decoder, qkv_bias=True, output_bias=True)
+    loaded = replace(draft.spec, architecture=replace(eagle, decoder=decoder))
     return [
-        Move("fill", (), name, dtype, (size,), reason="no bias", number=0)
-        for name, size in biases.items()
-        if name not in outgoing.draft.tensors
+        Move("fill", (), name, draft.spec.dtype, tensor.shape, reason="the draft has no such bias", number=0)
+        for name, tensor in tensor_schema(loaded).items()
+        if name.endswith(".bias") and name not in draft.tensors
     ]

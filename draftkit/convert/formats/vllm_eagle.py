@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.decoder import check_target, has_bias, read_decoder
+from draftkit.convert.eagle3 import with_unified_names
 from draftkit.convert.facts import Facts
 from draftkit.convert.fusion import fusion_spec
 from draftkit.convert.operations import Move, carry_out, copy, drop
@@ -43,7 +44,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         facts.lift("model")
     facts.drop("bias", "fc.bias itself tells")
     facts.drop("num_lookahead_tokens", "chosen when serving")
-    view = replace(checkpoint, tensors={renamed(name, PREFIXES): t for name, t in checkpoint.tensors.items()})
+    view = with_unified_names(checkpoint, PREFIXES)
     decoder = read_decoder(view, facts, "layers.0.", view.count_layers())
     vocab_size = facts.size("vocab_size")
     if target is not None:
@@ -91,7 +92,7 @@ def _moves(view: Checkpoint, hidden: int, draft_vocab_size: int, unused: set[str
             moves.append(drop(handle, "config.json says that it is not applied"))
         elif name == "token_map":
             moves.append(Move("index_to_offset", (handle.name,), "d2t", handle.dtype, handle.shape))
-        elif name == HEAD and "token_map" in view.tensors and handle.shape[0] > draft_vocab_size:
+        elif name == HEAD and "token_map" in view.tensors and view.matrix(HEAD)[0] > draft_vocab_size:
             sources = (handle.name, view.tensors["token_map"].name)
             moves.append(Move("select_rows", sources, HEAD, handle.dtype, (draft_vocab_size, hidden)))
         else:

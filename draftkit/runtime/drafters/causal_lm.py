@@ -1,44 +1,63 @@
-"""Chain drafting with a standalone causal language model of the target's vocabulary."""
+"""Chain drafting with a standalone causal language model."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from draftkit.models.target import Target
+from draftkit.models.target import Taps, Target
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
+from draftkit.runtime.kernels.expand_rows import expand_rows
 
 
 class CausalLMDrafter:
-    """Newly accepted tokens are fed together with the bonus token, which saves a pass a round."""
+    """Newly accepted tokens are fed together with the bonus token, which saves a pass a round.
 
-    taps = None
+    `vocabulary`: what the draft shares with a target of another vocabulary; None where the two are the same.
+    """
 
-    def __init__(self, model: Target):
+    max_tokens = None
+
+    def __init__(self, model: Target, vocabulary: SharedVocabulary | None = None):
         self.model = model
+        self.vocabulary = vocabulary
         self.cache = SlotCache(0, 0)
+
+    @property
+    def taps(self) -> Taps | None:
+        return None
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         positions = torch.arange(len(prompt), device=prompt.device)[None]
-        slots = torch.tensor([slot], device=prompt.device)
-        self.model.forward(prompt[None], positions, self.cache.rows(slots, positions, len(prompt)), last_only=True)
+        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt))
+        self.model.forward(self._own(prompt)[None], positions, rows, last_only=True)
 
     @torch.inference_mode()
-    def propose(self, committed: Committed, k: int, draw: Draw) -> Tensor:
-        row = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
-        positions = committed.start[:, None] + row
-        logits = self._pass(committed, committed.tokens, positions)
-        last = committed.counts[:, None] - 1
-        position = positions.gather(1, last)  # [B, 1]
-        drafted = [draw(0, logits.take_along_dim(last[:, :, None], 1)[:, 0])]
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        rows = expand_rows(self._own(committed.tokens), committed.counts, committed.start, committed.length)
+        logits = rows.drafting(self._pass(committed, rows.tokens, rows.positions))
+        position = rows.positions.gather(1, rows.sampled)  # [B, 1]
+        drafted = [self._draw(draw, 0, logits[:, 0])]
         for step in range(1, k):
-            drafted.append(draw(step, self._pass(committed, drafted[-1][:, None], position + step)[:, 0]))
-        return torch.stack(drafted, dim=1)
+            logits = self._pass(committed, self._own(drafted[-1])[:, None], position + step)
+            drafted.append(self._draw(draw, step, logits[:, 0]))
+        return Proposal(torch.stack(drafted, dim=1))
 
     def _pass(self, committed: Committed, tokens: Tensor, positions: Tensor) -> Tensor:
         rows = self.cache.rows(committed.slots, positions, committed.length)
         return self.model.forward(tokens, positions, rows).logits
+
+    def _own(self, tokens: Tensor) -> Tensor:
+        """The draft's ids of target tokens."""
+        return tokens if self.vocabulary is None else self.vocabulary.to_draft[tokens]
+
+    def _draw(self, draw: Draw, step: int, logits: Tensor) -> Tensor:
+        """The target token [B] drawn from the draft's logits [B, Vd]."""
+        if self.vocabulary is None:
+            return draw(step, logits)
+        return draw(step, logits[:, self.vocabulary.draft_ids], self.vocabulary.target_ids)

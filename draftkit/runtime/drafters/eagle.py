@@ -10,14 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftkit.models.eagle import EagleModel
-from draftkit.models.target import Taps
+from draftkit.models.eagle import EagleModel, EagleOutput
+from draftkit.models.target import FINAL, Taps
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.kernels.expand_rows import expand_rows
 
 
 class EagleDrafter:
     """The first token comes from true features, each further one from the draft's own feedback."""
+
+    max_tokens = None
 
     def __init__(self, model: EagleModel):
         self.model = model
@@ -25,7 +28,7 @@ class EagleDrafter:
 
     @property
     def taps(self) -> Taps:
-        return Taps(self.model.spec.aux_layer_ids)
+        return Taps(self.model.spec.aux_layer_ids or (FINAL,))
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
@@ -42,25 +45,25 @@ class EagleDrafter:
         self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows))
 
     @torch.inference_mode()
-    def propose(self, committed: Committed, k: int, draw: Draw) -> Tensor:
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         assert committed.features is not None
-        row = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
-        positions = committed.start[:, None] - 1 + row
         hidden = self.model.fuse(committed.features)
-        head_input, feedback = self._pass(committed, committed.tokens, hidden, positions)
-        last = committed.counts[:, None] - 1
-        position = positions.gather(1, last)  # [B, 1]
-        head_input, feedback = (x.take_along_dim(last[:, :, None], 1) for x in (head_input, feedback))
-        drafted = [self._draw(draw, 0, head_input)]
+        rows = expand_rows(
+            committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden
+        )
+        assert rows.hidden is not None
+        head_input, feedback = map(rows.drafting, self._pass(committed, rows.tokens, rows.hidden, rows.positions))
+        position = rows.positions.gather(1, rows.sampled)  # [B, 1]
+        drafted = [self._draw(draw, 0, head_input[:, 0])]
         for step in range(1, k):
             head_input, feedback = self._pass(committed, drafted[-1][:, None], feedback, position + step)
-            drafted.append(self._draw(draw, step, head_input))
-        return torch.stack(drafted, dim=1)
+            drafted.append(self._draw(draw, step, head_input[:, 0]))
+        return Proposal(torch.stack(drafted, dim=1))
 
-    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> EagleOutput:
         rows = self.cache.rows(committed.slots, positions, committed.length)
         return self.model(tokens, hidden, positions, kv=rows)
 
     def _draw(self, draw: Draw, step: int, head_input: Tensor) -> Tensor:
-        """The token [B] drawn from a row [B, 1, H]."""
-        return draw(step, self.model.logits(head_input[:, 0]), self.model.target_ids)
+        """The token [B] drawn from a row [B, H]."""
+        return draw(step, self.model.logits(head_input), self.model.target_ids)

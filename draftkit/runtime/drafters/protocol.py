@@ -19,7 +19,7 @@ class Committed(NamedTuple):
     padding that a drafter may compute on and must not depend on. `start` int64 [B]: the position of `tokens[:, 0]`.
     `features` [B, J, F]: `features[:, j]` are the target's hidden states at position start − 1 + j, from which it
     emitted `tokens[:, j]`; None when the drafter taps nothing. `length`: a bound above every position that drafting K
-    tokens can reach.
+    tokens can reach, that of the last draft token included.
     """
 
     slots: Tensor
@@ -28,6 +28,16 @@ class Committed(NamedTuple):
     start: Tensor
     features: Tensor | None
     length: int
+
+
+class Proposal(NamedTuple):
+    """`tokens` int64 [B, K] in the target's vocabulary, of which the first `lengths` int64 [B] are drafts.
+
+    The rest is padding: any token of the vocabulary. `lengths` None: all K are drafts, in every row.
+    """
+
+    tokens: Tensor
+    lengths: Tensor | None = None
 
 
 class Draw(Protocol):
@@ -47,11 +57,15 @@ class Drafter(Protocol):
     def taps(self) -> Taps | None:
         """The target's hidden states that it reads, None for none."""
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens that it can draft in a round, None for no limit."""
+
     def allocate(self, num_slots: int, capacity: int) -> None:
         """Make room for sequences of up to `capacity` positions; everything known about earlier ones is gone."""
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         """Take in a new sequence: `prompt` int64 [T] and the target's `features` [T, F] at the same positions."""
 
-    def propose(self, committed: Committed, k: int, draw: Draw) -> Tensor:
-        """Take in the committed tokens and draft `k` ≥ 1 more, each by `draw`: int64 [B, k]."""
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        """Take in the committed tokens and draft up to `k` ≥ 1 more, each by `draw`."""

@@ -16,14 +16,14 @@ from draftkit.runtime.kernels.noise import exponential, natural_log, stream_argu
 from draftkit.runtime.sampling.probabilities import Distribution, log_weights, probabilities
 from draftkit.runtime.sampling.random import Stream, gumbel
 
-_MAX_BLOCK = 4096
+_MAX_BLOCK = 1024  # eight tokens per thread: more noise arithmetic would outgrow the instruction cache
 
 
 def sample(law: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
     """Draw from each row of `law` [B, T] with the noise of `stream` [B, T]: int64 [B, T]. Greedy rows take `best`.
 
-    `out` float32 [B, V], allowed where T = 1, receives the probabilities that were drawn from; rows of greedy requests
-    are left as they are.
+    `out` float32 [B, V] with contiguous rows, allowed where T = 1, receives the probabilities that were drawn from;
+    rows of greedy requests are left as they are.
     """
     if uses_triton(law.logits) and law.best.numel():
         return _sample(law, stream, out)

@@ -1,0 +1,48 @@
+"""How the weights of a checkpoint are quantised, verbatim; the layout passes them through with their scales."""
+
+from __future__ import annotations
+
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.facts import Facts
+from draftkit.errors import FormatError
+from draftkit.layout.dtypes import QUANTIZED
+from draftkit.layout.jsonfile import read_object
+
+MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say it, as vLLM reads it
+
+
+def read_quantization(checkpoint: Checkpoint, facts: Facts) -> dict[str, object] | None:
+    """The `quantization_config` of a checkpoint with fp8 weights, None for one without any.
+
+    Raises `FormatError` for fp8 weights that nothing explains, and where some lack a scale of their input.
+    """
+    stated = facts.mapping("quantization_config")
+    path = checkpoint.source.path / MODELOPT_FILE
+    if stated is None and path.is_file():
+        stated = read_object(path)
+    weights = [name for name, handle in checkpoint.tensors.items() if handle.dtype in QUANTIZED]
+    if not weights:
+        facts.drop("quantization_config", "no weight is in fp8")
+        return None
+    if stated is None:
+        raise FormatError(
+            f"{weights[0]} is in fp8, and no quantization_config says how it is scaled",
+            where=checkpoint.config_path,
+            hint=f"fetch the checkpoint again: config.json or {MODELOPT_FILE} should say it",
+        )
+    _check_input_scales(checkpoint, weights)
+    method = stated.get("quant_method")
+    facts.record("quantization", method if isinstance(method, str) else "modelopt", "stated")
+    return stated
+
+
+def _check_input_scales(checkpoint: Checkpoint, weights: list[str]) -> None:
+    """Static activation scales are there for every weight, dynamic ones for none."""
+    scales = [f"{name.removesuffix('.weight')}.input_scale" for name in weights]
+    missing = [scale for scale in scales if scale not in checkpoint.tensors]
+    if 0 < len(missing) < len(scales):
+        raise FormatError(
+            f"tensors that the other weights have are missing: {', '.join(missing)}",
+            where=checkpoint.source.path,
+            hint="the download may be incomplete: fetch the checkpoint again",
+        )

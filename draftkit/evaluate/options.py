@@ -1,0 +1,36 @@
+"""Values of `eval` options that are written as text."""
+
+from __future__ import annotations
+
+from draftkit.errors import DraftkitError
+from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+
+
+def parse_rates(text: str | None, k: int) -> tuple[float, ...] | None:
+    """`0.8,0.6,0.5` → the rates of K = 3 positions; one number above 1 is a mean acceptance length.
+
+    Raises `DraftkitError` for anything else.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise DraftkitError(
+            f"--acceptance-rates {text}", expected="a rate for each position, as 0.8,0.6, or a mean length, as 2.5"
+        ) from None
+    if len(numbers) == 1 and (numbers[0] > 1 or k > 1):
+        return SyntheticAcceptance.of_length(numbers[0], k).rates
+    return numbers
+
+
+def parse_schedule(pairs: str | None, disable_above: int | None, k: int) -> dict[int, int] | None:
+    """`4:6,16:3` → {4: 6, 16: 3}, largest batch → K; `disable_above` N alone is {N: K}. Raises `DraftkitError`."""
+    if pairs is None:
+        return None if disable_above is None else {disable_above: k}
+    if disable_above is not None:
+        raise DraftkitError("--k-by-batch and --disable-above-batch say the same thing twice", hint="give one of them")
+    try:
+        return {int(batch): int(count) for batch, count in (pair.split(":") for pair in pairs.split(","))}
+    except ValueError:
+        raise DraftkitError(f"--k-by-batch {pairs}", expected="largest batch:K pairs, as 4:6,16:3") from None

@@ -1,0 +1,33 @@
+"""What drafters that keep nothing between rounds have in common: all they read is the newest token and its feature."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from draftkit.models.target import FINAL, Taps
+from draftkit.runtime.drafters.protocol import Committed
+
+
+class LastStateDrafter:
+    """Reads the target's final normed hidden state from which it emitted the newest token; has `max_tokens` heads."""
+
+    def __init__(self, max_tokens: int):
+        self.max_tokens = max_tokens
+
+    @property
+    def taps(self) -> Taps:
+        return Taps((FINAL,))
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        pass
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        pass
+
+
+def last_state(committed: Committed) -> tuple[Tensor, Tensor]:
+    """The newest token int64 [B] of each sequence and the feature [B, F] it was emitted from."""
+    assert committed.features is not None
+    last = committed.counts[:, None] - 1
+    token = committed.tokens.gather(1, last)[:, 0]
+    return token, committed.features.take_along_dim(last[:, :, None], 1)[:, 0]

@@ -1,0 +1,23 @@
+"""Chain drafting with Medusa's heads: no tree, one token from each head."""
+
+from __future__ import annotations
+
+import torch
+
+from draftkit.models.medusa import MedusaModel
+from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+
+
+class MedusaDrafter(LastStateDrafter):
+    """The heads do not see each other's tokens."""
+
+    def __init__(self, model: MedusaModel):
+        super().__init__(model.spec.num_heads)
+        self.model = model
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        _, features = last_state(committed)
+        drafted = [draw(head, self.model(head, features), self.model.target_ids) for head in range(k)]
+        return Proposal(torch.stack(drafted, dim=1))

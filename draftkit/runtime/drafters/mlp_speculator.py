@@ -1,0 +1,28 @@
+"""Chain drafting with IBM's MLP speculator."""
+
+from __future__ import annotations
+
+import torch
+
+from draftkit.models.mlp_speculator import MlpSpeculatorModel
+from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+
+
+class MlpSpeculatorDrafter(LastStateDrafter):
+    """Each step reads the token drawn in the step before."""
+
+    def __init__(self, model: MlpSpeculatorModel):
+        super().__init__(model.spec.num_heads)
+        self.model = model
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        token, features = last_state(committed)
+        state = self.model.start(features)
+        drafted = []
+        for step in range(k):
+            logits, state = self.model(step, state, token)
+            token = draw(step, logits)
+            drafted.append(token)
+        return Proposal(torch.stack(drafted, dim=1))

@@ -1,0 +1,76 @@
+"""N-gram prompt lookup: what followed the same tokens earlier in the text is proposed again.
+
+The rule is that of vLLM's `NgramProposer`. B sequences, C positions, K draft tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftkit.errors import DraftkitError
+from draftkit.models.target import Taps
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.kernels.expand_rows import expand_rows
+
+
+class NgramDrafter:
+    """Looks up the text's last `min_n` … `max_n` tokens; rows without an earlier occurrence draft nothing.
+
+    The tokens are certain, so they are drawn from logits that leave no other choice.
+    """
+
+    max_tokens = None
+
+    def __init__(self, vocab_size: int, *, min_n: int, max_n: int, device: torch.device | str = "cpu"):
+        if not 1 <= min_n <= max_n:
+            raise DraftkitError(f"n-grams of {min_n} to {max_n} tokens", expected="1 ≤ min_n ≤ max_n")
+        self.vocab_size = vocab_size
+        self.min_n = min_n
+        self.max_n = max_n
+        self.context = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [slots, C]
+
+    @property
+    def taps(self) -> Taps | None:
+        return None
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        self.context = self.context.new_zeros(num_slots, capacity)
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        self.context[slot, : len(prompt)] = prompt
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        rows = expand_rows(committed.tokens, committed.counts, committed.start, committed.length)
+        self.context[committed.slots[:, None], rows.positions] = rows.tokens
+        context = self.context[committed.slots, : committed.length]
+        known = committed.start + committed.counts
+        end, matched = earliest_longest_match(context, known, self.max_n)
+        followers = end[:, None] + 1 + torch.arange(k, device=end.device)
+        tokens = context.gather(1, followers.clamp(max=context.shape[1] - 1))
+        lengths = torch.where(matched >= self.min_n, (known - 1 - end).clamp(max=k), 0)
+        drafted = [draw(step, self._only(tokens[:, step])) for step in range(k)]
+        return Proposal(torch.stack(drafted, dim=1), lengths)
+
+    def _only(self, tokens: Tensor) -> Tensor:
+        logits = torch.full((len(tokens), self.vocab_size), -torch.inf, device=tokens.device)
+        return logits.scatter_(1, tokens[:, None], 0.0)
+
+
+def earliest_longest_match(context: Tensor, known: Tensor, max_n: int) -> tuple[Tensor, Tensor]:
+    """Where the last tokens of a text stood before.
+
+    `context` int64 [B, C] with `known` int64 [B] tokens each. Returns the last position int64 [B] of the earliest among
+    the longest earlier occurrences of the text's end, and their length int64 [B], counted up to `max_n`.
+    """
+    at = torch.arange(context.shape[1], device=context.device)
+    last = known[:, None] - 1
+    agrees = (at < last).long()
+    lengths = torch.zeros_like(agrees)
+    for back in range(max_n):
+        suffix = context.gather(1, (last - back).clamp(min=0))
+        agrees = agrees * (context.roll(back, 1) == suffix) * (at >= back)
+        lengths = lengths + agrees
+    end = lengths.argmax(1)  # the first of equals
+    return end, lengths.gather(1, end[:, None])[:, 0]

@@ -1,0 +1,69 @@
+"""Parallel drafting with a causal language model: PARD and PARD-2 (AMD-AGI/PARD, `pard_infer.py`, `pard2_infer.py`).
+
+One pass over the committed tokens and K−1 mask tokens drafts all K. The keys and values of the mask rows lie beyond the
+sequence and are overwritten by its tokens before anything sees them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftkit.models.pard2 import Pard2Model
+from draftkit.models.target import Taps, Target
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
+from draftkit.runtime.kernels.expand_rows import Rows, expand_rows
+
+
+class PardDrafter(CausalLMDrafter):
+    """PARD, and PARD-2 without the target's features. `mask_token_id` is in the draft's own vocabulary."""
+
+    def __init__(self, model: Target, mask_token_id: int, vocabulary: SharedVocabulary | None = None):
+        super().__init__(model, vocabulary)
+        self.mask_token_id = mask_token_id
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        rows = expand_rows(
+            self._own(committed.tokens),
+            committed.counts,
+            committed.start,
+            committed.length,
+            masks=k - 1,
+            mask_token=self.mask_token_id,
+            hidden=committed.features,
+        )
+        logits = rows.drafting(self._logits(committed, rows))
+        drafted = [self._draw(draw, step, logits[:, step]) for step in range(k)]
+        return Proposal(torch.stack(drafted, dim=1))
+
+    def _logits(self, committed: Committed, rows: Rows) -> Tensor:
+        return self._pass(committed, rows.tokens, rows.positions)
+
+
+class Pard2Drafter(PardDrafter):
+    """PARD-2: a token is fed with the target's feature of the token before it, a mask token with the last one known."""
+
+    def __init__(self, model: Pard2Model, taps: Taps, mask_token_id: int, vocabulary: SharedVocabulary | None = None):
+        super().__init__(model.lm, mask_token_id, vocabulary)
+        self.projected = model
+        self._taps = taps
+
+    @property
+    def taps(self) -> Taps:
+        return self._taps
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        assert features is not None
+        positions = torch.arange(len(prompt), device=prompt.device)[None]
+        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt))
+        before = pad(features[:-1], (0, 0, 1, 0))  # the first token has none
+        self.projected.forward(self._own(prompt)[None], before[None], positions, rows, last_only=True)
+
+    def _logits(self, committed: Committed, rows: Rows) -> Tensor:
+        assert rows.hidden is not None
+        kv = self.cache.rows(committed.slots, rows.positions, committed.length)
+        return self.projected.forward(rows.tokens, rows.hidden, rows.positions, kv)

@@ -1,0 +1,104 @@
+"""The tokens that a target and a draft with another tokenizer have in common (token-level intersection).
+
+Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies",
+arXiv 2502.05202; the rules are those of vLLM's `VocabMapping`, but tokens are compared as bytes. The draft proposes
+shared tokens only, which keeps the output exact. Limits: every target token is one token of the draft's context, so one
+that the draft lacks is its unknown or end token there, where the draft's own tokenizer would write several; a shared
+token may be one that the draft's tokenizer would not have chosen at that place; special tokens are shared under the
+same name only, so that a draft with another end token never proposes the end. All three cost accepted tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from draftkit.errors import TargetError
+
+SPACE = "▁"  # how tokenizers of the SentencePiece kind write a space, and bytes that are no character of theirs
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+# How byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on.
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(0x100)) - set(PRINTABLE)))
+}
+Name = bytes | str  # of a token: its bytes, or a special token's name
+
+
+@dataclass(frozen=True)
+class SharedVocabulary:
+    """S shared tokens of V target and Vd draft tokens.
+
+    `draft_ids`, `target_ids` int64 [S]: their ids. `to_draft` int64 [V]: the draft's id of each target token.
+    """
+
+    draft_ids: Tensor
+    target_ids: Tensor
+    to_draft: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        target: PreTrainedTokenizerBase,
+        draft: PreTrainedTokenizerBase,
+        *,
+        vocab_size: int,
+        draft_vocab_size: int,
+        device: torch.device,
+    ) -> SharedVocabulary:
+        """Match two tokenizers; ids at or beyond a model's vocabulary do not count.
+
+        Raises `TargetError` where nothing is shared, or the draft has neither an unknown nor an end token.
+        """
+        theirs, own = token_names(target, vocab_size), token_names(draft, draft_vocab_size)
+        pairs = sorted((own[name], token) for name, token in theirs.items() if name in own)
+        fallback = draft.eos_token_id if draft.unk_token_id is None else draft.unk_token_id
+        if not pairs or fallback is None:
+            raise TargetError(
+                "the draft's tokenizer has neither an unknown nor an end token for what it lacks"
+                if pairs
+                else "the tokenizers of draft and target have no token in common",
+                hint="pass a draft with the target's tokenizer",
+            )
+        draft_ids, target_ids = torch.tensor(pairs, device=device).unbind(1)
+        to_draft = torch.full((vocab_size,), fallback, device=device)
+        to_draft[target_ids] = draft_ids
+        return cls(draft_ids.contiguous(), target_ids.contiguous(), to_draft)
+
+
+def same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> bool:
+    """Whether both give the same ids to the same text; special tokens may have other names."""
+    ordinary = [
+        {name: token for name, token in token_names(tokenizer, vocab_size).items() if isinstance(name, bytes)}
+        for tokenizer in (target, draft)
+    ]
+    return ordinary[0] == ordinary[1]
+
+
+def token_names(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[Name, int]:
+    """What each token below `vocab_size` stands for; of several tokens with the same bytes, the first."""
+    added = tokenizer.added_tokens_decoder
+    words = {token: word for word, token in tokenizer.get_vocab().items() if token not in added}
+    is_byte_level = all(character in BYTE_OF for word in words.values() for character in word)
+    names: dict[Name, int] = {}
+    for token, word in sorted(words.items()):
+        if token < vocab_size:
+            names.setdefault(_byte_level(word) if is_byte_level else _sentencepiece(word), token)
+    for token, extra in sorted(added.items()):
+        if token < vocab_size:
+            names.setdefault(extra.content if extra.special else extra.content.encode(), token)
+    return names
+
+
+def _byte_level(word: str) -> bytes:
+    return bytes(BYTE_OF[character] for character in word)
+
+
+def _sentencepiece(word: str) -> bytes:
+    if byte := BYTE_TOKEN.fullmatch(word):
+        return bytes.fromhex(byte[1])
+    return word.replace(SPACE, " ").encode()

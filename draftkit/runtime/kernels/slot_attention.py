@@ -1,0 +1,403 @@
+"""Attention of a few query rows per sequence over the filled part of their slots.
+
+Flash-decoding: the sequence is split among programs, each of which takes all query heads and rows of one key/value head
+as one tile, so that every key and value is read once; a second kernel joins the splits. Grid and shapes follow from the
+capacity; what a sequence really holds is known to the programs alone.
+Shapes: S slots, G key/value heads, C entries, D and E widths of keys and values; B sequences, N query heads, T rows.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.rows import SlotRows
+
+MAX_ROWS = 64  # rows of a sequence that count as few
+_SHORTEST_SPLIT = 128  # entries; less work than that is not worth a partial result
+_LONGEST_SPLIT = 2048  # entries; a longer sequence is split however many others there are
+_PROGRAMS_PER_PROCESSOR = 2
+_TILE_BYTES = 16384  # of keys, and of values, that a program loads at once
+_ACCUMULATED_BYTES = 32768  # of the output that a program accumulates, in the output's type
+_JOINED = 32  # splits that are joined at once
+_LOG2_E = math.log2(math.e)
+
+
+class Scoring(NamedTuple):
+    """How scores follow from products of query and key.
+
+    `window`: a row sees itself and the `window` − 1 positions before, all where None. `softcap` bounds the scores by a
+    tanh (Gemma 2). `sinks` [N] are one more score per head, which takes weight and gives no value (gpt-oss).
+    """
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    """Attention of `query` [B, N, T, D] over `keys` [S, G, C, D] and `values` [S, G, C, E], in which the rows'
+    own are stored: [B, N, T, E]; zeros where a row is not there.
+
+    C bounds the positions from above: the pools' capacity, or less where the host knows better. On CUDA nothing depends
+    on values on the host up to `MAX_ROWS` rows, and entries that no row sees are not read; the reference multiplies
+    them by zero, so they must be finite.
+    """
+    if uses_triton(query) and query.shape[2] <= MAX_ROWS and query.numel():
+        return _attend(query, keys, values, rows, scoring)
+    return attend_reference(query, keys, values, rows, scoring)
+
+
+def attend_reference(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    keys, values = rows.of_sequences(keys), rows.of_sequences(values)
+    explicit = scoring.softcap is not None or scoring.sinks is not None
+    if explicit or query.shape[2] <= MAX_ROWS:
+        out = _folded(query, keys, values, rows, scoring, explicit)
+    else:
+        out = _by_head(query, keys, values, rows, scoring)
+    return out if rows.complete else out.masked_fill(~rows.present[:, None, :, None], 0)
+
+
+def _folded(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring, explicit: bool) -> Tensor:
+    """The query heads of a key/value head become further rows of it: larger products, at the price of a larger bias."""
+    batch, heads, count, width = query.shape
+    groups, length = keys.shape[1:3]
+    bias = rows.bias(length, scoring.window, heads // groups, query.dtype)
+    query = query.reshape(batch, groups, -1, width)
+    if explicit:
+        out = _written_out(query, keys, values, bias, scoring)
+    else:
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scoring.scaling)
+    return out.reshape(batch, heads, count, -1)
+
+
+def _by_head(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    bias = rows.bias(keys.shape[2], scoring.window, 1, query.dtype)
+    repeats = query.shape[1] // keys.shape[1]
+    if query.is_cuda and repeats > 1:  # with a bias, enable_gqa would store all scores there
+        keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=bias, scale=scoring.scaling, enable_gqa=query.shape[1] != keys.shape[1]
+    )
+
+
+def _written_out(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scoring: Scoring) -> Tensor:
+    """Folded attention with the scores that the fused function lacks."""
+    scores = query @ keys.transpose(2, 3) * scoring.scaling
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scores + bias
+    length = keys.shape[2]
+    if scoring.sinks is not None:
+        rows = query.shape[1] * query.shape[2] // len(scoring.sinks)
+        column = scoring.sinks.to(scores.dtype).repeat_interleave(rows).view(1, *query.shape[1:3], 1)
+        scores = torch.cat((scores, column.expand(len(query), -1, -1, -1)), dim=-1)
+    weights = scores.float().softmax(-1)[..., :length]
+    return weights.to(values.dtype) @ values
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
+    batch, heads, count, _ = query.shape
+    _, groups, capacity, width = values.shape
+    query = query if query.stride(3) == 1 else query.contiguous()
+    tiles, block_m = _tiles(heads // groups * count, width * query.itemsize)
+    fill, splits = _splits(batch * groups * tiles, capacity, query.device)
+    out = query.new_empty(batch, count, heads, width)
+    partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
+    masses = query.new_empty(batch, heads, count, splits, dtype=torch.float32)
+    arguments = rows.slots, rows.positions, capacity, fill, scoring.window, scoring.sinks, out, partial, masses
+    sizes = _sizes(query, keys, values)
+    scale, cap = scoring.scaling * _LOG2_E, None
+    if scoring.softcap is not None:
+        scale, cap = scoring.scaling / scoring.softcap, scoring.softcap * _LOG2_E
+    _attention_kernel[splits, groups * tiles, batch](
+        *arguments,
+        query,
+        keys,
+        values,
+        *query.stride()[:3],
+        *keys.stride()[:2],
+        *values.stride()[:2],
+        scale,
+        cap,
+        **sizes,
+        D=query.shape[3],
+        BLOCK_M=block_m,
+        BLOCK_D=_block(query.shape[3]),
+        WIDEN=not query.is_cuda,
+        num_warps=4 if block_m <= 64 else 8,
+        num_stages=_device(query.device).stages,
+        enable_fp_fusion=True,
+    )
+    if splits > 1:
+        _join_kernel[batch * heads * count,](
+            *arguments, splits, **sizes, BLOCK=_JOINED, num_warps=4, enable_fp_fusion=True
+        )
+    return out.transpose(1, 2)
+
+
+def _tiles(rows: int, row_bytes: int) -> tuple[int, int]:
+    """How many tiles the query rows of a key/value head make, and the rows of a tile."""
+    tiles = _ceil(rows, min(max(_ACCUMULATED_BYTES // row_bytes, 16), 128))
+    return tiles, _block(_ceil(rows, tiles))
+
+
+def _splits(busy: int, capacity: int, device: torch.device) -> tuple[int, int]:
+    """Splits that a device with `busy` tiles needs in order to be full, and the most that a sequence can have."""
+    programs = _device(device).processors * _PROGRAMS_PER_PROCESSOR
+    fill = max(min(programs // busy, _ceil(capacity, _SHORTEST_SPLIT)), 1)
+    return fill, max(fill, _ceil(capacity, _LONGEST_SPLIT))
+
+
+def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, int]:
+    """The sizes that both kernels are compiled for."""
+    _, heads, count, width = query.shape
+    entry_bytes = max(_block(width), _block(values.shape[3])) * values.itemsize
+    return {
+        "HEADS": heads,
+        "GROUP": heads // keys.shape[1],
+        "ROWS": count,
+        "E": values.shape[3],
+        "BLOCK_N": min(max(_TILE_BYTES // entry_bytes, 16), _SHORTEST_SPLIT),
+        "BLOCK_E": _block(values.shape[3]),
+        "BLOCK_ROWS": next_power_of_2(count),
+        "SHORTEST": _SHORTEST_SPLIT,
+        "LONGEST": _LONGEST_SPLIT,
+    }
+
+
+def _block(size: int) -> int:
+    """The side of a tile that takes part in a product."""
+    return max(next_power_of_2(size), 16)
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return (number + divisor - 1) // divisor
+
+
+class _Device(NamedTuple):
+    """`processors` of a device, and the `stages` of loading that fit into the memory which one of them shares."""
+
+    processors: int
+    stages: int
+
+
+@lru_cache
+def _device(device: torch.device) -> _Device:
+    if device.type != "cuda":
+        return _Device(processors=16, stages=1)  # the interpreter
+    properties = torch.cuda.get_device_properties(device)
+    return _Device(properties.multi_processor_count, 3 if properties.shared_memory_per_block_optin >= 160 << 10 else 2)
+
+
+@jit
+def _attention_kernel(
+    slots: tl.tensor,
+    positions: tl.tensor,
+    capacity: tl.tensor,
+    fill: tl.tensor,
+    window: tl.tensor,
+    sinks: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    masses: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    query_sequence: tl.tensor,
+    query_head: tl.tensor,
+    query_row: tl.tensor,
+    keys_slot: tl.tensor,
+    keys_group: tl.tensor,
+    values_slot: tl.tensor,
+    values_group: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    LONGEST: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> None:
+    """One program per split, tile of query rows, and sequence.
+
+    A sequence in one split is finished here; otherwise each split leaves its own result and the mass, in powers of 2,
+    that it stands for. WIDEN: products in float32, because the interpreter has no bfloat16.
+    """
+    split = tl.program_id(0)
+    tiles = tl.num_programs(1) // (HEADS // GROUP)
+    group = tl.program_id(1) // tiles
+    sequence = tl.program_id(2).to(tl.int64)
+    first, end, size = _span(
+        slots, positions, capacity, fill, window, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
+    )
+    splits = tl.cdiv(end - first, size)
+    if split >= tl.maximum(splits, 1):
+        return
+    m = tl.program_id(1) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    head = group * GROUP + m // ROWS
+    row = m % ROWS
+    inside = m < GROUP * ROWS
+    d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_E)
+    position = tl.load(positions + sequence * ROWS + row, mask=inside, other=-1).to(tl.int32)
+    queries = query + (sequence * query_sequence + head * query_head + row * query_row)[:, None]
+    q = _widened(tl.load(queries + d, mask=inside[:, None] & (d < D), other=0), WIDEN)
+    slot = tl.load(slots + sequence)
+    keys += slot * keys_slot + group.to(tl.int64) * keys_group
+    values += slot * values_slot + group.to(tl.int64) * values_group
+    peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    first += split * size
+    end = tl.minimum(first + size, end)
+    for begin in range(first, end, BLOCK_N):
+        n = begin + tl.arange(0, BLOCK_N)
+        stored = n < end
+        k = _widened(tl.load(keys + n[:, None] * D + d, mask=stored[:, None] & (d < D), other=0), WIDEN)
+        v = _widened(tl.load(values + n[:, None] * E + e, mask=stored[:, None] & (e < E), other=0), WIDEN)
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+        if cap is not None:
+            scores = cap * _tanh(scores)
+        visible = stored & (n <= position[:, None])
+        if window is not None:
+            visible &= n > position[:, None] - window
+        scores = tl.where(visible, scores, -float("inf"))
+        top = tl.maximum(peak, tl.max(scores, axis=1))
+        shift = tl.where(top == -float("inf"), 0.0, top)
+        weights = tl.exp2(scores - shift[:, None])
+        kept = tl.exp2(peak - shift)
+        mass = mass * kept + tl.sum(weights, axis=1)
+        total = tl.dot(weights.to(v.dtype), v, total * kept[:, None], input_precision="tf32x3")
+        peak = top
+    some = tl.where(mass == 0, 1.0, mass)  # a row may see nothing of a split
+    result = total / some[:, None]
+    mass = tl.where(mass == 0, -float("inf"), peak + tl.log2(some))
+    held = inside[:, None] & (e < E)
+    if splits <= 1:
+        if sinks is not None:
+            result *= _share(mass, tl.load(sinks + head, mask=inside, other=0))[:, None]
+        at = (sequence * ROWS + row) * HEADS + head
+        tl.store(out + at[:, None] * E + e, result, mask=held)
+    else:
+        at = ((sequence * HEADS + head) * ROWS + row) * tl.num_programs(0) + split
+        tl.store(masses + at, mass, mask=inside)
+        tl.store(partial + at[:, None] * E + e, result, mask=held)
+
+
+@jit
+def _join_kernel(
+    slots: tl.tensor,
+    positions: tl.tensor,
+    capacity: tl.tensor,
+    fill: tl.tensor,
+    window: tl.tensor,
+    sinks: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    masses: tl.tensor,
+    allocated: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    LONGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program per row of a head: the mean of the splits' results, weighted by their masses."""
+    index = tl.program_id(0).to(tl.int64)
+    row = index % ROWS
+    head = index // ROWS % HEADS
+    sequence = index // (ROWS * HEADS)
+    first, end, size = _span(
+        slots, positions, capacity, fill, window, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
+    )
+    splits = tl.cdiv(end - first, size)
+    if splits <= 1:
+        return
+    e = tl.arange(0, BLOCK_E)
+    peak = tl.full([], -float("inf"), tl.float32)
+    mass = tl.full([], 0.0, tl.float32)
+    total = tl.zeros([BLOCK_E], tl.float32)
+    for begin in range(0, splits, BLOCK):
+        split = begin + tl.arange(0, BLOCK)
+        at = index * allocated + split
+        log_mass = tl.load(masses + at, mask=split < splits, other=-float("inf"))
+        results = tl.load(partial + at[:, None] * E + e, mask=(split < splits)[:, None] & (e < E), other=0)
+        top = tl.maximum(peak, tl.max(log_mass, axis=0))
+        shift = tl.where(top == -float("inf"), 0.0, top)
+        weights = tl.exp2(log_mass - shift)
+        kept = tl.exp2(peak - shift)
+        mass = mass * kept + tl.sum(weights, axis=0)
+        total = total * kept + tl.sum(results * weights[:, None], axis=0)
+        peak = top
+    some = tl.where(mass == 0, 1.0, mass)
+    result = total / some
+    if sinks is not None:
+        result *= _share(tl.where(mass == 0, -float("inf"), peak + tl.log2(some)), tl.load(sinks + head))
+    tl.store(out + ((sequence * ROWS + row) * HEADS + head) * E + e, result, mask=e < E)
+
+
+@jit
+def _span(
+    slots: tl.tensor,
+    positions: tl.tensor,
+    capacity: tl.tensor,
+    fill: tl.tensor,
+    window: tl.tensor,
+    sequence: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    SHORTEST: tl.constexpr,
+    LONGEST: tl.constexpr,
+) -> Any:
+    """The first entry that a row of the sequence sees, the end of what they see, and how many go into one split."""
+    row = tl.arange(0, BLOCK_ROWS)
+    position = tl.load(positions + sequence * ROWS + row, mask=row < ROWS, other=-1).to(tl.int32)
+    end = tl.minimum(tl.max(position, axis=0) + 1, capacity)
+    end = tl.where(tl.load(slots + sequence) < 0, 0, end)
+    first = end * 0
+    if window is not None:
+        lowest = tl.min(tl.where(position < 0, end, position), axis=0)
+        first = tl.minimum(tl.maximum(lowest - window + 1, 0), end)
+    size = tl.minimum(tl.maximum(tl.cdiv(end - first, fill), SHORTEST), LONGEST)
+    return first, end, tl.cdiv(size, BLOCK_N) * BLOCK_N
+
+
+@jit
+def _widened(x: tl.tensor, WIDEN: tl.constexpr) -> tl.tensor:
+    if WIDEN:
+        x = x.to(tl.float32)
+    return x
+
+
+@jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    shrunk = tl.exp2(tl.abs(x) * -2.8853900817779268)
+    return tl.where(x < 0, shrunk - 1, 1 - shrunk) / (1 + shrunk)
+
+
+@jit
+def _share(mass: tl.tensor, sink: tl.tensor) -> tl.tensor:
+    """What a sink leaves to the entries of that mass, which is in powers of 2."""
+    return 1 / (1 + tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - mass))

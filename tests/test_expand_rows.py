@@ -1,0 +1,207 @@
+"""Input preparation: vLLM's published layouts, and kernel and reference against the rule written row by row.
+
+The kernel runs natively on CUDA, else in Triton's interpreter, which must be chosen before Triton is imported anywhere:
+one test starts this file again in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftkit.runtime.kernels import expand_rows as module
+from draftkit.runtime.kernels.backend import uses_triton
+from draftkit.runtime.kernels.expand_rows import Rows, expand_rows
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if NATIVE else "cpu"
+RUNS_KERNEL = uses_triton(torch.ones(1, device=DEVICE))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+def test_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-v", "--noconftest", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+def expanded(*arguments: Any, **options: Any) -> Rows:
+    """`expand_rows` by the kernel where this process runs it, else by the reference."""
+
+    def moved(value: Any, device: str) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    rows = expand_rows(*(moved(a, DEVICE) for a in arguments), **{k: moved(v, DEVICE) for k, v in options.items()})
+    return Rows(*(moved(part, "cpu") for part in rows))
+
+
+# vLLM's layouts (facts/runtime.md 1.2): what the target saw, how much of it was rejected, and what came next.
+
+SEEN = [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32]]
+POSITIONS = [5, 0, 7]
+REJECTED = [2, 0, 1]
+NEXT = [101, 102, 103]
+MASK, LIMIT = 999, 50
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`slots` rows draft, rows pair tokens with the feature before where `shifts`; ids, positions and sampled rows."""
+
+    slots: int
+    shifts: bool
+    ids: str
+    positions: str
+    sampled: str
+
+
+LAYOUTS = {
+    "draft model": Layout(
+        1, False, "10 11 101 0 0 20 21 22 23 102 30 31 103 0", "5 6 7 0 0 0 1 2 3 4 7 8 9 0", "2 9 12"
+    ),
+    "PARD": Layout(
+        3, False, "10 11 101 999 999 0 0 20 21 22 23 102 999 999 30 31 103 999 999 0",
+        "5 6 7 8 9 0 0 0 1 2 3 4 5 6 7 8 9 10 11 0", "2 3 4 11 12 13 16 17 18",
+    ),
+    "P-EAGLE": Layout(
+        3, True, "11 101 999 999 0 0 21 22 23 102 999 999 31 103 999 999 0",
+        "5 6 7 8 0 0 0 1 2 3 4 5 7 8 9 10 0", "1 2 3 9 10 11 13 14 15",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_vllm(name: str) -> None:
+    layout = LAYOUTS[name]
+    kept = [seen[int(layout.shifts) : len(seen) - r] for seen, r in zip(SEEN, REJECTED, strict=True)]
+    committed = [[*tokens, following] for tokens, following in zip(kept, NEXT, strict=True)]
+    columns = max(map(len, SEEN)) + (not layout.shifts)
+    padded = torch.tensor([tokens + [7] * (columns - len(tokens)) for tokens in committed])
+    rows = expanded(
+        padded, torch.tensor([len(tokens) for tokens in committed]), torch.tensor(POSITIONS), LIMIT,
+        masks=layout.slots - 1, mask_token=MASK,
+    )  # fmt: skip
+    ids: list[int] = []
+    positions: list[int] = []
+    sampled: list[int] = []
+    for index, seen in enumerate(SEEN):
+        size = len(seen) + layout.slots - layout.shifts  # vLLM's rows lie one request after the other
+        sampled += (rows.sampled[index] + len(ids)).tolist()
+        ids += rows.tokens[index, :size].tolist()
+        positions += [0 if p == LIMIT - 1 else p for p in rows.positions[index, :size].tolist()]
+    assert ids == [int(x) for x in layout.ids.split()]
+    assert positions == [int(x) for x in layout.positions.split()]
+    assert sampled == [int(x) for x in layout.sampled.split()]
+
+
+def test_hidden_states_of_vllms_p_eagle_layout() -> None:
+    """Input rows 0, 1 of request 0 and 4 … 7 of request 1 and 8, 9 of request 2 stay with their tokens."""
+    hidden = torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, torch.nan]])[..., None]
+    tokens = torch.tensor([[11, 101, 0, 0], [21, 22, 23, 102], [31, 103, 0, 0]])
+    rows = expanded(
+        tokens, torch.tensor([2, 4, 2]), torch.tensor(POSITIONS), LIMIT, masks=2, mask_token=MASK, hidden=hidden,
+        mask_hidden=torch.tensor([-5.0]),
+    )  # fmt: skip
+    assert rows.hidden is not None
+    assert rows.hidden[..., 0].tolist() == [[0, 1, -5, -5, 0, 0], [4, 5, 6, 7, -5, -5], [8, 9, -5, -5, 0, 0]]
+
+
+# The rule, row by row.
+
+
+@dataclass(frozen=True)
+class Batch:
+    tokens: Tensor
+    counts: Tensor
+    first: Tensor
+    limit: int
+    options: dict[str, Any]
+
+
+@st.composite
+def batches(draw: Callable[..., Any]) -> Batch:
+    """Sequences with all tokens accepted, all rejected, or none at all; limits that cut rows off; NaN in rejects."""
+    columns, masks = draw(st.integers(1, 6)), draw(st.integers(0, 5))
+    counts = torch.tensor(draw(st.lists(st.sampled_from([0, 1, columns, *range(columns)]), min_size=1, max_size=4)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    size = (len(counts), columns)
+    options: dict[str, Any] = {"masks": masks, "mask_token": MASK}
+    if draw(st.booleans()):
+        dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+        width = draw(st.sampled_from([1, 3, 1025]))
+        hidden = torch.randn(*size, width, generator=generator).to(dtype)
+        hidden[torch.arange(columns) >= counts[:, None]] = torch.nan
+        options["hidden"] = hidden
+        if draw(st.booleans()):
+            options["mask_hidden"] = torch.randn(width, generator=generator).to(dtype)
+    return Batch(
+        torch.randint(1, 900, size, generator=generator),
+        counts,
+        torch.randint(0, 20, (len(counts),), generator=generator),
+        draw(st.integers(1, 40)),
+        options,
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(batches())
+def test_every_row_follows_the_rule(batch: Batch) -> None:
+    masks, hidden, mask_hidden = (batch.options.get(name, 0) for name in ("masks", "hidden", "mask_hidden"))
+    rows = expanded(batch.tokens, batch.counts, batch.first, batch.limit, **batch.options)
+    spare = batch.limit - 1
+    assert (rows.hidden is None) == ("hidden" not in batch.options)
+    for b, count in enumerate(batch.counts.tolist()):
+        used = count + masks if count else 0
+        for row in range(batch.tokens.shape[1] + masks):
+            position = min(int(batch.first[b]) + row, spare) if row < used else spare
+            token = int(batch.tokens[b, row]) if row < count else MASK if row < used else 0
+            assert (int(rows.tokens[b, row]), int(rows.positions[b, row])) == (token, position)
+            if rows.hidden is not None:
+                repeated = hidden[b, min(row, count - 1)]
+                learned = mask_hidden if "mask_hidden" in batch.options and row >= count else repeated
+                assert torch.equal(rows.hidden[b, row], learned if row < used else torch.zeros_like(repeated))
+        assert rows.sampled[b].tolist() == [max(count - 1, 0) + step for step in range(masks + 1)]
+
+
+@pytest.mark.skipif(not RUNS_KERNEL, reason="runs in the interpreter's process")
+def test_the_kernel_is_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setattr(module, "expand_rows_reference", lambda *_: ran.append("reference"))
+    expanded(
+        torch.ones(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 4
+    )
+    assert not ran
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("absent", [(), ("mask_hidden",), ("hidden", "mask_hidden", "out_hidden")])
+def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To machine code of compute capability 9.0."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = module._expand_kernel
+    pointers = dict.fromkeys(("tokens", "counts", "first", "out_tokens", "out_positions", "sampled"), "*i64")
+    pointers |= dict.fromkeys(("hidden", "mask_hidden", "out_hidden"), "*bf16")
+    constants = {"BLOCK": 1024, **dict.fromkeys(absent)}
+    types = {name: pointers.get(name, "i32") for name in kernel.arg_names} | dict.fromkeys(constants, "constexpr")
+    compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", 90, 32))
+    assert compiled.asm["cubin"]
