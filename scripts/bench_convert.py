@@ -68,6 +68,7 @@ SHAPES = {
 WEIGHTS = {".bin": "pytorch_model.bin", "safetensors": "model.safetensors"}
 DRAFTKIT = (sys.executable, "-c", "from draftkit.cli import main; main()")
 START = {".bin": "python, import torch", "safetensors": "python"}
+COPIES = ("cp", "cp and sync")
 SAMPLING_SECONDS = 0.005
 
 
@@ -178,27 +179,45 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Cost]:
             warm_up(folder)
             shutil.rmtree(folder / "out", ignore_errors=True)
             costs[name].append(run(command, environment))
-            print(name, *(f"{figure:.3g}" for figure in costs[name][-1]), file=sys.stderr)
+            print(f"{name}: {costs[name][-1].wall:.2f} s", file=sys.stderr)
     return {
         name: Cost(*(median(column) for column in zip(*measured[1:], strict=True))) for name, measured in costs.items()
     }
 
 
-def show(costs: dict[str, Cost], options: argparse.Namespace) -> Table:
+def table_of(costs: dict[str, Cost], options: argparse.Namespace) -> Table:
     table = Table(
         "run", "wall s", "CPU s", "private MB", "resident MB", "× (cp + python)", "× (cp and sync + python)",
-        title=f"0.85 GB, {options.threads} threads, medians of {options.repeats}",
+        title=f"0.85 GB, {options.threads} threads, medians of {options.repeats}, load {os.getloadavg()[2]:.1f}",
     )  # fmt: skip
     for name, cost in costs.items():
-        verb, _, kind = name.partition(", ")
-        ratios = []
-        if verb.endswith("convert"):
-            copies = (costs[f"cp, {kind}"], costs[f"cp and sync, {kind}"])
-            ratios = [f"{cost.wall / (copy.wall + costs[START[kind]].wall):.2f}" for copy in copies]
+        ratios = [f"{ratio(costs, name, copy):.2f}" for copy in COPIES] if " convert" in name else []
         figures = (f"{cost.wall:.2f}", f"{cost.cpu:.2f}", f"{cost.private / 1e6:.0f}", f"{cost.resident / 1e6:.0f}")
         table.add_row(name, *figures, *ratios)
     if not options.speculators:
         table.add_row("speculators convert", "not measured")
+    return table
+
+
+def ratio(costs: dict[str, Cost], name: str, copy: str) -> float:
+    """A conversion's time over that of a copy of its input and of starting Python."""
+    kind = name.partition(", ")[2]
+    return costs[name].wall / (costs[f"{copy}, {kind}"].wall + costs[START[kind]].wall)
+
+
+def limits_of(costs: dict[str, Cost]) -> Table:
+    table = Table("limit", "at most", "measured", "", title="draftkit and its limits")
+
+    def row(name: str, limit: float, measured: float) -> None:
+        table.add_row(name, f"{limit:g}", f"{measured:.2f}", "reached" if measured <= limit else "MISSED")
+
+    for kind in WEIGHTS:
+        convert = f"draftkit convert, {kind}"
+        for copy in COPIES:
+            row(f"{kind}: wall / ({copy} + {START[kind]})", 1.5, ratio(costs, convert, copy))
+        row(f"{kind}: peak private memory, MB", 400, costs[convert].private / 1e6)
+    for command in ("draftkit --help", "draftkit inspect, safetensors"):
+        row(f"{command}: CPU, s", 0.3, costs[command].cpu)
     return table
 
 
@@ -212,7 +231,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         make_checkpoints(Path(name))
         costs = measure(Path(name), options)
-    Console(width=140).print(show(costs, options))
+    Console(width=140).print(table_of(costs, options), limits_of(costs))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 
 from draftkit.errors import DraftkitError
 from draftkit.layout import atomic
-from draftkit.layout.atomic import atomic_folder
+from draftkit.layout.atomic import atomic_folder, start_write_back
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -199,6 +199,24 @@ def test_everything_is_on_disk_before_the_rename(tmp_path: Path, monkeypatch: py
     write(tmp_path / "out")
     assert {"model", "sub", "file", tmp_path.name} < set(synced)
     assert synced[-1] == tmp_path.name
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_writing_back_takes_up_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supported: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+    if supported:
+        monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, length, advice: asked.append((begin, length)))
+    else:
+        monkeypatch.delattr(os, "posix_fadvise")
+    with (tmp_path / "model").open("wb") as file:
+        file.write(b"12345")
+        assert start_write_back(file, 0) == 5
+        assert (tmp_path / "model").read_bytes() == b"12345"  # what is still in Python's buffer cannot be written back
+        file.write(b"678")
+        assert start_write_back(file, 5) == 8
+    assert asked == ([(0, 5), (5, 3)] if supported else [])
 
 
 def start(script: str, out: Path) -> subprocess.Popen[str]:

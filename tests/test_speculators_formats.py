@@ -210,7 +210,7 @@ def test_other_types_are_refused_by_name(kind: str, target: Path, tmp_path: Path
         plan_conversion(source, target=str(target))
 
 
-JUNK = (None, [], {}, "x", -1, 0, 1.5, True, [1, "x"], {"x": {}})
+JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1.5, True, [1, "x"], {"x": {}})
 ONE_OF_EACH = ["speculators-peagle", "speculators-eagle-layernorms", "vllm-eagle-token-map"]
 
 

@@ -10,10 +10,12 @@ import struct
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -22,6 +24,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from draftkit.errors import FormatError, LayoutError, SourceError, UnsafeFileError
+from draftkit.layout import safetensors_file
+from draftkit.layout.atomic import start_write_back
 from draftkit.layout.dtypes import DTYPES, dtype_name, torch_dtype
 from draftkit.layout.handles import TensorHandle, TensorToWrite, raw_memory
 from draftkit.layout.safetensors_file import read_safetensors, write_safetensors
@@ -162,6 +166,37 @@ def test_progress_adds_up(tmp_path: Path) -> None:
     seen: list[int] = []
     write_safetensors(tmp_path / "m.safetensors", to_write(SAMPLE), on_bytes=seen.append)
     assert sum(seen) == sum(tensor.nbytes for tensor in SAMPLE.values())
+
+
+def test_writing_to_disk_begins_while_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def record(file: BinaryIO, begin: int) -> int:
+        assert begin == (begun[-1] if begun else 0)
+        begun.append(start_write_back(file, begin))
+        return begun[-1]
+
+    monkeypatch.setattr(safetensors_file, "start_write_back", record)
+    monkeypatch.setattr(safetensors_file, "WRITE_BACK_BYTES", 100)
+    state = {"a": torch.arange(50.0), "b": torch.arange(70.0), "c": torch.empty(0)}
+    write_safetensors(tmp_path / "ours.safetensors", to_write(state))
+    save_file(state, tmp_path / "theirs.safetensors")
+    assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+    size = (tmp_path / "ours.safetensors").stat().st_size
+    assert len(begun) >= size // 300
+    assert size - 100 < begun[-1] <= size
+
+
+def test_a_large_tensor_passes_through_little_memory(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(24 << 20, dtype=torch.uint8)}, tmp_path / "model.safetensors")
+    handles = read_safetensors(tmp_path / "model.safetensors")
+    tracemalloc.start()
+    try:
+        write_safetensors(tmp_path / "copy", [TensorToWrite(h.name, h.dtype, h.shape, h.chunks()) for h in handles])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 << 20
 
 
 @pytest.mark.parametrize(("data", "found"), [(b"", "only 0"), (b"1234567", "only 7"), (b"123456789", "more")])

@@ -58,8 +58,8 @@ def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
 def start_write_back(file: BinaryIO, begin: int) -> int:
     """Have the system start putting a file on disk, from byte `begin` on; returns where the file ends so far.
 
-    What reaches the disk while more is being written need not be waited for at the end. This is a hint: it waits for
-    nothing, and nothing is promised to be on disk.
+    What reaches the disk while more is being written need not be waited for at the end. Only a hint: nothing is
+    promised to be on disk.
     """
     file.flush()
     end = file.tell()

@@ -24,7 +24,6 @@ _SHORTEST_SPLIT = 128  # entries; less work than that is not worth a partial res
 _LONGEST_SPLIT = 2048  # entries; a longer sequence is split however many others there are
 _PROGRAMS_PER_PROCESSOR = 2
 _TILE_BYTES = 16384  # of keys, and of values, that a program loads at once
-_ACCUMULATED_BYTES = 32768  # of the output that a program accumulates, in the output's type
 _JOINED = 32  # splits that are joined at once
 _LOG2_E = math.log2(math.e)
 
@@ -107,7 +106,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     batch, heads, count, _ = query.shape
     _, groups, capacity, width = values.shape
     query = query if query.stride(3) == 1 else query.contiguous()
-    tiles, block_m = _tiles(heads // groups * count, width * query.itemsize)
+    tiles, block_m = _tiles(heads // groups * count, width, query.itemsize)
     fill, splits = _splits(batch * groups * tiles, capacity, query.device)
     out = query.new_empty(batch, count, heads, width)
     partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
@@ -143,9 +142,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     return out.transpose(1, 2)
 
 
-def _tiles(rows: int, row_bytes: int) -> tuple[int, int]:
+def _tiles(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     """How many tiles the query rows of a key/value head make, and the rows of a tile."""
-    tiles = _ceil(rows, min(max(_ACCUMULATED_BYTES // row_bytes, 16), 128))
+    accumulated = 16384 if itemsize == 2 else 4096  # numbers; a product of float32 takes more registers
+    tiles = _ceil(rows, min(max(accumulated // width, 16), 128))
     return tiles, _block(_ceil(rows, tiles))
 
 
@@ -194,7 +194,7 @@ def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
         return _Device(processors=16, stages=1)  # the interpreter
     properties = torch.cuda.get_device_properties(device)
-    return _Device(properties.multi_processor_count, 3 if properties.shared_memory_per_block_optin >= 160 << 10 else 2)
+    return _Device(properties.multi_processor_count, 3 if properties.shared_memory_per_multiprocessor >= 160 << 10 else 2)
 
 
 @jit
