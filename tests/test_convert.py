@@ -95,7 +95,7 @@ class Case:
 BIASED = replace(EAGLE, fusion_bias=True)
 BIAS_FACT = {"fusion_bias": ("True", "from tensors")}
 CASES = {
-    # EAGLE-1, with the quirks of the published configs (formats.md 1.2, and `eagle/train/*.json` of SafeAILab/EAGLE)
+    # EAGLE-1, with the quirks of the published configs (`eagle/train/*.json` of SafeAILab/EAGLE)
     "eagle": Case(EAGLE),
     "eagle, bias absent": Case(EAGLE, config={"bias": None}),
     "eagle, bias true": Case(EAGLE, config={"bias": True}),

@@ -221,7 +221,7 @@ def pard(load: Load) -> Case:
 
 
 def pard2(load: Load, bias: bool = False, **options: Any) -> Case:
-    layers = [-1, -8, 4]
+    layers = [-1, 5, -8]
     config, w = llama_draft(
         pard_token=300, spd_type="pard2", pard2_scale=0.3, pard2_target_dim=3 * H, pard2_target_layers=layers,
         pard2_proj_bias=bias,
@@ -232,7 +232,7 @@ def pard2(load: Load, bias: bool = False, **options: Any) -> Case:
     if options:
         return Case(drafter, partial(pard_reference, w, 300))
     assert drafter.taps is not None
-    assert drafter.taps.states == (FINAL, 1, 4)
+    assert drafter.taps.states == (FINAL, 5, 1)
     return Case(drafter, partial(pard2_reference, w | warp, 300, 0.3), feature_size=3 * H)
 
 
@@ -491,7 +491,7 @@ def test_features_of_pard2_are_the_hidden_states_that_transformers_numbers(bias:
     features = Target(target(), drafter.taps).forward(tokens, positions, rows).features
     reference = pico.llama(eos_token_id=None)(tokens, output_hidden_states=True).hidden_states
     assert features is not None
-    torch.testing.assert_close(features, torch.cat([reference[i] for i in (-1, -8, 4)], dim=-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features, torch.cat([reference[i] for i in (-1, 5, -8)], dim=-1), rtol=1e-4, atol=1e-4)
 
 
 # --- N-grams

@@ -455,7 +455,7 @@ def test_layer_ids_by_the_key_they_stand_under(
     assert note in fact.note
 
 
-# What each trainer makes of the rope in its config (formats.md 5.2).
+# What each trainer makes of the rope in its config.
 LLAMA3: dict[str, object] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPES: dict[str, tuple[str, dict[str, Any], float, dict[str, object] | None]] = {
     "SafeAILab": ("eagle3", {"rope_theta": 5e5}, 5e5, None),

@@ -163,6 +163,22 @@ def test_a_hostile_value(format: str, name: str, samples: dict[str, Sample]) -> 
             sample.run(attempt, sample.config | {key: value})
 
 
+def test_a_config_that_is_nested_too_deep(samples: dict[str, Sample]) -> None:
+    sample = samples["causal-lm"]
+    assert sample.run(attempt, sample.config | {"unknown": nested(95)}) is None
+    assert "nested more than 100 deep" in str(sample.run(attempt, sample.config | {"unknown": nested(400)}))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"num_hidden_layers": 10**9}, {"model_type": "gpt2", "n_layer": 10**9}, {"model_type": "t5", "num_layers": 10**9}],
+    ids=lambda config: config.get("model_type", "llama"),
+)
+def test_endless_layers(config: dict[str, Any], samples: dict[str, Sample]) -> None:
+    sample = samples["causal-lm"]
+    assert "is 1000000000" in str(sample.run(attempt, sample.config | config))
+
+
 json_values = st.recursive(
     st.sampled_from(list(WRONG | HOSTILE)).map((WRONG | HOSTILE).__getitem__)
     | st.integers()

@@ -358,7 +358,7 @@ def test_impossible_shapes(shape: tuple[int, ...], source: Path) -> None:
     file = io.BytesIO()
     Pickler(file, 2).dump({"fc.weight": rebuilt})
     (source / "pytorch_model.bin").write_bytes(zipped(file.getvalue()))
-    assert isinstance(attempt(source), FormatError)
+    assert re.search("impossible shape|repeats a few elements", str(attempt(source)))
 
 
 @pytest.fixture(scope="module")
@@ -439,6 +439,8 @@ def test_no_file(kind: str, file: str, make: Callable[[Path], None], tmp_path: P
         case "endless device":
             path.symlink_to("/dev/zero")
     refused = attempt(tmp_path / "source")
-    if file in ("config.json", "model.safetensors"):
-        assert refused is not None
+    is_copied = file == "tokenizer.json" and make is make_causal_lm and kind != "folder"
+    if file in ("config.json", "model.safetensors") or is_copied:
         assert file in str(refused)
+    elif file == "tokenizer.json":
+        assert refused is None

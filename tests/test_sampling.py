@@ -255,7 +255,7 @@ def test_the_global_generator_is_neither_read_nor_moved(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", LOSSLESS)
 def test_greedy_tables(mode: str) -> None:
-    """The golden rows of facts/runtime.md 11, and every verification mode agrees on them."""
+    """Golden rows worked out by hand, and every verification mode agrees on them."""
     drafted = Drafted.full(torch.tensor([[1, 2, 3]] * 3))
     best = torch.tensor([[1, 9, 3, 7], [1, 2, 3, 7], [4, 2, 3, 7]])
     logits = torch.nn.functional.one_hot(best, 10).float()

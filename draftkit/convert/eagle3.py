@@ -1,7 +1,7 @@
 """Reading EAGLE-3 and P-EAGLE checkpoints, which seven trainers write with small differences.
 
-A format module states its differences as a `Dialect`; names, shapes and knobs are shared (formats.md 5 to 10 in the
-project's notes; SafeAILab/EAGLE `cnets.py`, vLLM `llama_eagle3.py`).
+A format module states its differences as a `Dialect`; names, shapes and knobs are shared (SafeAILab/EAGLE `cnets.py`,
+vLLM `llama_eagle3.py`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.operations import Move
+from draftkit.layout.config import layer_keys
 from draftkit.layout.records import to_dict
 from draftkit.layout.schema import SCALES, tensor_schema
 from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec, Rope
@@ -25,14 +26,7 @@ def llama_config(eagle: EagleSpec, dtype: str) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_hidden_layers": decoder.num_hidden_layers,
-        "num_attention_heads": decoder.num_attention_heads,
-        "num_key_value_heads": decoder.num_key_value_heads,
-        "head_dim": decoder.head_dim,
-        "hidden_act": decoder.hidden_act,
-        "rms_norm_eps": decoder.rms_norm_eps,
+        **layer_keys(decoder),
         "rope_theta": decoder.rope.base,
         "max_position_embeddings": decoder.rope.max_position_embeddings,
         "vocab_size": eagle.vocab_size,

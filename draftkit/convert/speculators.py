@@ -12,7 +12,7 @@ from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.serve import AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS
 from draftkit.errors import LayoutError
-from draftkit.layout.config import rope_keys
+from draftkit.layout.config import layer_keys, rope_keys
 from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec
 
 VERSION = "0.9.0"
@@ -111,14 +111,7 @@ def _layer_config(eagle: EagleSpec) -> dict[str, object]:
     config: dict[str, object] = {
         "model_type": "qwen3" if decoder.qk_norm else "llama",
         "vocab_size": eagle.vocab_size,
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_hidden_layers": decoder.num_hidden_layers,
-        "num_attention_heads": decoder.num_attention_heads,
-        "num_key_value_heads": decoder.num_key_value_heads,
-        "head_dim": decoder.head_dim,
-        "hidden_act": decoder.hidden_act,
-        "rms_norm_eps": decoder.rms_norm_eps,
+        **layer_keys(decoder),
         "attention_bias": has_attention_bias(decoder),
         "mlp_bias": decoder.mlp_bias,
         "layer_types": ["sliding_attention" if sliding else "full_attention"] * decoder.num_hidden_layers,

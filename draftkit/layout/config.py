@@ -6,7 +6,7 @@ written out because engines disagree about its default.
 
 from __future__ import annotations
 
-from draftkit.layout.spec import CausalLMSpec, DraftSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec, Rope
+from draftkit.layout.spec import CausalLMSpec, Decoder, DraftSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec, Rope
 
 HF_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -91,14 +91,7 @@ def _eagle(eagle: EagleSpec) -> dict[str, object]:
         "architectures": [_vllm_class(eagle)],
         "model_type": "qwen3" if decoder.qk_norm else "llama",
         "vocab_size": eagle.vocab_size,
-        "hidden_size": decoder.hidden_size,
-        "intermediate_size": decoder.intermediate_size,
-        "num_hidden_layers": decoder.num_hidden_layers,
-        "num_attention_heads": decoder.num_attention_heads,
-        "num_key_value_heads": decoder.num_key_value_heads,
-        "head_dim": decoder.head_dim,
-        "hidden_act": decoder.hidden_act,
-        "rms_norm_eps": decoder.rms_norm_eps,
+        **layer_keys(decoder),
         "attention_bias": decoder.output_bias or (decoder.qkv_bias and eagle.token_entry == "attention"),
         "mlp_bias": decoder.mlp_bias,
         "logit_scale": eagle.logit_scale,
@@ -115,6 +108,20 @@ def _eagle(eagle: EagleSpec) -> dict[str, object]:
     if eagle.token_entry == "attention":
         config |= _eagle3_keys(eagle)
     return config
+
+
+def layer_keys(decoder: Decoder) -> dict[str, object]:
+    """The sizes of decoder layers under the names of transformers, which every config of the EAGLE family uses."""
+    return {
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_hidden_layers": decoder.num_hidden_layers,
+        "num_attention_heads": decoder.num_attention_heads,
+        "num_key_value_heads": decoder.num_key_value_heads,
+        "head_dim": decoder.head_dim,
+        "hidden_act": decoder.hidden_act,
+        "rms_norm_eps": decoder.rms_norm_eps,
+    }
 
 
 def _vllm_class(eagle: EagleSpec) -> str:

@@ -1,6 +1,7 @@
 """From a unified draft on disk to a module ready to run, in the target's dtype and on its device.
 
-Weights that the spec borrows are the target's own. All raise `TargetError` when the draft does not fit the target.
+Weights that the spec borrows are the target's own. All raise `TargetError` when the draft does not fit the target, and
+`LayoutError` when its mask token is none of its tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def load_eagle(draft: Draft, target: PreTrainedModel, *, attention: str) -> Eagl
     """An EAGLE-style draft. `attention` names the attention function."""
     spec = draft.spec.architecture
     assert isinstance(spec, EagleSpec)
+    if spec.parallel is not None and not spec.parallel.mask_state:
+        raise LayoutError("the draft proposes in parallel and has no mask state", where=draft.path)
     _check_sizes(draft, spec, target)
     _check_mask_token(draft, spec.parallel, spec.vocab_size)
     with torch.device("meta"):
@@ -39,6 +42,7 @@ def load_eagle(draft: Draft, target: PreTrainedModel, *, attention: str) -> Eagl
 
 
 def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
+    """Medusa's heads."""
     spec = draft.spec.architecture
     assert isinstance(spec, MedusaSpec)
     _check_sizes(draft, spec, target)
@@ -50,6 +54,7 @@ def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
 
 
 def load_mlp_speculator(draft: Draft, target: PreTrainedModel) -> MlpSpeculatorModel:
+    """An MLP speculator."""
     spec = draft.spec.architecture
     assert isinstance(spec, MlpSpeculatorSpec)
     _check_sizes(draft, spec, target)

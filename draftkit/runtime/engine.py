@@ -114,8 +114,9 @@ class Engine:
     ):
         if drafter is None and num_speculative_tokens != 0:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
-        most = MAX_SPECULATIVE_TOKENS if drafter is None else drafter.max_tokens or MAX_SPECULATIVE_TOKENS
-        if drafter is not None and not 1 <= num_speculative_tokens <= min(most, MAX_SPECULATIVE_TOKENS):
+        own = drafter.max_tokens if drafter is not None else None
+        most = MAX_SPECULATIVE_TOKENS if own is None else min(own, MAX_SPECULATIVE_TOKENS)
+        if drafter is not None and not 1 <= num_speculative_tokens <= most:
             raise DraftkitError(f"K = {num_speculative_tokens} draft tokens a round", expected=f"1 to {most}")
         if (verification == "synthetic") != (synthetic is not None):
             raise DraftkitError("acceptance rates go with synthetic verification, and it with them")

@@ -48,9 +48,7 @@ class EagleDrafter:
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         assert committed.features is not None
         hidden = self.model.fuse(committed.features)
-        rows = expand_rows(
-            committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden
-        )
+        rows = expand_rows(committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden)
         assert rows.hidden is not None
         head_input, feedback = map(rows.drafting, self._pass(committed, rows.tokens, rows.hidden, rows.positions))
         position = rows.positions.gather(1, rows.sampled)  # [B, 1]

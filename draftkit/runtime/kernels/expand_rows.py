@@ -125,6 +125,7 @@ def _expand_rows(
         columns,
         width,
         BLOCK=block,
+        enable_fp_fusion=False,
     )
     return rows
 

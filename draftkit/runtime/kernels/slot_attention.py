@@ -194,7 +194,9 @@ def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
         return _Device(processors=16, stages=1)  # the interpreter
     properties = torch.cuda.get_device_properties(device)
-    return _Device(properties.multi_processor_count, 3 if properties.shared_memory_per_multiprocessor >= 160 << 10 else 2)
+    return _Device(
+        properties.multi_processor_count, 3 if properties.shared_memory_per_multiprocessor >= 160 << 10 else 2
+    )
 
 
 @jit

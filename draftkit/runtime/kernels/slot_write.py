@@ -23,12 +23,10 @@ def write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRo
 
 
 def write_reference(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:
+    slots, positions = rows.entries
     for pool, new in ((keys, key), (values, value)):
-        if rows.complete:
-            pool[rows.slots[:, None], :, rows.positions] = new.transpose(1, 2)
-        else:
-            slots = rows.slots[:, None].expand_as(rows.positions)
-            pool[slots[rows.present], :, rows.positions[rows.present]] = new.transpose(1, 2)[rows.present]
+        new = new.transpose(1, 2)
+        pool[slots, :, positions] = new if rows.complete else new[rows.present]
 
 
 def _write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:
