@@ -57,6 +57,10 @@ CASES = (
     Case("EAGLE-3, other layers", "eagle3", overrides={"aux_layer_ids": "1,4,6"}),
     Case("EAGLE-3, speculators layout", "eagle3", to="speculators"),
     Case("EAGLE-3, SafeAILab layout", "eagle3", to="eagle"),
+    Case("P-EAGLE", "p-eagle"),
+    Case("P-EAGLE, speculators layout", "p-eagle", to="speculators"),
+    Case("PARD", "pard"),
+    Case("MLP speculator", "mlp-speculator"),
     Case("standalone", "draft-model"),
 )
 

@@ -24,7 +24,7 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.layout.dtypes import dtype_name
 from draftkit.layout.folder import Draft, write_draft
 from draftkit.layout.handles import TensorHandle, raw_memory
-from draftkit.layout.provenance import Provenance
+from draftkit.layout.provenance import FactOrigin, Provenance
 from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec, ParallelDrafting
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
@@ -37,6 +37,8 @@ ANCHORS = 24  # per window
 VOCABULARY = 1024  # of the P-EAGLE head
 INNER = 128  # width of the MLP speculator
 MASK_TOKEN = "<|reserved_0|>"
+# Of the MLP speculator: the file holds tied weights once.
+ONCE = FactOrigin(name="tied_copies", value="none", origin="stated", note="")
 
 
 def masked_attention(
@@ -164,14 +166,14 @@ def train_parallel_drafts(
     trained = {name: zoo_drafts.draft_parameters(m) for name, m in zip(losses, (p_eagle, pard, mlp), strict=True)}
     zoo_drafts.fit(target, aux_layer_ids, losses, trained, stream, steps=steps, batch=batch, lr=lr, seed=seed)
     p_eagle.d2t.copy_(kept - torch.arange(len(kept), device=device))
-    save(DraftSpec(architecture=p_eagle.spec, dtype="F16"), p_eagle, models / "p-eagle", "speculators", models)
-    save(DraftSpec(architecture=mlp.spec, dtype="F16"), mlp, models / "mlp-speculator", "mlp-speculator", models)
+    save(DraftSpec(architecture=p_eagle.spec, dtype="F16"), p_eagle, models / "p-eagle", "speculators")
+    save(DraftSpec(architecture=mlp.spec, dtype="F16"), mlp, models / "mlp-speculator", "mlp-speculator")
     pard.config.update({"pard_token": mask_token, "spd_type": "pard"})
     pard.to(torch.bfloat16).save_pretrained(models / "pard")
     tokenizer.save_pretrained(models / "pard")
 
 
-def save(spec: DraftSpec, model: nn.Module, out: Path, to: str, models: Path) -> None:
+def save(spec: DraftSpec, model: nn.Module, out: Path, to: str) -> None:
     """Write a draft in fp16 in one of its published layouts."""
     prefix = "speculator." if isinstance(spec.architecture, MlpSpeculatorSpec) else ""
     tensors = {}
@@ -180,12 +182,12 @@ def save(spec: DraftSpec, model: nn.Module, out: Path, to: str, models: Path) ->
         tensors[prefix + name] = handle(prefix + name, value)
     provenance = Provenance(
         source="scripts/make_zoo.py", source_revision=None, format="trained", files=(), target="zoo:target",
-        target_revision=None, facts=(), dropped_config={}, losses=(), draftkit_version=__version__,
+        target_revision=None, facts=(ONCE,), dropped_config={}, losses=(), draftkit_version=__version__,
     )  # fmt: skip
     with TemporaryDirectory() as scratch:
         unified = Path(scratch) / "draft"
         write_draft(unified, Draft(unified, spec, provenance, tensors))
-        convert_checkpoint(str(unified), out, to=to, target=str(models / "target"), force=True)
+        convert_checkpoint(str(unified), out, to=to, target="zoo:target", force=True)
     (out / "draftkit-provenance.json").unlink()
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,11 +58,11 @@ def sandbox() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def attempt(source: Path, target: Path | None = None) -> Outcome:
+def attempt(source: Path, target: Path | None = None, **options: Any) -> Outcome:
     """Convert a source; returns the error, or None where it gave a draft that can be read."""
     with tempfile.TemporaryDirectory() as parent:
         out = Path(parent, "out")
-        refused = _refusal(convert_checkpoint, source, out, target=target)
+        refused = _refusal(convert_checkpoint, source, out, target=target, **options)
         assert os.listdir(parent) == ([] if refused else ["out"])
         if refused is None:
             assert inspect(out) is None
@@ -75,10 +76,10 @@ def inspect(source: Path, target: Path | None = None) -> Outcome:
     return _refusal(inspect_checkpoint, source, target=target)
 
 
-def _refusal(verb: Callable[..., object], source: Path, *out: Path, target: Path | None) -> Outcome:
+def _refusal(verb: Callable[..., object], source: Path, *out: Path, target: Path | None, **options: Any) -> Outcome:
     with time_limit():
         try:
-            verb(str(source), *out, target=target and str(target))
+            verb(str(source), *out, target=target and str(target), **options)
         except DraftkitError as error:
             refused = error
         else:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import draftkit
+from draftkit import zoo
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.evaluate import Settings
 from draftkit.evaluate.options import parse_rates, parse_schedule
@@ -30,7 +31,7 @@ FIELDS = {
 
 @lru_cache
 def zoo_result() -> dict[str, Any]:
-    drafts = ["zoo:eagle", "zoo:eagle-bias", "zoo:eagle3", "zoo:draft-model"]
+    drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
     return draftkit.evaluate_draft("zoo:target", drafts, Settings(concurrency=16, max_new_tokens=64))
 
 
@@ -40,6 +41,8 @@ def test_zoo_drafts_reach_their_acceptance_length() -> None:
     assert measured["zoo:eagle3"] >= 1.8
     assert measured["zoo:eagle-bias"] >= 1.5
     assert measured["zoo:draft-model"] >= 1.3
+    for name in ("p-eagle", "pard", "mlp-speculator"):
+        assert measured[f"zoo:{name}"] >= 1.5
 
 
 def test_output_equals_plain_greedy_decoding() -> None:

@@ -103,7 +103,8 @@ def test_layouts_of_vllm(name: str) -> None:
         size = len(seen) + layout.slots - layout.shifts  # vLLM's rows lie one request after the other
         sampled += (rows.sampled[index] + len(ids)).tolist()
         ids += rows.tokens[index, :size].tolist()
-        positions += [0 if p == LIMIT - 1 else p for p in rows.positions[index, :size].tolist()]
+        used = int(rows.sampled[index, -1]) + 1
+        positions += rows.positions[index, :used].tolist() + [0] * (size - used)  # where vLLM puts padding
     assert ids == [int(x) for x in layout.ids.split()]
     assert positions == [int(x) for x in layout.positions.split()]
     assert sampled == [int(x) for x in layout.sampled.split()]
@@ -168,7 +169,7 @@ def test_every_row_follows_the_rule(batch: Batch) -> None:
     for b, count in enumerate(batch.counts.tolist()):
         used = count + masks if count else 0
         for row in range(batch.tokens.shape[1] + masks):
-            position = min(int(batch.first[b]) + row, spare) if row < used else spare
+            position = min(int(batch.first[b]) + min(row, used), spare) if count else spare
             token = int(batch.tokens[b, row]) if row < count else MASK if row < used else 0
             assert (int(rows.tokens[b, row]), int(rows.positions[b, row])) == (token, position)
             if rows.hidden is not None:

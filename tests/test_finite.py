@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pico
 import pytest
 import torch
+from conftest import Command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -116,6 +119,19 @@ def test_tensors_are_told_in_order_under_the_names_given(tmp_path: Path) -> None
             NonFinite("renamed", "BF16", (2, 2), 1, 2, (0, 1)),
             NonFinite("scalar", "F16", (), 1, 0, ()),
         ]
+
+
+def test_the_command_names_them_and_writes_nothing(draftkit: Command, tmp_path: Path) -> None:
+    tensors = pico.eagle_tensors()
+    tensors["fc.weight"][3, 5] = NAN
+    tensors["layers.0.mlp.down_proj.weight"][7, 0] = -INF
+    pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), tensors)
+    ran = draftkit("convert", tmp_path / "source", tmp_path / "out", "--check")
+    assert (ran.code, ran.out) == (1, "")
+    assert "fc.weight (F16 [64, 128]): 1 NaN, 0 infinite, the first at [3, 5]" in ran.err
+    assert "layers.0.mlp.down_proj.weight (F16 [64, 96]): 0 NaN, 1 infinite, the first at [7, 0]" in ran.err
+    assert os.listdir(tmp_path) == ["source"]
+    assert draftkit("convert", tmp_path / "source", tmp_path / "out").code == 0
 
 
 def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from typing import Any
 
 import pico
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import all_published
+from published.checkpoint import Published, write_weights
 from robust import Outcome, attempt, inspect, sandbox
 
 import draftkit
@@ -278,6 +281,48 @@ def test_a_block_of_endless_layers(unified: dict[str, Path]) -> None:
     refused = inspect(unified["eagle"])
     file.write_text(text)
     assert "num_hidden_layers is 1000000000" in str(refused)
+
+
+# --- every published format
+
+
+def odd_tensors(tensor: torch.Tensor) -> st.SearchStrategy[torch.Tensor]:
+    """Other tensors in place of one: of other shapes, other dtypes and, where it maps tokens, other values."""
+    shapes = [
+        (),
+        (0,) * tensor.dim(),
+        (1, *tensor.shape),
+        tuple(size + 1 for size in tensor.shape),
+        tuple(tensor.shape),
+    ]
+    dtypes = [tensor.dtype, torch.int64, torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn]
+    values = [0, 1, -1, 1 << 62, -(1 << 63)]
+    return st.builds(
+        lambda shape, dtype, value: torch.full(shape, value, dtype=torch.int64).to(dtype),
+        st.sampled_from(shapes),
+        st.sampled_from(dtypes),
+        st.sampled_from(values),
+    )
+
+
+@settings(FUZZ, max_examples=80)
+@given(st.data(), st.sampled_from(list(all_published().values())))
+def test_any_change_to_a_published_checkpoint(data: st.DataObject, published: Published) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = published.write(Path(folder, "source")), None
+        if published.target is not None:
+            target = pico.save_target_config(Path(folder, "target"), **published.target)
+        config = published.config
+        for _ in range(data.draw(st.integers(0, 2))):
+            config = replaced(config, data.draw(st.sampled_from(list(places(config)))), data.draw(json_values))
+        (source / "config.json").write_text(json.dumps(config))
+        tensors = published.tensors(torch.float16)
+        for name in data.draw(st.sets(st.sampled_from(sorted(tensors)), max_size=2)):
+            tensors[name] = data.draw(odd_tensors(tensors[name]))
+        for name in data.draw(st.sets(st.sampled_from(sorted(tensors)), max_size=1)):
+            del tensors[name]
+        write_weights(source / published.weights, tensors)
+        attempt(source, target, overrides=published.overrides, allow_lossy=True)
 
 
 # --- indexes of shards

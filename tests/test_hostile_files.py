@@ -358,7 +358,7 @@ def test_impossible_shapes(shape: tuple[int, ...], source: Path) -> None:
     file = io.BytesIO()
     Pickler(file, 2).dump({"fc.weight": rebuilt})
     (source / "pytorch_model.bin").write_bytes(zipped(file.getvalue()))
-    assert re.search("impossible shape|repeats a few elements", str(attempt(source)))
+    assert "pytorch_model.bin" in str(attempt(source))  # refused as a file, not as a draft of no known format
 
 
 @pytest.fixture(scope="module")

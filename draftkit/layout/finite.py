@@ -27,6 +27,10 @@ class NonFinite:
     inf: int
     first: tuple[int, ...]
 
+    def __str__(self) -> str:
+        counts = f"{self.nan:,} NaN, {self.inf:,} infinite"
+        return f"{self.name} ({self.dtype} {list(self.shape)}): {counts}, the first at {list(self.first)}"
+
 
 def find_non_finite(tensors: Mapping[str, TensorHandle]) -> list[NonFinite]:
     """The tensors, in their order, that hold NaN or an infinity; integers, booleans and complex numbers hold neither.

@@ -48,10 +48,8 @@ class SlotRows:
 
     def of_sequences(self, pool: Tensor) -> Tensor:
         """The sequences' part [B, …] of a pool [S, …]: a view where their slots are consecutive."""
-        slots, first = self._slot_list, self._slot_list[0]
-        if first < 0 or slots != list(range(first, first + len(slots))):
-            return pool[self.slots]
-        return pool if len(slots) == len(pool) else pool[first : first + len(slots)]
+        part = self._part
+        return pool if part == slice(0, pool.shape[0]) else pool[part]
 
     def bias(self, length: int, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
         """What is added to scores over positions 0 … `length` − 1: [B, 1, repeats · T, length], the T rows repeated.
@@ -61,7 +59,7 @@ class SlotRows:
         key = length, window, repeats, dtype
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
-            row = self.positions.repeat(1, repeats)[:, None, :, None]
+            row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
             hidden = index > row if window is None else (index > row) | (index <= row - window)
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         return self._biases[key]
@@ -69,3 +67,10 @@ class SlotRows:
     @cached_property
     def _slot_list(self) -> list[int]:
         return self.slots.tolist()
+
+    @cached_property
+    def _part(self) -> slice | Tensor:
+        """What selects the sequences from a pool."""
+        slots = self._slot_list
+        span = slice(slots[0], slots[0] + len(slots))
+        return span if slots[0] >= 0 and slots == list(range(span.start, span.stop)) else self.slots

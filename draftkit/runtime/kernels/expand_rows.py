@@ -47,12 +47,13 @@ def expand_rows(
 
     - `first` int64 [B]: the position of the first row. A drafter whose rows pair a token with the feature before it
       (EAGLE) counts by the feature: one less than the token's own position.
-    - `limit`: rows reach positions below limit − 1. That one is spare: padding lies there, and so does a row that
-      would lie beyond, so that neither overwrites a cache entry that is read.
+    - `limit`: rows reach positions below limit − 1. That one is spare: what would lie beyond it lies there, so that it
+      overwrites no cache entry that is read.
     - `hidden` [B, J, F]: the target's features of the committed rows. Mask slots get `mask_hidden` [F], or without it
       the sequence's last feature. Padding gets zeros, whatever the rejected slots hold.
 
-    A sequence with count 0 has padding only.
+    All padding lies at the position after the last row, which no row sees and the sequence's next one overwrites. A
+    sequence with count 0 has padding only, at the spare position.
     """
     inputs = tokens, counts, first, hidden, mask_hidden
     expand = _expand_rows if uses_triton(tokens) and tokens.numel() else expand_rows_reference
@@ -73,11 +74,12 @@ def expand_rows_reference(
     row = torch.arange(columns + masks, device=device)
     count = counts[:, None]
     last = (count - 1).clamp(min=0)
-    is_used = row < torch.where(count > 0, count + masks, 0)
+    used = torch.where(count > 0, count + masks, 0)
+    is_used = row < used
     is_mask = is_used & (row >= count)
     source = torch.minimum(row, last)
     token = torch.where(is_mask, mask_token, tokens.gather(1, source))
-    position = (first[:, None] + row).clamp(max=limit - 1)
+    position = torch.where(count > 0, first[:, None] + torch.minimum(row, used), limit)
     features = None
     if hidden is not None:
         features = hidden.take_along_dim(source[:, :, None], 1)
@@ -86,7 +88,7 @@ def expand_rows_reference(
         features = torch.where(is_used[:, :, None], features, 0)
     return Rows(
         tokens=torch.where(is_used, token, 0),
-        positions=torch.where(is_used, position, limit - 1),
+        positions=position.clamp(max=limit - 1),
         hidden=features,
         sampled=last + torch.arange(masks + 1, device=device),
     )
@@ -158,8 +160,8 @@ def _expand_kernel(
     if tl.program_id(2) == 0:
         token = tl.load(tokens + sequence * columns + row, mask=row < count, other=0)
         tl.store(out_tokens + at, tl.where((row >= count) & (row < used), mask_token, token))
-        position = tl.minimum(tl.load(first + sequence) + row, limit - 1)
-        tl.store(out_positions + at, tl.where(row < used, position, limit - 1))
+        position = tl.where(count > 0, tl.load(first + sequence) + tl.minimum(row, used), limit)
+        tl.store(out_positions + at, tl.minimum(position, limit - 1))
         if row <= masks:
             tl.store(sampled + sequence * (masks + 1) + row, last + row)
     if hidden is not None:
