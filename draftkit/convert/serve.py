@@ -21,6 +21,8 @@ VLLM_METHODS = {
     "draft-model": "draft_model",
     "pard": "draft_model",
     "medusa": "medusa",
+    "mlp-speculator": "mlp_speculator",
+    "pard-2": "draft_model",
 }
 SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft-model": "STANDALONE"}
 
