@@ -116,7 +116,7 @@ def formats() -> None:
 @app.command(name="eval")
 def evaluate(
     target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
-    draft: Annotated[list[str], typer.Option(help="A draft of any known format; repeat to compare several.")],
+    draft: Annotated[list[str], typer.Option(help="A draft of any format, or ngram[:MIN-MAX]; repeat to compare.")],
     k: Annotated[int, typer.Option("--k", min=1, max=16, help="Draft tokens a round (num_speculative_tokens).")] = 4,
     prompts: Annotated[
         str, typer.Option(help="zoo (bundled), or a JSONL file with turns, messages or prompt.")

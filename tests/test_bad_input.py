@@ -240,7 +240,6 @@ TARGETS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
         other_target(hidden_size=96),
         ("the draft reads 64, the target has 96", "--target"),
     ),
-    "another vocabulary, causal LM": (causal_lm(), other_target(vocab_size=640), ("320 tokens", "640")),
     "no number of layers": (
         eagle3(),
         other_target(drop="num_hidden_layers"),

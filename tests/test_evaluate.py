@@ -62,7 +62,9 @@ def test_result_has_the_documented_fields() -> None:
 
 
 def sampled_cell(**changes: Any) -> dict[str, Any]:
-    settings = Settings(concurrency=8, limit=24, max_new_tokens=48, sampling=SamplingParameters(temperature=1.0), **changes)
+    settings = Settings(
+        concurrency=8, limit=24, max_new_tokens=48, sampling=SamplingParameters(temperature=1.0), **changes
+    )
     return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings)["cells"][0]  # type: ignore[index]
 
 
@@ -92,6 +94,15 @@ def test_latencies_are_consistent() -> None:
     ratio = cell["itl_ms"]["mean"] / cell["tpot_ms"]["mean"]
     assert ratio == pytest.approx(cell["acceptance_length"]["mean"], rel=0.35)
     assert cell["ttft_ms"]["p50"] <= cell["ttft_ms"]["p99"]
+
+
+def test_ngram_lookup_needs_no_checkpoint() -> None:
+    settings = Settings(concurrency=4, limit=8, max_new_tokens=48)
+    (cell,) = draftkit.evaluate_draft("zoo:target", ["ngram:2-3"], settings)["cells"]  # type: ignore[misc]
+    assert (cell["method"], cell["matches_greedy"]) == ("ngram", True)
+    assert cell["num_draft_tokens"] < 4 * cell["num_drafts"]  # without a match nothing is drafted
+    with pytest.raises(DraftkitError, match="ngram:MIN-MAX"):
+        draftkit.evaluate_draft("zoo:target", ["ngram:x"], settings)
 
 
 def test_options_written_as_text() -> None:

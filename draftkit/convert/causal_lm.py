@@ -8,7 +8,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
-from draftkit.errors import FormatError, TargetError
+from draftkit.errors import FormatError
 from draftkit.layout.dtypes import QUANTIZED
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.spec import CausalLMSpec, DraftSpec, ParallelDrafting, TargetFeatures
@@ -29,11 +29,8 @@ def plan_causal_lm(
     """Plan the conversion of a causal LM; `name` is the format's. There is no spec while `facts` lack something."""
     vocab_size = facts.size("vocab_size")
     if target is not None and target.vocab_size != vocab_size:
-        raise TargetError(
-            f"{checkpoint.source.name} has {vocab_size} tokens, {target.name} has {target.vocab_size}",
-            where=checkpoint.source.path,
-            hint="pass a draft with the target's vocabulary",
-        )
+        note = f"{target.name} has {target.vocab_size}: the draft proposes the tokens that both tokenizers share"
+        facts.record("vocabulary", "another", "from target", note)
     facts.record("config", str(checkpoint.config.get("model_type")), "stated", "kept verbatim")
     _check_quantiser(checkpoint, facts)
     quantization = read_quantization(checkpoint, facts)

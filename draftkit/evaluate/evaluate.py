@@ -15,7 +15,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.loading import load_drafter, load_model, open_draft
+from draftkit.evaluate.loading import load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.statistics import (
     acceptance_length,
@@ -23,6 +23,7 @@ from draftkit.evaluate.statistics import (
     expected_acceptance_length,
     percentiles,
 )
+from draftkit.layout.folder import Draft
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
@@ -90,8 +91,8 @@ def evaluate_draft(
 ) -> dict[str, object]:
     """Measure drafts against their target.
 
-    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints. Returns the result
-    object of `eval --json`: provenance, and one cell per draft. Raises `DraftkitError`.
+    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints, and `ngram[:MIN-MAX]`.
+    Returns the result object of `eval --json`: provenance, and one cell per draft. Raises `DraftkitError`.
     """
     settings = settings or Settings()
     device = _device(settings.device)
@@ -99,9 +100,10 @@ def evaluate_draft(
     prompts = load_prompts(settings.prompts, settings.limit)
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
-        opened = [stack.enter_context(open_draft(source, target)) for source in drafts]
+        files = [source for source in drafts if not source.startswith("ngram")]
+        opened = {source: stack.enter_context(open_draft(source, target)) for source in files}
         model, tokenizer = load_model(target, device=device, dtype=dtype)
-        drafters = [load_drafter(draft, model, tokenizer) for draft in opened]
+        drafters = [ngram_drafter(source, model) or load_drafter(opened[source], model, tokenizer) for source in drafts]
     _limit_threads(model)
     requests = [
         Request(
@@ -114,14 +116,18 @@ def evaluate_draft(
     ]
     plain = _run(Target(model), None, 0, requests, settings, "no draft", on_progress)
     cells = []
-    for source, draft, drafter in zip(drafts, opened, drafters, strict=True):
+    for source, drafter in zip(drafts, drafters, strict=True):
         k = settings.num_speculative_tokens
         run = _run(Target(model, drafter.taps), drafter, k, requests, settings, source, on_progress)
         cells.append(
-            {"target": target, "draft": source, "method": draft.spec.method, "dataset": settings.prompts}
+            {"target": target, "draft": source, "method": _method(opened.get(source)), "dataset": settings.prompts}
             | _cell(prompts, run, plain, settings)
         )
     return {"schema": 1, "provenance": _provenance(model, tokenizer, settings, device), "cells": cells}
+
+
+def _method(draft: Draft | None) -> str:
+    return "ngram" if draft is None else draft.spec.method
 
 
 def _run(

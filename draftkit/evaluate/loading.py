@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.errors import TargetError
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub import locate
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
@@ -22,11 +23,13 @@ from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.medusa import MedusaDrafter
 from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
+from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.p_eagle import PEagleDrafter
 from draftkit.runtime.drafters.pard import Pard2Drafter, PardDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary, same_vocabulary
 
+NGRAM = (2, 4)  # tokens looked up, where the user does not say
 TOKENIZERS = ("tokenizer.", "tekken.", "vocab.", "spiece.")  # how the files begin that tokenizers are loaded from
 
 
@@ -47,6 +50,18 @@ def _load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
             expected="tokenizer.json, or what AutoTokenizer reads",
             hint="copy the tokenizer files of the original model into the folder",
         ) from error
+
+
+def ngram_drafter(source: str, target: PreTrainedModel) -> NgramDrafter | None:
+    """The drafter of `ngram` or `ngram:MIN-MAX`, which looks the last tokens up in the text; None of other sources."""
+    if source != "ngram" and not source.startswith("ngram:"):
+        return None
+    sizes = re.fullmatch(r"ngram(?::(\d+)-(\d+))?", source)
+    if sizes is None:
+        raise DraftkitError(f"draft {source}", expected="ngram, or ngram:MIN-MAX, as ngram:2-4")
+    least, most = (int(size) for size in sizes.groups(default="0"))
+    vocab_size = target.config.get_text_config().vocab_size
+    return NgramDrafter(vocab_size, min_n=least or NGRAM[0], max_n=most or NGRAM[1], device=target.device)
 
 
 @contextmanager

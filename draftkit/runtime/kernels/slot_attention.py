@@ -259,7 +259,9 @@ def _attention_kernel(
     e = tl.arange(0, BLOCK_E)
     position = tl.load(positions + sequence * ROWS + row, mask=inside, other=-1).to(tl.int32)
     queries = query + (sequence * query_sequence + head * query_head + row * query_row)[:, None]
-    q = _widened(tl.load(queries + d, mask=inside[:, None] & (d < D), other=0), WIDEN)
+    q = tl.load(queries + d, mask=inside[:, None] & (d < D), other=0)
+    if WIDEN:
+        q = q.to(tl.float32)
     slot = tl.load(slots + sequence)
     keys += slot * keys_slot + group.to(tl.int64) * keys_group
     values += slot * values_slot + group.to(tl.int64) * values_group
@@ -271,8 +273,11 @@ def _attention_kernel(
     for begin in range(first, end, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         stored = n < end
-        k = _widened(tl.load(keys + n[:, None] * D + d, mask=stored[:, None] & (d < D), other=0), WIDEN)
-        v = _widened(tl.load(values + n[:, None] * E + e, mask=stored[:, None] & (e < E), other=0), WIDEN)
+        k = tl.load(keys + n[:, None] * D + d, mask=stored[:, None] & (d < D), other=0)
+        v = tl.load(values + n[:, None] * E + e, mask=stored[:, None] & (e < E), other=0)
+        if WIDEN:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
         if cap is not None:
             scores = cap * _tanh(scores)
@@ -384,13 +389,6 @@ def _span(
         first = tl.minimum(tl.maximum(lowest - window + 1, 0), end)
     size = tl.minimum(tl.maximum(tl.cdiv(end - first, fill), SHORTEST), LONGEST)
     return first, end, tl.cdiv(size, BLOCK_N) * BLOCK_N
-
-
-@jit
-def _widened(x: tl.tensor, WIDEN: tl.constexpr) -> tl.tensor:
-    if WIDEN:
-        x = x.to(tl.float32)
-    return x
 
 
 @jit

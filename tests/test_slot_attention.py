@@ -1,0 +1,432 @@
+"""Attention over slots: kernels and torch references against attention written out in float64.
+
+Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
+starts this file again in a process of its own, where the tests of the kernels run and nothing else does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftkit.runtime.attention import slot_attention
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.kernels import backend, slot_write
+from draftkit.runtime.kernels import slot_attention as kernels
+from draftkit.runtime.kernels.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
+from draftkit.runtime.kernels.slot_write import write, write_reference
+from draftkit.runtime.rows import SlotRows
+
+pytest.importorskip("triton")
+import triton
+
+torch.set_num_threads(1)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if NATIVE else "cpu"
+runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
+runs_references = pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@runs_references
+@pytest.mark.skipif(NATIVE, reason="the kernels run natively")
+def test_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+# Cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decode batch; `lengths` are those of the sequences, their rows included, 0 for one that is not there.
+
+    Sequences lie in slots that are neither ordered nor consecutive, unless they are `ordered`. `padding`: rows at the
+    end of every second sequence that are not there.
+    """
+
+    lengths: tuple[int, ...]
+    capacity: int
+    rows: int = 1
+    groups: int = 1
+    ratio: int = 1
+    width: int = 16
+    value_width: int | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    dtype: torch.dtype = torch.float32
+    padding: int = 0
+    ordered: bool = False
+    seed: int = field(default=0, repr=False)
+
+    def batch(self) -> Batch:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(self.dtype)
+
+        count, values = len(self.lengths), self.value_width or self.width
+        slots = torch.arange(count) if self.ordered else torch.randperm(2 * count, generator=generator)[:count]
+        lengths = torch.tensor(self.lengths)
+        positions = lengths[:, None] - self.rows + torch.arange(self.rows)
+        if self.padding:
+            positions[::2, -self.padding :] = -1
+        sinks = normal(self.groups * self.ratio) if self.sinks else None
+        batch = Batch(
+            query=normal(count, self.rows, self.groups * self.ratio, self.width).transpose(1, 2),
+            keys=normal(2 * count, self.groups, self.capacity, self.width),
+            values=normal(2 * count, self.groups, self.capacity, values),
+            slots=slots.masked_fill(lengths == 0, -1),
+            positions=positions,
+            scoring=Scoring(self.width**-0.5, self.window, self.softcap, sinks),
+        )
+        return batch.poisoned()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of `attend`."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
+    positions: Tensor
+    scoring: Scoring
+
+    def attend(self, function: Any = attend) -> Tensor:
+        return function(self.query, self.keys, self.values, SlotRows(self.slots, self.positions), self.scoring)
+
+    def to(self, device: str) -> Batch:
+        parts = vars(self) | {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        sinks = self.scoring.sinks
+        return Batch(**parts | {"scoring": self.scoring._replace(sinks=None if sinks is None else sinks.to(device))})
+
+    def seen(self) -> Iterator[tuple[int, int, int, slice]]:
+        """Sequence, row, slot and the entries that it sees, of the rows that are there."""
+        for b, t in product(range(len(self.slots)), range(self.positions.shape[1])):
+            slot, position, window = int(self.slots[b]), int(self.positions[b, t]), self.scoring.window
+            if slot >= 0 and position >= 0:
+                yield b, t, slot, slice(0 if window is None else max(position - window + 1, 0), position + 1)
+
+    def poisoned(self) -> Batch:
+        """NaN in every entry that no row sees."""
+        unseen = torch.ones(self.keys.shape[0], 1, self.keys.shape[2], 1, dtype=torch.bool)
+        for _, _, slot, entries in self.seen():
+            unseen[slot, :, entries] = False
+        return replace(
+            self, keys=self.keys.masked_fill(unseen, torch.nan), values=self.values.masked_fill(unseen, torch.nan)
+        )
+
+    def cleaned(self) -> Batch:
+        return replace(self, keys=self.keys.nan_to_num(9.0), values=self.values.nan_to_num(9.0))
+
+    def written_out(self) -> Tensor:
+        """float64, row by row."""
+        (count, heads, rows, _), width = self.query.shape, self.values.shape[3]
+        out = torch.zeros(count, heads, rows, width, dtype=torch.float64)
+        ratio = heads // self.keys.shape[1]
+        for b, t, slot, entries in self.seen():
+            keys = self.keys[slot, :, entries].double().repeat_interleave(ratio, 0)
+            values = self.values[slot, :, entries].double().repeat_interleave(ratio, 0)
+            scores = (keys @ self.query[b, :, t].double()[:, :, None])[:, :, 0] * self.scoring.scaling
+            if self.scoring.softcap is not None:
+                scores = torch.tanh(scores / self.scoring.softcap) * self.scoring.softcap
+            if self.scoring.sinks is not None:
+                scores = torch.cat((scores, self.scoring.sinks.double()[:, None]), dim=1)
+            weights = scores.softmax(1)[:, : keys.shape[1]]
+            out[b, :, t] = (weights[:, None] @ values)[:, 0]
+        return out
+
+
+def assert_right(out: Tensor, batch: Batch) -> None:
+    expected = batch.written_out()
+    assert out.shape == expected.shape
+    assert out.dtype == batch.query.dtype
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=TOLERANCE[batch.query.dtype])
+    there = (batch.positions >= 0) & (batch.slots >= 0)[:, None]
+    assert not out.transpose(1, 2)[~there.to(out.device)].any()
+
+
+KERNEL_CASES = [
+    # lengths at both sides of a split's end, and beyond
+    Case((128, 129), 384, width=16),
+    Case((127, 256, 257), 257, groups=2, dtype=torch.bfloat16),
+    Case((300, 3, 130), 400, rows=3, ratio=2, width=64, dtype=torch.float16),
+    # one row, as when drafting; K + 1 rows; the most
+    Case((70,), 70, rows=1, groups=2, ratio=8, width=128, dtype=torch.bfloat16),
+    Case((40, 21), 64, rows=5, groups=1, ratio=3, width=80),
+    Case((200,), 256, rows=17, ratio=1, width=96, dtype=torch.bfloat16),
+    Case((17,), 20, rows=17, ratio=8, width=16),  # more query rows than a tile holds
+    # what models add
+    Case((150, 300), 300, rows=3, ratio=2, window=140),
+    Case((9, 200), 200, rows=2, window=4, groups=2, dtype=torch.float16),
+    Case((20, 140), 140, rows=2, ratio=4, softcap=0.5, width=64),
+    Case((20, 290), 290, rows=1, ratio=2, sinks=True, dtype=torch.bfloat16),
+    Case((4, 160), 170, rows=3, ratio=2, window=150, softcap=1.0, sinks=True),
+    Case((35, 150), 150, rows=2, width=24, value_width=40),
+    # sequences and rows that are not there
+    Case((0, 140, 0), 140, rows=2, ratio=2, sinks=True),
+    Case((0,), 5),
+    Case((11, 12, 140), 140, rows=4, padding=2, ratio=2),
+    Case((6, 0, 300), 300, rows=3, padding=3, window=2, dtype=torch.bfloat16),
+]
+
+
+@runs_kernels
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
+def test_kernel(case: Case) -> None:
+    batch = case.batch()
+    assert_right(batch.to(DEVICE).attend(), batch)
+
+
+@st.composite
+def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
+    capacity = draw(st.integers(1, largest))
+    rows = draw(st.integers(1, min(most_rows, capacity)))
+    return Case(
+        lengths=tuple(draw(st.lists(st.just(0) | st.integers(rows, capacity), min_size=1, max_size=most_sequences))),
+        capacity=capacity,
+        rows=rows,
+        groups=draw(st.integers(1, 2)),
+        ratio=draw(st.integers(1, 8)),
+        width=draw(st.sampled_from([16, 64, 80, 96, 128])),
+        value_width=draw(st.none() | st.just(32)),
+        window=draw(st.none() | st.integers(1, largest)),
+        softcap=draw(st.none() | st.just(1.0)),
+        sinks=draw(st.booleans()),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
+        padding=draw(st.integers(0, rows)),
+        ordered=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@runs_kernels
+@settings(max_examples=200 if NATIVE else 4, deadline=None)
+@given(cases(largest=3000 if NATIVE else 300, most_rows=17 if NATIVE else 3, most_sequences=9 if NATIVE else 2))
+def test_kernel_on_random_batches(case: Case) -> None:
+    batch = case.batch()
+    assert_right(batch.to(DEVICE).attend(), batch)
+
+
+@runs_references
+@settings(max_examples=150, deadline=None)
+@given(cases(largest=150, most_rows=MAX_ROWS + 20, most_sequences=4))
+def test_reference_on_random_batches(case: Case) -> None:
+    batch = case.batch()
+    assert_right(batch.cleaned().attend(attend_reference), batch)
+
+
+def test_the_comparison_notices_one_entry_too_many() -> None:
+    batch = Case((9, 14), 20, rows=2, ratio=2).batch()
+    later = replace(batch, positions=batch.positions + 1)
+    with pytest.raises(AssertionError):
+        assert_right(later.cleaned().attend(attend_reference), batch)
+
+
+# Writing
+
+
+def new_rows(case: Case) -> tuple[Tensor, Tensor, SlotRows]:
+    batch = case.batch()
+    count, rows = batch.positions.shape
+    key = torch.randn(count, rows, case.groups, case.width).to(case.dtype).transpose(1, 2)
+    value = torch.randn(count, case.groups, rows, case.value_width or case.width).to(case.dtype)
+    return key, value, SlotRows(batch.slots, batch.positions)
+
+
+def written(function: Any, case: Case, device: str) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(case.seed)
+    batch = case.batch().cleaned()
+    pools = batch.keys.to(device), batch.values.to(device)
+    key, value, rows = new_rows(case)
+    function(*pools, key.to(device), value.to(device), SlotRows(rows.slots.to(device), rows.positions.to(device)))
+    return pools[0].cpu(), pools[1].cpu()
+
+
+WRITE_CASES = [
+    Case((5, 9, 3), 9, rows=3, groups=2, dtype=torch.bfloat16),
+    Case((5, 9), 9, rows=1, ordered=True, width=80),
+    Case((5, 0, 9), 9, rows=4, padding=2, value_width=24, dtype=torch.float16),
+]
+
+
+@pytest.mark.parametrize("case", WRITE_CASES, ids=str)
+def test_rows_are_written_to_their_entries_and_nowhere_else(case: Case) -> None:
+    function = write if INTERPRETED or NATIVE else write_reference
+    pools = written(function, case, DEVICE)
+    torch.manual_seed(case.seed)
+    batch = case.batch().cleaned()
+    for pool, before, new in zip(pools, (batch.keys, batch.values), new_rows(case)[:2], strict=True):
+        expected = before.clone()
+        for b, t, slot, _ in batch.seen():
+            expected[slot, :, batch.positions[b, t]] = new[b, :, t]
+        assert torch.equal(pool, expected)
+
+
+# Through the attention function
+
+
+@contextmanager
+def references_only() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "_INTERPRETED", False)
+        yield
+
+
+def decode(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Attention outputs of two layers while two sequences are read at once and then row by row."""
+    generator = torch.Generator().manual_seed(0)
+    cache, slots, outputs = SlotCache(3, 40), torch.tensor([2, 0], device=device), []
+    for begin, end in ((0, 3), (3, 4), (4, 6)):
+        positions = torch.arange(begin, end, device=device).repeat(2, 1)
+        kv = cache.rows(slots, positions, 40)
+        for layer in range(2):
+            query, key, value = (
+                torch.randn(2, end - begin, heads, 16, generator=generator).to(device, dtype).transpose(1, 2)
+                for heads in (4, 2, 2)
+            )
+            module: Any = SimpleNamespace(layer_idx=layer)
+            out, _ = slot_attention(module, query, key, value, kv=kv, sliding_window=4 if layer else None)
+            outputs.append(out.cpu())
+    return torch.cat(outputs, dim=1)
+
+
+@runs_kernels
+def test_attention_function_by_kernels_equals_references() -> None:
+    with references_only():
+        expected = decode("cpu")
+    torch.testing.assert_close(decode(DEVICE), expected, rtol=1e-5, atol=1e-5)
+
+
+# On a GPU alone
+
+
+@pytest.mark.gpu
+@runs_references
+def test_a_captured_graph_follows_lengths() -> None:
+    """Writing and attending in one CUDA graph, replayed as sequences grow, move to other slots and leave."""
+    batch = Case((700, 41, 3000), 4096, rows=5, groups=8, ratio=4, width=128, dtype=torch.bfloat16).batch()
+    batch = batch.cleaned().to("cuda")
+    key, value = torch.randn(2, 3, 5, 8, 128, device="cuda", dtype=torch.bfloat16).transpose(2, 3)
+    rows = SlotRows(batch.slots, batch.positions)
+
+    def step() -> Tensor:
+        write(batch.keys, batch.values, key, value, rows)
+        return attend(batch.query, batch.keys, batch.values, rows, batch.scoring)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for slots, lengths in (([1, 5, 0], [128, 129, 4096]), ([4, -1, 2], [5, 77, 2049]), ([0, 1, 2], [6, 2048, 300])):
+        batch.slots.copy_(torch.tensor(slots))
+        batch.positions.copy_(torch.tensor(lengths)[:, None] - 5 + torch.arange(5))
+        graph.replay()
+        expected = replace(batch, slots=batch.slots.clone(), positions=batch.positions.clone())
+        torch.testing.assert_close(out, expected.attend(attend_reference), rtol=0, atol=3e-2)
+
+
+@pytest.mark.gpu
+@runs_references
+def test_nothing_waits_for_the_device() -> None:
+    batch = Case((700, 0, 3000), 4096, rows=5, groups=2, ratio=4, width=64, sinks=True).batch().to("cuda")
+    rows = SlotRows(batch.slots, batch.positions)
+    key, value = torch.randn(2, 3, 2, 5, 64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        write(batch.keys, batch.values, key, value, rows)
+        batch.attend()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# Compilation for a GPU without one
+
+
+@dataclass
+class Launch:
+    """Stands for a kernel; keeps what it is launched with."""
+
+    kernel: Any
+    arguments: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, grid: object) -> Any:
+        def launch(*arguments: Any, **named: Any) -> None:
+            named = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
+            self.arguments = {name: named.pop(name) for name in self.kernel.arg_names}
+            self.options = named
+
+        return launch
+
+    def compile(self, capability: int) -> Any:
+        """As Triton would: sizes divisible by 16 are known to be, None and 1 are constants."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        signature, constants, attributes = {}, {}, {}
+        for index, (name, value) in enumerate(self.arguments.items()):
+            if name.isupper() or value is None or value == 1:
+                signature[name], constants[name] = "constexpr", value
+                continue
+            signature[name] = triton.runtime.jit.mangle_type(value)
+            if not isinstance(value, float) and (isinstance(value, Tensor) or value % 16 == 0):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
+
+
+@pytest.mark.slow
+@runs_references
+@pytest.mark.parametrize(
+    ("case", "capability", "stages"),
+    [
+        (Case((9,), 8192, rows=5, groups=8, ratio=4, width=128, dtype=torch.bfloat16), 90, 3),
+        (Case((9,), 8192, rows=17, groups=2, ratio=4, width=256, window=99, softcap=9.0, dtype=torch.float32), 89, 2),
+        (Case((9,), 8192, rows=1, groups=8, ratio=8, width=80, sinks=True, dtype=torch.float16), 80, 3),
+    ],
+    ids=str,
+)
+def test_kernels_compile_for_a_gpu(
+    case: Case, capability: int, stages: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To machine code that fits into a processor's shared memory and loads ahead."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "_device", lambda _: kernels._Device(132, stages))
+    launches = {}
+    for module, name in ((kernels, "_attention_kernel"), (kernels, "_join_kernel"), (slot_write, "_write_kernel")):
+        launches[name] = Launch(getattr(module, name))
+        monkeypatch.setattr(module, name, launches[name])
+    batch = case.batch()
+    batch.attend(kernels._attend)
+    slot_write._write(batch.keys, batch.values, *new_rows(case))
+    launches["_attention_kernel"].arguments["WIDEN"] = False
+    for name, launch in launches.items():
+        compiled = launch.compile(capability)
+        assert compiled.asm["cubin"]
+        assert compiled.metadata.shared <= {80: 163, 89: 99, 90: 227}[capability] * 1024
+        assert ("cp.async" in compiled.asm["ptx"]) == (name == "_attention_kernel")
