@@ -325,6 +325,19 @@ def test_any_change_to_a_published_checkpoint(data: st.DataObject, published: Pu
         attempt(source, target, overrides=published.overrides, allow_lossy=True)
 
 
+@pytest.mark.parametrize("changed", ["token_map", "lm_head.weight"])
+def test_a_token_map_that_points_nowhere(changed: str, tmp_path: Path) -> None:
+    published = all_published()["vllm-eagle-token-map"]
+    tensors = published.tensors(torch.float16)
+    # The smallest offset that there is, and a head of which the map should take rows that it has not.
+    smallest = torch.full_like(tensors["token_map"], torch.iinfo(torch.int64).min)
+    other = {"token_map": smallest, "lm_head.weight": tensors["lm_head.weight"].new_zeros(129, 65)}
+    source = published.write(tmp_path / "source")
+    write_weights(source / published.weights, tensors | {changed: other[changed]})
+    target = pico.save_target_config(tmp_path / "target", **(published.target or {}))
+    assert attempt(source, target) is not None
+
+
 # --- indexes of shards
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +46,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 @runs_references
 @pytest.mark.skipif(NATIVE, reason="the kernels run natively")
 def test_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", __file__]
     ran = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
     )
@@ -78,7 +78,11 @@ class Case:
     dtype: torch.dtype = torch.float32
     padding: int = 0
     ordered: bool = False
-    seed: int = field(default=0, repr=False)
+    seed: int = 0
+
+    def __str__(self) -> str:
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return " ".join(f"{name}={value}" for name, value in changed.items())
 
     def batch(self) -> Batch:
         generator = torch.Generator().manual_seed(self.seed)
@@ -390,11 +394,12 @@ class Launch:
 
         signature, constants, attributes = {}, {}, {}
         for index, (name, value) in enumerate(self.arguments.items()):
-            if name.isupper() or value is None or value == 1:
+            is_tensor = isinstance(value, Tensor)
+            if name.isupper() or value is None or (not is_tensor and value == 1):
                 signature[name], constants[name] = "constexpr", value
                 continue
             signature[name] = triton.runtime.jit.mangle_type(value)
-            if not isinstance(value, float) and (isinstance(value, Tensor) or value % 16 == 0):
+            if is_tensor or (isinstance(value, int) and value % 16 == 0):
                 attributes[(index,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constants, attributes)
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)

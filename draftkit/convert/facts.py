@@ -6,6 +6,7 @@ reported; and every fact of the spec has an origin that the report can show.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -79,6 +80,8 @@ class Facts:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise FormatError(f"config key {key} is {value!r}", where=self._where, expected=kind.__name__)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise FormatError(f"config key {key} is {value!r}", where=self._where, expected="a finite number")
         return value
 
     def need(self, key: str, inside: dict[str, object]) -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from itertools import compress
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.operations import integers
@@ -22,7 +24,7 @@ def check_vocabulary_map(checkpoint: Checkpoint, vocab_size: int, draft_vocab_si
     if "d2t" not in checkpoint.tensors:
         if draft_vocab_size < vocab_size:
             raise _error(checkpoint, f"d2t is missing, but the draft has {draft_vocab_size} of {vocab_size} tokens")
-        _check_mask(checkpoint, vocab_size, set(range(vocab_size)))
+        _check_mask(checkpoint, vocab_size, range(vocab_size))
         return
     ids = [i + offset for i, offset in enumerate(_offsets(checkpoint, draft_vocab_size))]
     outside = [i for i, token in enumerate(ids) if not 0 <= token < vocab_size]
@@ -32,10 +34,10 @@ def check_vocabulary_map(checkpoint: Checkpoint, vocab_size: int, draft_vocab_si
         raise _error(checkpoint, f"d2t maps {len(ids) - len(set(ids))} draft tokens to a target token that another has")
     if draft_vocab_size == vocab_size and ids != list(range(vocab_size)):
         raise _error(checkpoint, "d2t permutes a full vocabulary, which no engine applies")
-    _check_mask(checkpoint, vocab_size, set(ids))
+    _check_mask(checkpoint, vocab_size, ids)
 
 
-def _check_mask(checkpoint: Checkpoint, vocab_size: int, ids: set[int]) -> None:
+def _check_mask(checkpoint: Checkpoint, vocab_size: int, ids: Sequence[int]) -> None:
     """Check that `t2d`, where there is one, marks the target ids that the draft has."""
     if "t2d" not in checkpoint.tensors:
         return
@@ -43,8 +45,8 @@ def _check_mask(checkpoint: Checkpoint, vocab_size: int, ids: set[int]) -> None:
     if (mask.dtype, mask.shape) != ("BOOL", (vocab_size,)):
         raise _error(checkpoint, f"t2d is {mask.dtype} {list(mask.shape)}, not BOOL [{vocab_size}]")
     flags = b"".join(bytes(chunk) for chunk in mask.chunks())
-    marked = {token for token, flag in enumerate(flags) if flag}
-    if marked != ids:
+    marked = set(compress(range(vocab_size), flags))
+    if marked != set(ids):
         raise _error(checkpoint, f"t2d marks {len(marked)} tokens, the draft has {len(ids)}, and they differ")
 
 

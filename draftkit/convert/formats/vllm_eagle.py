@@ -15,7 +15,7 @@ from draftkit.convert.decoder import check_target, has_bias, read_decoder
 from draftkit.convert.eagle3 import with_unified_names
 from draftkit.convert.facts import Facts
 from draftkit.convert.fusion import fusion_spec
-from draftkit.convert.operations import Move, carry_out, copy, drop
+from draftkit.convert.operations import Move, carry_out, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
 from draftkit.convert.vocabulary import check_vocabulary_map
 from draftkit.errors import FormatError
@@ -60,6 +60,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         OUTPUT_NORM: facts.stated_or("skip_output_norm", bool, True, "the engine's default"),
         "token_map": draft_vocab_size == vocab_size,
     }
+    _check_reduction(view, vocab_size, draft_vocab_size)
     moves = _moves(view, decoder.hidden_size, draft_vocab_size, {name for name, skipped in unused.items() if skipped})
     check_vocabulary_map(_with_offsets(view, moves), vocab_size, draft_vocab_size)
     final_norm = not unused[OUTPUT_NORM]
@@ -82,6 +83,24 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     )
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     return make_plan(NAME, checkpoint, facts, spec, moves)
+
+
+def _check_reduction(view: Checkpoint, vocab_size: int, draft_vocab_size: int) -> None:
+    """Raise `FormatError` unless `token_map` names tokens of the target, and the head has rows for it or for all."""
+    where = view.source.path
+    if "token_map" in view.tensors:
+        handle = view.tensors["token_map"]
+        if handle.dtype != "I64" or len(handle.shape) != 1:
+            raise FormatError(
+                f"token_map is {handle.dtype} {list(handle.shape)}", where=where, expected="a list of I64"
+            )
+        outside = [index for index in integers(handle) if not 0 <= index < vocab_size]
+        if outside:
+            raise FormatError(f"token_map names token {outside[0]}, outside 0…{vocab_size - 1}", where=where)
+    if HEAD in view.tensors and view.matrix(HEAD)[0] not in (draft_vocab_size, vocab_size):
+        raise FormatError(
+            f"{HEAD} has {view.matrix(HEAD)[0]} rows", where=where, expected=f"{draft_vocab_size} or {vocab_size}"
+        )
 
 
 def _moves(view: Checkpoint, hidden: int, draft_vocab_size: int, unused: set[str]) -> list[Move]:
