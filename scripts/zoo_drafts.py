@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftkit.convert.fusion import fusion_spec
 from draftkit.layout.spec import Decoder, EagleSpec, Rope
 from draftkit.models.eagle import EagleModel
 from draftkit.models.target import Target, load_target
@@ -126,27 +127,8 @@ def decoder(target: LlamaConfig, *, kv_heads: int, rope_base: float) -> Decoder:
 
 def eagle_spec(target: LlamaConfig, *, bias: bool, kv_heads: int, rope_base: float) -> EagleSpec:
     """EAGLE-1 as published."""
-    return EagleSpec(
-        decoder=decoder(target, kv_heads=kv_heads, rope_base=rope_base),
-        vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
-        target_hidden_size=target.hidden_size,
-        aux_layer_ids=None,
-        token_entry="fusion",
-        concatenation="embedding_hidden",
-        fusion_bias=bias,
-        feature_norm="none",
-        embedding_norm=False,
-        hidden_norm=False,
-        input_norm=False,
-        norm_before_residual=False,
-        final_norm=False,
-        feedback="pre_norm",
-        logit_scale=1.0,
-        embed_tokens="target",
-        lm_head="target",
-        parallel=None,
-    )
+    layer = decoder(target, kv_heads=kv_heads, rope_base=rope_base)
+    return fusion_spec(layer, target.vocab_size, fusion_bias=bias, embed_tokens="target")
 
 
 def eagle3_spec(target: LlamaConfig, aux_layer_ids: tuple[int, ...]) -> EagleSpec:
