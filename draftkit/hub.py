@@ -14,18 +14,9 @@ from typing import Any
 
 from draftkit import zoo
 from draftkit.errors import SourceError
+from draftkit.layout.folder import TOKENIZER_FILES
 
 _CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "hf_quant_config.json")
-_TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "chat_template*",
-    "*.model",
-    "tekken.json",
-)
 # Kinds of weights, the preferred one first: its files, then what else comes with them.
 _WEIGHTS = (
     ("*.safetensors", "*.safetensors.index.json"),
@@ -199,7 +190,7 @@ def _cached(repo: str, revision: str | None, *, weights: bool, tokenizer: bool) 
 
 
 def _needed(files: list[str], *, weights: bool, tokenizer: bool) -> list[str]:
-    others = _matching(files, _CONFIG + _TOKENIZER if tokenizer else _CONFIG)
+    others = _matching(files, _CONFIG + TOKENIZER_FILES if tokenizer else _CONFIG)
     return others + _weights(files) + _matching(files, _BESIDE) if weights else others
 
 

@@ -96,28 +96,33 @@ def _zero_map(evidence: Evidence) -> Found | None:
     )
 
 
-def _outputs_as_states(evidence: Evidence) -> Found | None:
-    """Top-level ids that are the default captured layers under the numbering of outputs."""
+def _shifted_default(evidence: Evidence, shift: int, *, nested: bool) -> tuple[int, ...] | None:
+    """The default captured layers, where the file states ids, nested or not, that are these moved by `shift`."""
     fact = evidence.facts.get("aux_layer_ids")
-    if evidence.eagle is None or evidence.target is None or fact is None or fact.origin != "stated" or fact.note:
+    if evidence.eagle is None or evidence.target is None or fact is None or fact.origin != "stated":
         return None
     states = evidence.target.default_aux_layer_ids()
-    if evidence.eagle.aux_layer_ids != tuple(i - 1 for i in states):
+    is_nested = "eagle_config" in fact.note
+    moved = tuple(i + shift for i in states)
+    return states if nested == is_nested and evidence.eagle.aux_layer_ids == moved else None
+
+
+def _outputs_as_states(evidence: Evidence) -> Found | None:
+    """Top-level ids that are the default captured layers under the numbering of outputs."""
+    states = _shifted_default(evidence, -1, nested=False)
+    if states is None:
         return None
     return Found(
-        f"eagle_aux_hidden_state_layer_ids {list(evidence.eagle.aux_layer_ids)} are the default layers numbered as "
-        "outputs, and engines read this key as states: one layer early",
+        f"eagle_aux_hidden_state_layer_ids {[i - 1 for i in states]} are the default layers numbered as outputs, and "
+        "engines read this key as states: one layer early",
         "--set aux_layer_ids=" + ",".join(map(str, states)),
     )
 
 
 def _states_as_outputs(evidence: Evidence) -> Found | None:
     """Nested ids, which number outputs, that are the default layers under the numbering of states."""
-    fact = evidence.facts.get("aux_layer_ids")
-    if evidence.eagle is None or evidence.target is None or fact is None or "eagle_config" not in fact.note:
-        return None
-    states = evidence.target.default_aux_layer_ids()
-    if evidence.eagle.aux_layer_ids != tuple(i + 1 for i in states):
+    states = _shifted_default(evidence, 1, nested=True)
+    if states is None:
         return None
     return Found(
         f"eagle_config names layers {list(states)}, the default as states, where its authors number outputs",
