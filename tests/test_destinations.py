@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from published.checkpoint import Published, randoms
 from safetensors.torch import load_file, save_file
 
-from draftkit.cli import DESTINATIONS
+from draftkit.cli.convert import DESTINATIONS
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destinations
 from draftkit.convert.overrides import override_spec
