@@ -1,0 +1,58 @@
+"""The command line: parse, call the public API, render.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 known failure, 2 usage, 3 measured but below the
+required acceptance length, 130 interrupted. DRAFTKIT_DEBUG=1 shows tracebacks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from draftkit.cli import data
+from draftkit.cli.convert import convert, formats, inspect
+from draftkit.cli.evaluate import evaluate
+from draftkit.errors import DraftkitError
+from draftkit.version import __version__
+
+app = typer.Typer(
+    help="Convert, measure and explain draft models for speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(convert)
+app.command()(inspect)
+app.command()(formats)
+app.command(name="eval")(evaluate)
+app.add_typer(data.app, name="data")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The `draftkit` command."""
+    try:
+        app()
+    except DraftkitError as error:
+        if os.environ.get("DRAFTKIT_DEBUG"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

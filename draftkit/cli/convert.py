@@ -1,0 +1,132 @@
+"""`draftkit convert`, `inspect` and `formats`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftkit.cli.shared import (
+    FormatOption,
+    JsonOption,
+    RevisionOption,
+    SourceArgument,
+    TargetOption,
+    console,
+    print_json,
+)
+from draftkit.errors import DraftkitError
+
+if TYPE_CHECKING:
+    from draftkit.convert.api import Conversion
+
+DESTINATIONS = ("unified", "vllm", "sglang", "speculators", "eagle", "mlp-speculator", "pard", "hf")
+
+
+def convert(
+    source: SourceArgument,
+    out: Annotated[
+        Path | None, typer.Argument(help="The folder to write; default: the source's name-draftkit.")
+    ] = None,
+    target: TargetOption = None,
+    revision: RevisionOption = None,
+    to: Annotated[str, typer.Option(help="The layout to write: " + ", ".join(DESTINATIONS) + ".")] = "unified",
+    format: FormatOption = None,
+    facts: Annotated[
+        list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Record the SHA-256 of large local files too, which takes reading them.")
+    ] = False,
+    allow_lossy: Annotated[
+        bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a draft checkpoint of any known format into the unified layout, or into another."""
+    from draftkit.convert.api import default_output, plan_conversion
+
+    overrides = _parse_facts(facts or [])
+    conversion = plan_conversion(
+        source, to=to, target=target, revision=revision, format=format, overrides=overrides, digest=digest
+    )
+    if check:
+        conversion.check_finite()
+    if not dry_run:
+        out = out or default_output(conversion)
+        with _byte_progress(conversion.output_bytes) as on_bytes:
+            conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
+    _report_conversion(conversion, None if dry_run else out, as_json)
+
+
+def inspect(
+    source: SourceArgument,
+    target: TargetOption = None,
+    revision: RevisionOption = None,
+    format: FormatOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a checkpoint is: format, tensors, every fact that is stated, assumed or missing, and known defects."""
+    from draftkit.convert.api import Reading, inspect_checkpoint
+    from draftkit.report.conversion import draft_json, reading_json, show_draft, show_reading
+
+    found = inspect_checkpoint(source, target=target, revision=revision, format=format)
+    if isinstance(found, Reading):
+        print_json(reading_json(found)) if as_json else show_reading(console(), found)
+    else:
+        print_json(draft_json(found)) if as_json else show_draft(console(), found)
+
+
+def formats() -> None:
+    """List the checkpoint formats that can be read, and the destinations that can be written."""
+    from draftkit.report.conversion import formats_table
+
+    console().print(formats_table())
+
+
+def _parse_facts(texts: list[str]) -> dict[str, str]:
+    """`FACT=VALUE` arguments by fact. Raises `DraftkitError` for one without a name or a value."""
+    facts = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise DraftkitError(f"--set {text} names no fact and value", expected="--set FACT=VALUE")
+        facts[name] = value
+    return facts
+
+
+def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) -> None:
+    """The plan, or, where there is an output, what was written and the next command."""
+    from draftkit.report.conversion import conversion_json, report_conversion, show_conversion
+
+    if as_json:
+        print_json(conversion_json(conversion) | ({} if out is None else {"out": str(out)}))
+    elif out is None:
+        show_conversion(console(), conversion)
+    else:
+        report_conversion(console(), conversion, out)
+        if conversion.export is None:
+            target = conversion.target.name if conversion.target else "TARGET"
+            print(f"next: draftkit eval --target {target} --draft {out}", file=sys.stderr)
+
+
+@contextmanager
+def _byte_progress(total: int) -> Iterator[Any]:
+    """A bar with bytes and rate on stderr where that is a terminal; yields what to call with each write's size."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("convert", total=total)
+        yield lambda size: progress.advance(task, size)

@@ -1,0 +1,247 @@
+"""`draftkit data`: training data from conversations or text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+
+from draftkit.cli.shared import JsonOption, RevisionOption, console, print_json, quiet_transformers
+from draftkit.errors import DraftkitError
+
+if TYPE_CHECKING:
+    from draftkit.train.data.responders import Responder, Sampling
+
+Item = TypeVar("Item")
+
+app = typer.Typer(help="Make and check training data.", no_args_is_help=True, rich_markup_mode=None)
+
+RowsArgument = Annotated[
+    str, typer.Argument(help="A JSONL, JSON or parquet file, a folder of these, or a Hub dataset.")
+]
+TargetOption = Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")]
+SplitOption = Annotated[str, typer.Option(help="The split of a Hub dataset.")]
+SubsetOption = Annotated[str | None, typer.Option(help="The configuration of a Hub dataset.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Take this many rows from the beginning.")]
+SystemOption = Annotated[str | None, typer.Option(help="The system message of conversations that have none.")]
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option("--template-option", help="NAME=VALUE for the chat template, as enable_thinking=false; repeatable."),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")]
+DtypeOption = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
+]
+
+
+@app.command()
+def prepare(
+    source: RowsArgument,
+    out: Annotated[Path, typer.Argument(help="The file of documents to write, as data.jsonl.")],
+    target: TargetOption,
+    split: SplitOption = "train",
+    subset: SubsetOption = None,
+    revision: RevisionOption = None,
+    limit: LimitOption = None,
+    max_length: Annotated[int, typer.Option(min=2, help="Cut documents at this many tokens.")] = 4096,
+    system: SystemOption = None,
+    template_options: TemplateOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
+    quiet_transformers()
+    from draftkit.report.data import show_report
+    from draftkit.train.data.prepare import documents_of, prepare
+    from draftkit.train.data.report import Report
+    from draftkit.train.data.sources import read_rows
+    from draftkit.train.data.spans import Renderer
+    from draftkit.train.data.tokenizer import load_tokenizer
+
+    renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
+    with _row_progress(limit) as on_rows:
+        rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)
+        if dry_run:
+            report = Report()
+            for _ in documents_of(rows, renderer, report, max_length):
+                pass
+        else:
+            report = prepare(rows, renderer, out, max_length=max_length, force=force)
+    result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)} | report.to_dict()
+    if as_json:
+        print_json(result)
+        return
+    show_report(console(), result)
+    if not dry_run:
+        print(f"next: draftkit data check {out} --target {target}", file=sys.stderr)
+
+
+@app.command()
+def regenerate(
+    source: RowsArgument,
+    out: Annotated[Path, typer.Argument(help="The file of responses; one that exists is continued.")],
+    target: TargetOption,
+    temperature: Annotated[float, typer.Option(min=0, help="The one that the draft will serve at; 0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="With a row's id, it decides the row's random numbers.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one turn, at most.")] = 1024,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")] = 16,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="http://HOST:PORT/v1 of a vLLM server that has the target, instead of loading it."),
+    ] = None,
+    served_model: Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")] = None,
+    split: SplitOption = "train",
+    subset: SubsetOption = None,
+    revision: RevisionOption = None,
+    limit: LimitOption = None,
+    system: SystemOption = None,
+    template_options: TemplateOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
+    quiet_transformers()
+    from draftkit.report.data import show_report
+    from draftkit.runtime.sampling.parameters import SamplingParameters
+    from draftkit.train.data.regenerate import plan
+    from draftkit.train.data.regenerate import regenerate as answer
+    from draftkit.train.data.responders import Sampling
+    from draftkit.train.data.response_file import ResponseFile
+    from draftkit.train.data.sources import read_rows
+    from draftkit.train.data.spans import Renderer
+    from draftkit.train.data.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(target)
+    options = _parse_options(template_options)
+    sampling = Sampling(SamplingParameters(temperature, top_k, top_p), max_new_tokens, tokenizer.end_ids)
+    settings = {
+        "source": source,
+        "split": split,
+        "subset": subset,
+        "target": target,
+        "served_by": "endpoint" if endpoint else "draftkit",
+        "dtype": dtype,
+        "tokenizer_sha256": tokenizer.sha256,
+        "template_sha256": tokenizer.template_sha256,
+        "template_options": options,
+        "system": system,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+    }
+    rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit)
+    file = ResponseFile(out, settings)
+    if dry_run:
+        cost = asdict(plan(rows, file.done, max_new_tokens))
+        text = "{rows:,} rows, {done:,} of them done; {turns:,} turns to answer, {max_new_tokens:,} tokens at most"
+        print_json({"schema": 1, "source": source} | cost) if as_json else print(text.format(**cost))
+        return
+    responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
+    before = len(file.done)
+    with _row_progress(limit) as on_rows:
+        report = answer(
+            rows, Renderer(tokenizer, options, system), responder, file,
+            seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
+        )  # fmt: skip
+    result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before} | report.to_dict()
+    if as_json:
+        print_json(result)
+        return
+    show_report(console(), result)
+    print(f"next: draftkit data prepare {out} DOCUMENTS --target {target}", file=sys.stderr)
+
+
+@app.command()
+def check(
+    documents: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
+    target: TargetOption,
+    draft: Annotated[str | None, typer.Option(help="A draft of any format that is to be trained on.")] = None,
+    row: Annotated[str | None, typer.Option(help="The id of the document to show; default: the first.")] = None,
+    skip_model: Annotated[
+        bool, typer.Option("--skip-model", help="Leave out the checks that load the target's weights.")
+    ] = False,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check data, target and draft before training, and say what it costs to ignore what is wrong."""
+    quiet_transformers()
+    from draftkit.report.data import show_checkup
+    from draftkit.train.data.check import check_data
+
+    checkup = check_data(
+        documents, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype
+    )  # fmt: skip
+    result = {"file": str(documents), "target": target, "draft": draft} | checkup.to_dict()
+    print_json(result) if as_json else show_checkup(console(), result)
+    if checkup.failed:
+        raise typer.Exit(1)
+
+
+def _responder(
+    target: str,
+    sampling: Sampling,
+    concurrency: int,
+    endpoint: str | None,
+    served_model: str | None,
+    device: str | None,
+    dtype: str | None,
+) -> Responder:
+    """The endpoint where there is one, else the target in this process."""
+    from draftkit.train.data.responders import EndpointResponder, engine_responder
+
+    if endpoint is not None:
+        return EndpointResponder(endpoint, sampling, concurrency, served_model)
+    if served_model is not None:
+        raise DraftkitError("--served-model is the name at an endpoint", hint="give --endpoint too")
+    return engine_responder(target, sampling, concurrency, device=device, dtype=dtype)
+
+
+def _parse_options(texts: list[str] | None) -> dict[str, object]:
+    """`NAME=VALUE` by name; values are JSON, or text. Raises `DraftkitError` for one without a name or a value."""
+    options: dict[str, object] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise DraftkitError(f"--template-option {text}", expected="--template-option NAME=VALUE")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator[Item]:
+    for item in items:
+        yield item
+        on_items(1)
+
+
+@contextmanager
+def _row_progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar over rows on stderr where that is a terminal; yields what to call with how many are done."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as progress:
+        task = progress.add_task("rows", total=total)
+        yield lambda count: progress.advance(task, count)

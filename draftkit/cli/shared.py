@@ -1,0 +1,43 @@
+"""What the commands share: common options, and how results and progress reach the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
+TargetOption = Annotated[
+    str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--from", help="The format of the source, a name that `draftkit formats` lists.")
+]
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Stdout, text as it is. Off a terminal, tables get the width they need instead of being cut to 80 columns."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def quiet_transformers() -> None:
+    """No loading bars off a terminal, and no advice meant for people who call transformers themselves."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")
