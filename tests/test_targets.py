@@ -493,7 +493,7 @@ def run_poisoned(target: LlamaForCausalLM, make: MakeDrafter, poisoned: tuple[in
 
     def between_rounds(_: list[Generation]) -> None:
         if poisoned is not None:
-            anchor, last = engine._state.position, engine._state.counts
+            anchor, last = engine._state.position[:-1], engine._state.counts[:-1]
             poison(engine._cache, anchor + poisoned[0])
             # A drafter has yet to see the last round's tokens; EAGLE's rows are one position earlier than tokens.
             poison(drafter.cache, anchor - last + isinstance(drafter, CausalLMDrafter) + poisoned[1])

@@ -58,6 +58,7 @@ class Settings:
     verification: Verification = "rejection"
     acceptance_rates: tuple[float, ...] | None = None
     k_by_batch: dict[int, int] | None = None
+    eager: bool = False
 
     @property
     def draft_mode(self) -> str:
@@ -110,7 +111,7 @@ def evaluate_draft(
             prompt.id,
             encode_prompt(prompt, tokenizer),
             settings.max_new_tokens,
-            replace(settings.sampling, seed=settings.sampling.seed + number),
+            settings.sampling.numbered(number),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -151,8 +152,10 @@ def _run(
         draft_sampling=settings.draft_sampling,
         synthetic=SyntheticAcceptance(rates) if synthetic and rates is not None else None,
         k_by_batch=settings.k_by_batch if drafter is not None else None,
+        eager=settings.eager,
     )
-    # Warm-up: the first calls allocate and tune; they are not part of the measurement.
+    engine.reserve(max(request.max_length for request in requests))
+    # Warm-up: the first calls compile, tune and capture graphs; they are not part of the measurement.
     engine.generate([replace(request, max_new_tokens=2 * (k + 1)) for request in requests[: engine.num_slots]])
     counts = {"finished": 0, "accepted": 0, "rounds": 0}
 
@@ -165,7 +168,7 @@ def _run(
         on_progress(name, counts["finished"], len(requests), length)
 
     began = time.perf_counter()
-    generations = engine.generate(requests, on_round)
+    generations = engine.generate(requests, on_round=on_round)
     return Run(generations, time.perf_counter() - began)
 
 

@@ -55,6 +55,11 @@ class Decoder:
     def __post_init__(self) -> None:
         _check_range(self, MAX_REPEATS, "num_hidden_layers")
 
+    @property
+    def cached_numbers(self) -> int:
+        """How many numbers the keys and values of one position are, over all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelDrafting:

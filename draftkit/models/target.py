@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
+from draftkit.models.footprint import footprint
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
@@ -89,6 +90,11 @@ class Target:
     def feature_size(self) -> int:
         """F: the width of what the taps give."""
         return 0 if self.taps is None else len(self.taps.states) * self.hidden_size
+
+    @cached_property
+    def position_bytes(self) -> int:
+        """What the keys and values of one position take, over all layers."""
+        return footprint(self.model.config).cached * self.dtype.itemsize
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

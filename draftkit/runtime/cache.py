@@ -1,8 +1,9 @@
 """Keys and values of a fixed set of sequence slots.
 
 Each slot holds one sequence; position p of it lies at index p. A rejected token is undone by not advancing the length:
-its entry is overwritten before any row may see it. Shapes: S slots, B sequences, T rows, C capacity, G key/value
-heads, D and E widths of keys and values.
+its entry is overwritten before any row may see it. Until then it may hold NaN, which a weight of zero does not stop; so
+on the CPU, whose attention multiplies unseen entries by zero, what lies beyond a sequence's newest row is cleared.
+Shapes: S slots, B sequences, T rows, C capacity, G key/value heads, D and E widths of keys and values.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftkit.errors import TargetError
+from draftkit.runtime.kernels.backend import uses_triton
 from draftkit.runtime.kernels.slot_write import write
 from draftkit.runtime.rows import SlotRows
 
@@ -21,6 +23,7 @@ class SlotCache:
         self.num_slots = num_slots
         self.capacity = capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.written = [0] * num_slots  # entries of each slot beyond these are zero; on the host, kept on the CPU only
 
     def pools(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The pools of a layer, for keys and values shaped as `key` and `value` [B, G, T, D]; D may differ."""
@@ -39,20 +42,34 @@ class SlotCache:
         `length` bounds the positions that are read; it must exceed every entry of `positions`. Where the host does not
         know one, as in a captured CUDA graph, it is the capacity.
         """
-        return CacheRows(self, SlotRows(slots, positions), min(length, self.capacity))
+        left_over = [] if uses_triton(slots) else self._left_over(slots.tolist(), positions.tolist())
+        return CacheRows(self, SlotRows(slots, positions), min(length, self.capacity), left_over)
+
+    def _left_over(self, slots: list[int], positions: list[list[int]]) -> list[tuple[int, slice]]:
+        """Slots and entries, beyond the rows there, which earlier rows have written and these will clear."""
+        found = []
+        for slot, row in zip(slots, positions, strict=True):
+            end = max(row) + 1
+            if slot >= 0 and end > 0:
+                if end < self.written[slot]:
+                    found.append((slot, slice(end, self.written[slot])))
+                self.written[slot] = end
+        return found
 
 
 class CacheRows:
     """Where the keys and values of one forward are written and read; passed through the model to the attention.
 
-    `windows` tells which layers have attended, each with its sliding window, None for full attention.
+    `windows` tells which layers have attended, each with its sliding window, None for full attention. `left_over`:
+    slots and entries that no row may see, and that may hold anything.
     """
 
-    def __init__(self, cache: SlotCache, rows: SlotRows, length: int):
+    def __init__(self, cache: SlotCache, rows: SlotRows, length: int, left_over: list[tuple[int, slice]]):
         self.rows = rows
         self.windows: dict[int, int | None] = {}
         self._cache = cache
         self._length = length
+        self._left_over = left_over
 
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Store a layer's keys [B, G, T, D] and values [B, G, T, E].
@@ -63,5 +80,8 @@ class CacheRows:
             raise TargetError(f"layer {layer} of the model attends twice in one forward", expected="once per layer")
         self.windows[layer] = window
         keys, values = self._cache.pools(layer, key, value)
+        for slot, entries in self._left_over:
+            keys[slot, :, entries] = 0
+            values[slot, :, entries] = 0
         write(keys, values, key, value, self.rows)
         return keys[:, :, : self._length], values[:, :, : self._length]

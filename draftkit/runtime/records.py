@@ -40,6 +40,11 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and output, at most."""
+        return len(self.prompt) + self.max_new_tokens
+
 
 @dataclass
 class Generation:
@@ -57,6 +62,16 @@ class Generation:
     started: float = 0.0
     times: list[float] = field(default_factory=list)
     text: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output so far."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens a round: 1 + accepted drafts / rounds; None where no round was run."""
+        return 1 + sum(r.accepted for r in self.rounds) / len(self.rounds) if self.rounds else None
 
     @property
     def ttft(self) -> float:

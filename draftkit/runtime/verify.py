@@ -14,20 +14,21 @@ from draftkit.runtime.sampling.drafting import draw
 from draftkit.runtime.sampling.greedy import verify_greedy
 from draftkit.runtime.sampling.parameters import SamplingTensors
 from draftkit.runtime.sampling.rejection import verify_rejection
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance, verify_synthetic
+from draftkit.runtime.sampling.synthetic import verify_synthetic
 from draftkit.runtime.sampling.verdict import Verify
 
 Verification = Literal["rejection", "coupled", "block", "synthetic"]
 MODES: dict[str, Verify] = {"rejection": verify_rejection, "coupled": verify_coupled, "block": verify_block}
 
 
-def verification(
-    mode: Verification, *, all_greedy: bool, k: int, synthetic: SyntheticAcceptance | None, device: torch.device
-) -> Verify:
-    """The function that decides a round of `k` drafts; at temperature 0 all lossless modes come to the same."""
+def verification(mode: Verification, *, all_greedy: bool, rates: Tensor | None) -> Verify:
+    """The function that decides a round; at temperature 0 all lossless modes come to the same.
+
+    `rates` float32 [K] go with the mode `synthetic`: conditional ones, as `SyntheticAcceptance` gives them.
+    """
     if mode == "synthetic":
-        assert synthetic is not None
-        return partial(verify_synthetic, rates=synthetic.conditional(device)[:k])
+        assert rates is not None
+        return partial(verify_synthetic, rates=rates)
     return verify_greedy if all_greedy else MODES[mode]
 
 

@@ -29,6 +29,10 @@ class CausalLMDrafter:
     def taps(self) -> Taps | None:
         return None
 
+    @property
+    def position_bytes(self) -> int:
+        return self.model.position_bytes
+
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
 

@@ -30,6 +30,10 @@ class EagleDrafter:
     def taps(self) -> Taps:
         return Taps(self.model.spec.aux_layer_ids or (FINAL,))
 
+    @property
+    def position_bytes(self) -> int:
+        return self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
+
     def allocate(self, num_slots: int, capacity: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
 

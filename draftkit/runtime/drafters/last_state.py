@@ -18,6 +18,10 @@ class LastStateDrafter:
     def taps(self) -> Taps:
         return Taps((FINAL,))
 
+    @property
+    def position_bytes(self) -> int:
+        return 0
+
     def allocate(self, num_slots: int, capacity: int) -> None:
         pass
 

@@ -28,14 +28,18 @@ class NgramDrafter:
         self.vocab_size = vocab_size
         self.min_n = min_n
         self.max_n = max_n
-        self.context = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [slots, C]
+        self.context = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [slots + 1, C]
 
     @property
     def taps(self) -> Taps | None:
         return None
 
+    @property
+    def position_bytes(self) -> int:
+        return self.context.itemsize
+
     def allocate(self, num_slots: int, capacity: int) -> None:
-        self.context = self.context.new_zeros(num_slots, capacity)
+        self.context = self.context.new_zeros(num_slots + 1, capacity)  # the last one for slot −1, which is none
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         self.context[slot, : len(prompt)] = prompt

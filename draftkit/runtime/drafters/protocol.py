@@ -15,11 +15,11 @@ from draftkit.models.target import Taps
 class Committed(NamedTuple):
     """Tokens that the target has emitted since the drafter last proposed, for each of B sequences.
 
-    `slots` int64 [B], ascending. `tokens` int64 [B, J], of which the first `counts` [B] ≥ 1 are real; the rest is
-    padding that a drafter may compute on and must not depend on. `start` int64 [B]: the position of `tokens[:, 0]`.
-    `features` [B, J, F]: `features[:, j]` are the target's hidden states at position start − 1 + j, from which it
-    emitted `tokens[:, j]`; None when the drafter taps nothing. `length`: a bound above every position that drafting K
-    tokens can reach, that of the last draft token included.
+    `slots` int64 [B], ascending, then −1 in rows without a sequence. `tokens` int64 [B, J], of which the first `counts`
+    int64 [B] ≥ 1 are real; the rest is padding that a drafter may compute on and must not depend on. `start` int64 [B]:
+    the position of `tokens[:, 0]`. `features` [B, J, F]: `features[:, j]` are the target's hidden states at position
+    start − 1 + j, from which it emitted `tokens[:, j]`; None when the drafter taps nothing. `length`: a bound above
+    every position that drafting K tokens can reach, that of the last draft token included.
     """
 
     slots: Tensor
@@ -60,6 +60,10 @@ class Drafter(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """The most tokens that it can draft in a round, None for no limit."""
+
+    @property
+    def position_bytes(self) -> int:
+        """What it keeps for each position of a slot."""
 
     def allocate(self, num_slots: int, capacity: int) -> None:
         """Make room for sequences of up to `capacity` positions; everything known about earlier ones is gone."""

@@ -47,7 +47,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring:
 
     C bounds the positions from above: the pools' capacity, or less where the host knows better. On CUDA nothing depends
     on values on the host up to `MAX_ROWS` rows, and entries that no row sees are not read; the reference multiplies
-    them by zero, so they must be finite.
+    them by zero, so they must be finite: `SlotCache` clears what rejected tokens and earlier sequences leave.
     """
     if uses_triton(query) and query.shape[2] <= MAX_ROWS and query.numel():
         return _attend(query, keys, values, rows, scoring)

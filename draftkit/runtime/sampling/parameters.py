@@ -45,6 +45,10 @@ class SamplingParameters:
         """Whether some cut can forbid tokens; at temperature 0 there is nothing left to cut."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    def numbered(self, number: int) -> SamplingParameters:
+        """These parameters for the request of that number in a run: each has a seed of its own."""
+        return replace(self, seed=(self.seed + number) % 2**64)
+
 
 def _require(fine: bool, name: str, value: float, expected: str) -> None:
     if not fine:
@@ -105,6 +109,16 @@ class SamplingTensors(NamedTuple):
         """The given rows, for instance those of the active slots."""
         seed, scale, top_k, top_p, drop, truncates = self
         return SamplingTensors(seed[rows], scale[rows], top_k[rows], top_p[rows], drop[rows], truncates)
+
+    def clone(self) -> SamplingTensors:
+        """The same rows in memory of their own."""
+        seed, scale, top_k, top_p, drop, truncates = self
+        return SamplingTensors(seed.clone(), scale.clone(), top_k.clone(), top_p.clone(), drop.clone(), truncates)
+
+    def copy_(self, other: SamplingTensors) -> None:
+        """Take over the values of as many other rows; whether they cut must agree."""
+        for own, new in zip(self[:-1], other[:-1], strict=True):
+            own.copy_(new)
 
     @property
     def greedy(self) -> Tensor:

@@ -1,0 +1,104 @@
+"""Rounds replayed from CUDA graphs: one launch instead of hundreds.
+
+On a GPU most of a small batch's time goes into launching kernels. A graph is captured for each kind of batch and K at
+its first use; its inputs are copied in only when the batch has changed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftkit.models.target import Target
+from draftkit.runtime.batch import Batch
+from draftkit.runtime.rounds import Rounds
+
+WARM_UPS = 3  # runs before a capture: kernels are compiled and libraries allocate their workspaces in them
+VARYING_ROPE = {"dynamic", "longrope"}  # transformers looks at the positions on the host to choose frequencies
+
+Replay = Callable[[], Tensor]
+
+
+@dataclass
+class _Captured:
+    """`batch` is the input memory of `replay`, and `holds` the batch whose values it has."""
+
+    batch: Batch
+    replay: Replay
+    holds: Batch | None = None
+
+
+class GraphedRounds:
+    """`Rounds` with the same results. `capture` makes a round replayable."""
+
+    def __init__(self, rounds: Rounds, num_slots: int, capacity: int, capture: Callable[[Replay], Replay]):
+        self._rounds = rounds
+        self._num_slots = num_slots
+        self._capacity = capacity
+        self._capture = capture
+        self._captured: dict[tuple[object, ...], _Captured] = {}
+        self._failed = False
+
+    def size(self, sequences: int) -> int:
+        """The next power of two, or the number of slots: few sizes, few graphs."""
+        return min(1 << (sequences - 1).bit_length(), self._num_slots)
+
+    def run(self, batch: Batch, k: int, length: int) -> Tensor:
+        """`Rounds.run`; the tensor that it returns is overwritten by the next round of the same kind."""
+        captured = None if self._failed else self._capture_of(batch, k)
+        if captured is None:
+            return self._rounds.run(batch, k, length)
+        if captured.holds is not batch:
+            captured.batch.copy_(batch)
+            captured.holds = batch
+        return captured.replay()
+
+    def _capture_of(self, batch: Batch, k: int) -> _Captured | None:
+        """The capture for batches of this kind; None, and a warning, where the model does not allow one."""
+        key = *batch.kind, k
+        if key not in self._captured:
+            vacant = batch.vacant()  # rounds of it leave no trace in any slot
+            try:
+                replay = self._capture(lambda: self._rounds.run(vacant, k, self._capacity))
+            except RuntimeError as error:
+                self._failed = True
+                reason = str(error).strip().split("\n", 1)[0]
+                warnings.warn(f"rounds run without CUDA graphs, and slower: {reason}", stacklevel=2)
+                return None
+            self._captured[key] = _Captured(vacant, replay)
+        return self._captured[key]
+
+
+class CudaCapture:
+    """Captures rounds in CUDA graphs that share their memory, as they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Replay) -> Replay:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outcome = run()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return outcome
+
+        return replay
+
+
+def capturable(target: Target) -> bool:
+    """Whether rounds of this target may be captured: it is on CUDA and its forward does not look at positions."""
+    rope = getattr(target.model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
+    return target.device.type == "cuda" and not kinds & VARYING_ROPE

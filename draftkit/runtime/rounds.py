@@ -1,0 +1,124 @@
+"""One round on the device: propose, score, verify, commit.
+
+Nothing here looks at a value on the host, so that a round can be captured in a CUDA graph; what the host needs to know
+comes back as one tensor. B sequences, K draft tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftkit.models.target import Target
+from draftkit.runtime.batch import Batch
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.sampling.verdict import Drafted, Verdict
+from draftkit.runtime.state import SlotState
+from draftkit.runtime.verify import RoundDraw, Verification, draw_greedy, verification
+
+
+class Outcome(NamedTuple):
+    """What became of a sequence in a round: how many tokens were drafted, what the target emitted, and the expected
+    acceptance of each draft (`Round.expected`)."""
+
+    drafted: int
+    emitted: list[int]
+    expected: tuple[float, ...]
+
+
+class Rounds:
+    """Rounds over the sequences of a target's `cache` and of a drafter that has made room for as many."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        cache: SlotCache,
+        state: SlotState,
+        mode: Verification,
+        synthetic: SyntheticAcceptance | None,
+    ):
+        self.target = target
+        self.drafter = drafter
+        self.cache = cache
+        self.state = state
+        self.mode: Verification = mode
+        self.rates = None if synthetic is None else synthetic.conditional(target.device)
+
+    def size(self, sequences: int) -> int:
+        """The rows of a batch of so many sequences."""
+        return sequences
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, k: int, length: int) -> Tensor:
+        """A round of up to `k` drafts per sequence; `length` bounds the positions it reaches.
+
+        Returns what `outcomes` reads: float64 [B, 2K+3]; token ids are exact in a double.
+        """
+        state, slots = self.state, batch.slots
+        start = state.position[slots] + 1  # of the first draft
+        draw: Draw = draw_greedy
+        if batch.drafts_sampled and k:
+            coupled = self.mode == "coupled"
+            draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
+        proposed = self._propose(slots, length, k, draw)
+        logits = self._score(slots, proposed.tokens, length)
+        lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
+        probs = draw.probs if isinstance(draw, RoundDraw) else None
+        drafted = Drafted(proposed.tokens, lengths, batch.active, batch.draft.greedy, probs)
+        rates = None if self.rates is None else self.rates[:k]
+        verdict = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
+            drafted, logits, batch.target, start
+        )
+        state.commit(slots, verdict)
+        return _packed(verdict, lengths)
+
+    def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
+        """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
+        state = self.state
+        if self.drafter is None:
+            return Proposal(state.tokens.new_empty(len(slots), 0))
+        counts = state.counts[slots]
+        committed = Committed(
+            slots=slots,
+            tokens=state.tokens[slots],
+            counts=counts,
+            start=state.position[slots] - counts + 1,
+            features=state.features[slots] if self.drafter.taps is not None else None,
+            length=length,
+        )
+        tokens, lengths = self.drafter.propose(committed, max(k, 1), draw)
+        return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k))
+
+    def _score(self, slots: Tensor, drafts: Tensor, length: int) -> Tensor:
+        """The target's logits [B, K+1, V] for the anchors and the drafts after them."""
+        state, k = self.state, drafts.shape[1]
+        anchor = state.tokens[slots].gather(1, state.counts[slots, None] - 1)
+        positions = state.position[slots, None] + torch.arange(k + 1, device=slots.device)
+        rows = self.cache.rows(slots, positions, length)
+        output = self.target.forward(torch.cat((anchor, drafts), dim=1), positions, rows)
+        if output.features is not None:
+            state.features[slots, : k + 1] = output.features
+        return output.logits
+
+
+def _packed(verdict: Verdict, lengths: Tensor) -> Tensor:
+    columns = lengths[:, None], verdict.counts[:, None], verdict.tokens, verdict.expected
+    return torch.cat([column.double() for column in columns], dim=1)
+
+
+def outcomes(packed: Tensor) -> list[Outcome]:
+    """The outcome of each row: the one transfer to the host."""
+    k = (packed.shape[1] - 3) // 2
+    return [
+        Outcome(
+            drafted=int(drafted),
+            emitted=[int(token) for token in rest[: int(count)]],
+            expected=tuple(rest[k + 1 : k + 1 + int(drafted)]),
+        )
+        for drafted, count, *rest in packed.tolist()
+    ]
