@@ -97,7 +97,7 @@ def regenerate(
     concurrency: Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")] = 16,
     endpoint: Annotated[
         str | None,
-        typer.Option(help="http://HOST:PORT/v1 of a vLLM server that has the target, instead of loading it."),
+        typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
     ] = None,
     served_model: Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")] = None,
     split: SplitOption = "train",
@@ -114,37 +114,32 @@ def regenerate(
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
     quiet_transformers()
     from draftkit.report.data import show_report
-    from draftkit.runtime.sampling.parameters import SamplingParameters
-    from draftkit.train.data.regenerate import plan
+    from draftkit.train.data.regenerate import Settings, plan
     from draftkit.train.data.regenerate import regenerate as answer
-    from draftkit.train.data.responders import Sampling
     from draftkit.train.data.response_file import ResponseFile
     from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
     from draftkit.train.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(target)
-    options = _parse_options(template_options)
-    sampling = Sampling(SamplingParameters(temperature, top_k, top_p), max_new_tokens, tokenizer.end_ids)
-    settings = {
-        "source": source,
-        "split": split,
-        "subset": subset,
-        "target": target,
-        "served_by": "endpoint" if endpoint else "draftkit",
-        "dtype": dtype,
-        "tokenizer_sha256": tokenizer.sha256,
-        "template_sha256": tokenizer.template_sha256,
-        "template_options": options,
-        "system": system,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-    }
+    settings = Settings(
+        source=source,
+        split=split,
+        subset=subset,
+        target=target,
+        served_by="endpoint" if endpoint else "draftkit",
+        dtype=dtype,
+        system=system,
+        template_options=_parse_options(template_options),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+    )
+    sampling = settings.sampling(tokenizer)
     rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit)
-    file = ResponseFile(out, settings)
+    file = ResponseFile(out, settings.header(tokenizer))
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
         text = "{rows:,} rows, {done:,} of them done; {turns:,} turns to answer, {max_new_tokens:,} tokens at most"
@@ -154,7 +149,7 @@ def regenerate(
     before = len(file.done)
     with _row_progress(limit) as on_rows:
         report = answer(
-            rows, Renderer(tokenizer, options, system), responder, file,
+            rows, Renderer(tokenizer, settings.template_options, system), responder, file,
             seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
         )  # fmt: skip
     result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before} | report.to_dict()
@@ -183,9 +178,7 @@ def check(
     from draftkit.report.data import show_checkup
     from draftkit.train.data.check import check_data
 
-    checkup = check_data(
-        documents, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype
-    )  # fmt: skip
+    checkup = check_data(documents, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
     result = {"file": str(documents), "target": target, "draft": draft} | checkup.to_dict()
     print_json(result) if as_json else show_checkup(console(), result)
     if checkup.failed:

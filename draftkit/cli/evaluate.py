@@ -60,13 +60,19 @@ def evaluate(
     min_acceptance_length: Annotated[
         float | None, typer.Option(help="Exit with code 3 when a draft's acceptance length is lower.")
     ] = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="On a GPU, launch every kernel instead of replaying CUDA graphs.")
+    ] = False,
+    plan_memory: Annotated[
+        bool, typer.Option("--plan-memory", help="Print what the run would take of memory, and load nothing.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     quiet_transformers()
-    from draftkit.evaluate.evaluate import Settings, evaluate_draft
+    from draftkit.evaluate.evaluate import Settings, evaluate_draft, plan_evaluation
     from draftkit.evaluate.options import parse_rates, parse_schedule
-    from draftkit.report.tables import evaluation_table
+    from draftkit.report.tables import evaluation_table, memory_table
     from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 
     settings = Settings(
@@ -82,7 +88,15 @@ def evaluate(
         verification=verification,
         acceptance_rates=parse_rates(acceptance_rates, k),
         k_by_batch=parse_schedule(k_by_batch, disable_above_batch, k),
+        eager=eager,
     )
+    if plan_memory:
+        plans = plan_evaluation(target, draft, settings)
+        if as_json:
+            print_json({source: plan.to_dict() for source, plan in plans.items()})
+        for source, plan in plans.items() if not as_json else ():
+            console().print(memory_table(source, plan))
+        return
     with _prompt_progress() as on_progress:
         result: dict[str, Any] = evaluate_draft(target, draft, settings, on_progress)
     if as_json:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.errors import DraftkitError
-from draftkit.evaluate.loading import load_drafter, load_model, ngram_drafter, open_draft
+from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, load_tokenizer, ngram_drafter, open_draft
+from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.statistics import (
     acceptance_length,
@@ -23,18 +22,18 @@ from draftkit.evaluate.statistics import (
     expected_acceptance_length,
     percentiles,
 )
+from draftkit.hub import locate
 from draftkit.layout.folder import Draft
+from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.memory import MemoryPlan
 from draftkit.runtime.records import Generation, Request
 from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
 from draftkit.runtime.verify import Verification
 from draftkit.version import __version__
-
-SMALL_TARGET = 50_000_000  # parameters
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Progress = Callable[[str, int, int, float], None]  # what runs, prompts done, prompts in all, acceptance length so far
 
@@ -96,35 +95,71 @@ def evaluate_draft(
     Returns the result object of `eval --json`: provenance, and one cell per draft. Raises `DraftkitError`.
     """
     settings = settings or Settings()
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    prompts = load_prompts(settings.prompts, settings.limit)
+    device = device_named(settings.device)
+    dtype = dtype_named(settings.dtype, device)
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
-        files = [source for source in drafts if not source.startswith("ngram")]
-        opened = {source: stack.enter_context(open_draft(source, target)) for source in files}
-        model, tokenizer = load_model(target, device=device, dtype=dtype)
-        drafters = [ngram_drafter(source, model) or load_drafter(opened[source], model, tokenizer) for source in drafts]
-    _limit_threads(model)
-    requests = [
-        Request(
-            prompt.id,
-            encode_prompt(prompt, tokenizer),
-            settings.max_new_tokens,
-            settings.sampling.numbered(number),
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+        prompts, tokenizer, requests = _requests(target, settings)
+        opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
+        for plan in _plans(target, opened, requests, settings).values():
+            plan.require()
+        model, _ = load_model(target, device=device, dtype=dtype)
+        drafters = {
+            source: ngram_drafter(source, model) if draft is None else load_drafter(draft, model, tokenizer)
+            for source, draft in opened.items()
+        }
+    limit_threads(model)
     plain = _run(Target(model), None, 0, requests, settings, "no draft", on_progress)
     cells = []
-    for source, drafter in zip(drafts, drafters, strict=True):
+    for source, drafter in drafters.items():
         k = settings.num_speculative_tokens
         run = _run(Target(model, drafter.taps), drafter, k, requests, settings, source, on_progress)
         cells.append(
-            {"target": target, "draft": source, "method": _method(opened.get(source)), "dataset": settings.prompts}
+            {"target": target, "draft": source, "method": _method(opened[source]), "dataset": settings.prompts}
             | _cell(prompts, run, plain, settings)
         )
     return {"schema": 1, "provenance": _provenance(model, tokenizer, settings, device), "cells": cells}
+
+
+def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
+    """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
+    settings = settings or Settings()
+    with ExitStack() as stack:
+        _, _, requests = _requests(target, settings)
+        opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
+        return _plans(target, opened, requests, settings)
+
+
+def _requests(target: str, settings: Settings) -> tuple[list[Prompt], PreTrainedTokenizerBase, list[Request]]:
+    prompts = load_prompts(settings.prompts, settings.limit)
+    tokenizer = load_tokenizer(locate(target).path, "target")
+    requests = [
+        Request(
+            prompt.id, encode_prompt(prompt, tokenizer), settings.max_new_tokens, settings.sampling.numbered(number)
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return prompts, tokenizer, requests
+
+
+def _opened(source: str, target: str) -> AbstractContextManager[Draft | None]:
+    """The draft of a source; None of n-gram lookup, which has none."""
+    return nullcontext() if is_ngram(source) else open_draft(source, target)
+
+
+def _plans(
+    target: str, drafts: Mapping[str, Draft | None], requests: list[Request], settings: Settings
+) -> dict[str, MemoryPlan]:
+    device = device_named(settings.device)
+    return plan_memory(
+        locate(target).path,
+        drafts,
+        device=torch.device(device),
+        dtype=dtype_named(settings.dtype, device),
+        num_slots=min(settings.concurrency, len(requests)),
+        longest=max(request.max_length for request in requests),
+        k=settings.num_speculative_tokens,
+    )
 
 
 def _method(draft: Draft | None) -> str:
@@ -228,30 +263,3 @@ def _provenance(
         "prompts": settings.prompts,
         "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
     }
-
-
-def _device(name: str | None) -> str:
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise DraftkitError("this machine or this build of torch has no CUDA device", hint="--device cpu")
-    if name != "cpu" and not name.startswith("cuda"):
-        raise DraftkitError(f"device {name!r}", expected="cpu or cuda")
-    return name
-
-
-def _dtype(name: str | None, device: str) -> torch.dtype:
-    if name is None:
-        return torch.float32 if device == "cpu" else torch.bfloat16
-    if name not in DTYPES:
-        raise DraftkitError(f"dtype {name!r}", expected=", ".join(DTYPES))
-    return DTYPES[name]
-
-
-def _limit_threads(model: PreTrainedModel) -> None:
-    """One CPU thread for a small target: on matrices this small, waking a second thread costs more than it computes.
-
-    An explicit OMP_NUM_THREADS is respected.
-    """
-    if "OMP_NUM_THREADS" not in os.environ and model.device.type == "cpu" and model.num_parameters() < SMALL_TARGET:
-        torch.set_num_threads(1)

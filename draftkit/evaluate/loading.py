@@ -37,10 +37,10 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
     folder = locate(source).path
     model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION)
-    return model, _load_tokenizer(folder, "target")
+    return model, load_tokenizer(folder, "target")
 
 
-def _load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -52,10 +52,13 @@ def _load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def ngram_drafter(source: str, target: PreTrainedModel) -> NgramDrafter | None:
-    """The drafter of `ngram` or `ngram:MIN-MAX`, which looks the last tokens up in the text; None of other sources."""
-    if source != "ngram" and not source.startswith("ngram:"):
-        return None
+def is_ngram(source: str) -> bool:
+    """Whether a draft is `ngram` or `ngram:MIN-MAX`: no checkpoint, but a look-up of the last tokens in the text."""
+    return source == "ngram" or source.startswith("ngram:")
+
+
+def ngram_drafter(source: str, target: PreTrainedModel) -> NgramDrafter:
+    """The drafter of `ngram` or `ngram:MIN-MAX`. Raises `DraftkitError` for other sizes."""
     sizes = re.fullmatch(r"ngram(?::(\d+)-(\d+))?", source)
     if sizes is None:
         raise DraftkitError(f"draft {source}", expected="ngram, or ngram:MIN-MAX, as ngram:2-4")
@@ -121,7 +124,7 @@ def _shared_vocabulary(
             where=draft.path,
             hint="pass a draft with the target's vocabulary, or one with its tokenizer",
         )
-    own = _load_tokenizer(draft.path, "draft")
+    own = load_tokenizer(draft.path, "draft")
     if draft_vocab_size == vocab_size and same_vocabulary(tokenizer, own, vocab_size):
         return None
     return SharedVocabulary.of(

@@ -70,10 +70,10 @@ def start_write_back(file: BinaryIO, begin: int) -> int:
 
 @contextmanager
 def _replacement(out: Path, force: bool) -> Iterator[Path]:
-    _settle_leftovers(out)
+    settle_leftovers(out)
     _check_replaceable(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _sibling(out, "tmp")
+    temporary = sibling(out, "tmp")
     try:
         temporary.mkdir()
         yield temporary
@@ -99,13 +99,13 @@ def _check_replaceable(out: Path, force: bool) -> None:
         )
 
 
-def _sibling(out: Path, role: str) -> Path:
+def sibling(out: Path, role: str) -> Path:
     return out.with_name(f".{out.name}.{role}-{os.getpid()}@{HOST}-{secrets.token_hex(4)}")
 
 
 def _swap(temporary: Path, out: Path) -> None:
     """Put `temporary` in the place of `out`, or leave `out` as it was."""
-    aside = _sibling(out, "old")
+    aside = sibling(out, "old")
     try:
         if out.exists():
             out.rename(aside)
@@ -117,7 +117,7 @@ def _swap(temporary: Path, out: Path) -> None:
     _discard(aside, out)
 
 
-def _settle_leftovers(out: Path) -> None:
+def settle_leftovers(out: Path) -> None:
     """Tidy up after killed runs: put back what they had moved aside, remove what they had begun."""
     for path in list(out.parent.iterdir()) if out.parent.is_dir() else []:
         role = _leftover_role(path, out)
@@ -132,7 +132,7 @@ def _settle_leftovers(out: Path) -> None:
 def _discard(aside: Path, out: Path) -> None:
     """Remove what was moved aside, once its name no longer says that it may be put back: half of it must not be."""
     if aside.exists():
-        _remove(aside.rename(_sibling(out, "tmp")))
+        _remove(aside.rename(sibling(out, "tmp")))
 
 
 def _leftover_role(path: Path, out: Path) -> str | None:

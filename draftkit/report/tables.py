@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from draftkit.runtime.memory import MemoryPlan
+
+GIB = 1 << 30
 
 COLUMNS = (
     "draft", "K", "prompts", "acceptance length", "expected", "accepted at 1…K", "tokens/s", "plain",
@@ -52,3 +57,18 @@ def _equality(cell: Mapping[str, Any]) -> str:
     if cell["num_matching_prompts"] == cell["num_prompts"]:
         return f"= {plain}"
     return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = {plain}"
+
+
+def memory_table(draft: str, plan: MemoryPlan) -> Table:
+    """What a run takes of memory, part by part."""
+    table = Table("memory", "GiB", title=f"{draft}: {plan.num_slots} sequences together", title_justify="left")
+    table.columns[1].justify = "right"
+    for name, size in plan.fixed.items():
+        table.add_row(name, f"{size / GIB:.3f}")
+    for name, size in plan.per_slot.items():
+        table.add_row(name, f"{size * plan.num_slots / GIB:.3f}")
+    table.add_section()
+    table.add_row("all", f"{plan.total / GIB:.3f}")
+    table.add_row("free", f"{plan.available / GIB:.3f}")
+    table.add_row("largest batch that fits", str(plan.largest_batch))
+    return table

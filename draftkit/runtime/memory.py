@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import psutil
 import torch
@@ -35,6 +35,11 @@ class MemoryPlan:
     def largest_batch(self) -> int:
         """The most slots that fit."""
         return max((self.available - sum(self.fixed.values())) // max(sum(self.per_slot.values()), 1), 0)
+
+    def to_dict(self) -> dict[str, object]:
+        """As `eval --plan-memory --json` prints it."""
+        totals = {"total": self.total, "largest_batch": self.largest_batch}
+        return asdict(self) | totals
 
     def require(self) -> None:
         """Raise `DraftkitError` where the plan does not fit, with the largest number of slots that would."""

@@ -1,0 +1,43 @@
+"""Training data as terminal tables: what became of the rows, what the preflight found, one document by its mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+
+
+def show_report(console: Console, report: Mapping[str, Any]) -> None:
+    """The counts of a run, and a line for each reason why rows are not used as they are."""
+    counts = "{rows:,} rows → {documents:,} documents, {tokens:,} tokens, of which {supervised_tokens:,} supervised"
+    console.print(counts.format(**report))
+    if not report["reasons"]:
+        return
+    table = Table("reason", "rows", "what was done", "first rows")
+    for reason in report["reasons"]:
+        table.add_row(reason["reason"], str(reason["rows"]), reason["consequence"], ", ".join(reason["examples"]))
+    console.print(table)
+
+
+def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
+    """One document coloured by its mask, and a line for each finding."""
+    console.print(masked_text((piece["text"], piece["supervised"]) for piece in checkup["shown"]))
+    table = Table("check", "", "found", "if ignored", "next")
+    for finding in checkup["findings"]:
+        severity = Text(finding["severity"], style=STYLES[finding["severity"]])
+        found = "\n".join(text for text in (finding["what"], finding["where"]) if text)
+        table.add_row(finding["check"], severity, found, finding["cost"], finding["hint"])
+    console.print(table)
+
+
+def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:
+    """Text with its supervised pieces in green, and between brackets that are seen without colour."""
+    text = Text()
+    for piece, supervised in pieces:
+        text.append(f"⟦{piece}⟧" if supervised else piece, style="green" if supervised else "dim")
+    return text

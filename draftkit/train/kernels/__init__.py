@@ -1,0 +1,1 @@
+"""One file per kernel: the Triton kernel, its torch reference, and the dispatcher between them."""

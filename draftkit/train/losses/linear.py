@@ -1,0 +1,199 @@
+"""Losses of a draft's last hidden states through its head, without keeping logits (as Liger's fused cross-entropy).
+
+Rows are taken a few at a time: their logits, the loss, and in the same pass the gradient, which takes the logits' place
+and goes back through the head at once. What is kept are gradients by states and head, and numbers per row.
+N rows, H the draft's width, Vd the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from draftkit.errors import DraftkitError
+from draftkit.train.kernels.row_loss import row_loss
+from draftkit.train.losses.head import Head, compute_dtype, product, rows_at_once, widened
+from draftkit.train.losses.parse import Loss
+from draftkit.train.losses.teacher import Teacher
+
+
+class LinearLoss(NamedTuple):
+    """`value`: Σ weights·loss, to be differentiated. The others are detached, [N], and zero where the weight is.
+
+    - `loss`: the unweighted loss.
+    - `agree` bool: the draft's choice is the target's over its whole vocabulary (without a teacher: is the label).
+    - `alpha`: Σ_v min(p_v, q_v) with the target's whole vocabulary; the probability that a draft token is accepted.
+    - `oov`: the target's mass outside the draft vocabulary, which no draft can win.
+    - `ratio`: min(1, q(x)/p(x)) of the emitted token x, the probability that x had been drafted, given that it was
+      emitted; 0 outside the draft vocabulary.
+
+    Without a teacher the last three are None, and `ratio` where no tokens were given.
+    """
+
+    value: Tensor
+    loss: Tensor
+    agree: Tensor
+    alpha: Tensor | None
+    oov: Tensor | None
+    ratio: Tensor | None
+
+
+def linear_loss(
+    hidden: Tensor,
+    head: Head,
+    teacher: Teacher | None,
+    weights: Tensor,
+    loss: Loss,
+    *,
+    labels: Tensor | None = None,
+    emitted: Tensor | None = None,
+    chunk: int | None = None,
+) -> LinearLoss:
+    """Σ_i weights_i·loss_i of `hidden` [N, H], differentiable by it and by the head unless gradients are off.
+
+    - `weights` float32 [N]: mask, decay and denominator in one (`reduction`). Rows of weight 0 cost nothing.
+    - `labels` int64 [N] in the draft vocabulary, anything where the weight is 0: what `ce` asks for; None for the
+      target's choice within the draft vocabulary.
+    - `emitted` int64 [N]: the tokens that the target emitted, by its own ids.
+    - `chunk`: rows at a time; the result does not depend on it.
+
+    A call keeps one gradient of the head: give all steps of a training-time test to one call, as rows one after the
+    other with `Teacher.at`. Under autocast the head multiplies in its type; the rest is float32.
+    Raises `DraftkitError` when the loss asks for a teacher or labels that are not there or do not fit the head.
+    """
+    if teacher is None and loss.needs_target:
+        raise DraftkitError(f"loss {loss}", expected="ce, where there are labels and no teacher")
+    if teacher is None and labels is None:
+        raise DraftkitError(f"loss {loss} without a teacher and without labels")
+    if teacher is not None and len(teacher.head) != len(head.weight):
+        raise DraftkitError(
+            f"a head of {len(head.weight)} tokens", expected=f"the draft vocabulary of the teacher, {len(teacher.head)}"
+        )
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    rows = weights.nonzero()[:, 0]
+    if labels is not None:
+        used = labels[rows]
+        if ((used < 0) | (used >= len(head.weight))).any():
+            raise DraftkitError("a label outside the draft vocabulary", hint="give its row the weight 0")
+    task = _Task(teacher, weights, loss, labels, emitted, rows, chunk or rows_at_once(len(head.weight), hidden.device))
+    if torch.is_grad_enabled():
+        return LinearLoss(*_Linear.apply(hidden, *head, task))
+    return task.run(hidden, head, (False, False, False))[0]
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # by hidden states, weight and bias
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> LinearLoss:
+        result, gradients = task.run(hidden, Head(weight, bias), ctx.needs_input_grad[:3])
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(*(statistic for statistic in result[1:] if statistic is not None))
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_value: Tensor, *statistics: Any) -> tuple[Tensor | None, ...]:
+        gradients = (None if saved is None else saved * by_value.to(saved.dtype) for saved in ctx.saved_tensors)
+        return *gradients, None
+
+
+class _Statistics(NamedTuple):
+    """Those of `LinearLoss`, of the rows [n] of a chunk."""
+
+    loss: Tensor
+    agree: Tensor
+    alpha: Tensor | None = None
+    oov: Tensor | None = None
+    ratio: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What `linear_loss` is given and does not differentiate by; `rows` int64 are those with a weight."""
+
+    teacher: Teacher | None
+    weights: Tensor
+    loss: Loss
+    labels: Tensor | None
+    emitted: Tensor | None
+    rows: Tensor
+    chunk: int
+
+    def run(self, hidden: Tensor, head: Head, wanted: tuple[bool, ...]) -> tuple[LinearLoss, Gradients]:
+        """The result, and the gradients that are `wanted` by hidden states, weight and bias."""
+        dtype = compute_dtype(hidden, head.weight)
+        sums = widened(dtype)
+        cast = head.to(dtype)
+        by_hidden = torch.zeros_like(hidden) if wanted[0] else None
+        by_weight = torch.zeros_like(head.weight, dtype=sums) if wanted[1] else None
+        by_bias = torch.zeros_like(head.bias, dtype=sums) if wanted[2] and head.bias is not None else None
+        parts = []
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in self.rows.split(self.chunk):
+                states = hidden[rows].to(dtype)
+                logits = cast.logits(states)
+                parts.append(self._measure(rows, logits, any(wanted)))
+                if not any(wanted):
+                    continue
+                gradient = logits.to(dtype)  # it has taken their place
+                if by_hidden is not None:
+                    by_hidden[rows] = product(gradient, cast.weight).to(hidden.dtype)
+                if by_weight is not None:
+                    by_weight += product(gradient.T, states)
+                if by_bias is not None:
+                    by_bias += gradient.sum(0, dtype=sums)
+        statistics = _Statistics._make(self._whole(column, len(hidden)) for column in zip(*parts, strict=True))
+        result = LinearLoss(torch.dot(self.weights.to(sums), statistics.loss), *statistics)
+        return result, (by_hidden, _like(head.weight, by_weight), _like(head.bias, by_bias))
+
+    def _whole(self, parts: tuple[Tensor | None, ...], size: int) -> Tensor | None:
+        """[N] of one statistic's chunks."""
+        present = [part for part in parts if part is not None]
+        if not present:
+            return None
+        values = torch.cat(present)
+        return values.new_zeros(size).index_copy_(0, self.rows, values)
+
+    def _measure(self, rows: Tensor, draft: Tensor, differentiate: bool) -> _Statistics:
+        """Put the weighted gradient, if there is to be one, in the place of the logits `draft` [n, Vd]."""
+        labels = None if self.labels is None else self.labels[rows]
+        weights = self.weights[rows].to(draft.dtype) if differentiate else None
+        if self.teacher is None:
+            assert labels is not None
+            found = row_loss(draft, None, None, labels, weights, self.loss)
+            return _Statistics(found.loss, found.draft.best == labels)
+        head, positions = self.teacher.head, self.teacher.of(rows)
+        target, whole = self.teacher.logits(positions), self.teacher.whole_law(positions)
+        head.scale(draft)
+        weights = None if weights is None else weights / head.temperature
+        log_ratio = None if self.emitted is None else _log_ratio(head.to_draft(self.emitted[rows]), draft, target)
+        found = row_loss(draft, target, None if whole is None else whole.log_sum, labels, weights, self.loss)
+        assert found.target is not None
+        whole = whole or found.target
+        if log_ratio is not None:
+            log_ratio += whole.log_sum - found.draft.log_sum
+        return _Statistics(
+            found.loss,
+            agree=head.to_target(found.draft.best) == whole.best,
+            alpha=found.alpha,
+            oov=-torch.expm1((found.target.log_sum - whole.log_sum).clamp(max=0)),
+            ratio=None if log_ratio is None else log_ratio.clamp(max=0).exp(),
+        )
+
+
+def _log_ratio(token: Tensor, draft: Tensor, target: Tensor) -> Tensor:
+    """[n]: the difference of both logits [n, Vd] of one token per row, −∞ where it is −1."""
+    draft_logit, target_logit = (logits.gather(-1, token.clamp(min=0)[:, None])[:, 0] for logits in (draft, target))
+    return torch.where(token < 0, -torch.inf, draft_logit - target_logit)
+
+
+def _like(parameter: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    return None if parameter is None or gradient is None else gradient.to(parameter.dtype)

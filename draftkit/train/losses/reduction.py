@@ -1,0 +1,47 @@
+"""From the mask of supervised rows to the weight of each row in the loss: what trainers do implicitly, stated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from draftkit.errors import DraftkitError
+
+Denominator = Literal["tokens", "rows"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How K steps of N rows become one number; learning rates carry over only between equal reductions.
+
+    - `denominator` of each step: `tokens`, its supervised rows, or `rows`, all of them (EAGLE-3 as published).
+    - `decay` γ: step t counts γ^t, and with `normalised` these factors are divided by their sum.
+    """
+
+    denominator: Denominator = "tokens"
+    decay: float = 1.0
+    normalised: bool = True
+
+    def __post_init__(self) -> None:
+        if self.denominator not in get_args(Denominator):
+            raise DraftkitError(f"denominator {self.denominator!r}", expected="tokens or rows")
+        if not 0 < self.decay <= 1:
+            raise DraftkitError(f"decay {self.decay}", expected="above 0, at most 1")
+
+    def weights(self, mask: Tensor, counts: Tensor | None = None) -> Tensor:
+        """The weight of each row: float32 [K, N] of `mask` [K, N], bool, or numbers that scale rows as well.
+
+        `counts` [K] are the denominators where the mask is only a part of the batch: of all devices and accumulated
+        batches together. A step without supervised rows weighs nothing.
+        """
+        steps, rows = mask.shape
+        mask = mask.float()
+        if counts is None:
+            counts = mask.sum(-1) if self.denominator == "tokens" else mask.new_full((steps,), rows)
+        factors = self.decay ** torch.arange(steps, dtype=torch.float32, device=mask.device)
+        if self.normalised:
+            factors = factors / factors.sum()
+        return mask * torch.where(counts > 0, factors / counts, 0)[:, None]

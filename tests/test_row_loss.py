@@ -1,0 +1,149 @@
+"""The kernel of the losses against its torch reference.
+
+Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
+starts this file again in a process of its own, where the tests of the kernel run and nothing else does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftkit.train.kernels import row_loss
+from draftkit.train.losses.head import Head
+from draftkit.train.losses.linear import linear_loss
+from draftkit.train.losses.parse import parse_loss
+from draftkit.train.losses.teacher import TargetHead
+
+pytest.importorskip("triton")
+
+torch.set_num_threads(1)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if NATIVE else "cpu"
+runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
+FUSED = [
+    "ce", "soft_ce", "kl", "reverse_kl", "jsd", "tv", "nla", "lk(3)", "0.1*ce + 0.9*tv",
+    "ce + 0.5*soft_ce + 0.3*kl + 0.2*reverse_kl + 0.7*jsd + 0.4*tv + 0.6*nla + 2*lk(1.5)",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(INTERPRETED or NATIVE, reason="the kernel runs here")
+def test_kernel_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def guarded(tensor: Tensor) -> Tensor:
+    """The same values in a larger piece of memory, where numbers around them would win every maximum."""
+    guard = torch.full((5000,), 1e30)
+    return torch.cat((guard, tensor.flatten(), guard)).to(DEVICE)[5000:-5000].view(tensor.shape)
+
+
+def check(
+    text: str, draft: Tensor, target: Tensor | None, log_sum: Tensor | None, labels: Tensor | None, weights: Any
+) -> None:
+    """Statistics, loss and gradient, and that nothing outside the logits is written."""
+    loss, kernel_draft, expected_draft = parse_loss(text), guarded(draft), draft.clone()
+    inputs = [None if x is None else x.to(DEVICE) for x in (log_sum, labels, weights)]
+    found = row_loss._row_loss(kernel_draft, None if target is None else guarded(target), *inputs, loss)
+    expected = row_loss.row_loss_reference(expected_draft, target, log_sum, labels, weights, loss)
+    torch.testing.assert_close(kernel_draft.cpu(), expected_draft, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.loss.cpu(), expected.loss, atol=1e-5, rtol=1e-5)
+    for law, expected_law in ((found.draft, expected.draft), (found.target, expected.target)):
+        assert (law is None) == (expected_law is None)
+        if law is not None and expected_law is not None:
+            assert torch.equal(law.best.cpu(), expected_law.best)
+            torch.testing.assert_close(law.log_sum.cpu(), expected_law.log_sum)
+    assert (found.alpha is None) == (expected.alpha is None)
+    if found.alpha is not None:
+        torch.testing.assert_close(found.alpha.cpu(), expected.alpha)
+    base = kernel_draft._base
+    assert base is not None
+    assert (base[:5000] == 1e30).all()
+    assert (base[-5000:] == 1e30).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize(("text", "size"), [*((text, 33) for text in FUSED), (FUSED[-1], 5000)])  # in two blocks
+def test_losses_and_gradients(text: str, size: int) -> None:
+    draft, target = normal(4, size, seed=0), normal(4, size, seed=1)
+    log_sum = target.logsumexp(-1) + torch.tensor([0.0, 0.1, 1.0, 5.0])
+    labels, weights = torch.tensor([0, 1, size - 1, 4]), torch.tensor([1.0, 0.25, 2.0, -1.0])
+    check(text, draft, target, log_sum, labels, weights)
+    check(text, draft, target, None, None, weights)
+    check(text, draft, target, None, labels, None)
+
+
+@runs_kernels
+def test_labels_alone() -> None:
+    check("0.5*ce", normal(3, 33, seed=0), None, None, torch.tensor([0, 32, 7]), torch.tensor([1.0, 2.0, 3.0]))
+
+
+@runs_kernels
+@pytest.mark.parametrize("text", FUSED)
+def test_laws_without_overlap(text: str) -> None:
+    draft = torch.tensor([[300.0, 0, -300], [0.0, 12, 0], [5.0, 5, 5]])
+    target = torch.tensor([[-300.0, 0, 300], [13.0, 0, 0], [5.0, 5, 5]])
+    check(text, draft, target, None, None, torch.ones(3))
+
+
+@runs_kernels
+@pytest.mark.parametrize("text", [*FUSED, "kl + top_k(4)"])
+def test_through_the_head(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher: the kernel where it has the loss, the reference for the others, with the same result."""
+
+    def run() -> list[Tensor]:
+        hidden, weight = normal(6, 8, seed=0).to(DEVICE), normal(9, 8, seed=1).to(DEVICE)
+        states, rows = normal(6, 4, seed=2).to(DEVICE), Head(normal(20, 4, seed=3).to(DEVICE))
+        ids, weights = torch.arange(9, device=DEVICE) * 2, torch.arange(6, device=DEVICE) / 6
+        head = Head(weight.requires_grad_())
+        teacher = TargetHead(rows, ids, 0.8).teacher(states)
+        found = linear_loss(hidden.requires_grad_(), head, teacher, weights, parse_loss(text), chunk=4)
+        return [*found[:5], *torch.autograd.grad(found.value, [hidden, weight])]  # type: ignore[list-item]
+
+    kernel = run()
+    monkeypatch.setattr(row_loss, "uses_triton", lambda _: False)
+    for one, other in zip(kernel, run(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+POINTERS = {
+    "draft": "*fp32", "target": "*fp32", "log_sums": "*fp32", "labels": "*i64", "weights": "*fp32", "values": "*fp32",
+    "alphas": "*fp32", "draft_sums": "*fp32", "target_sums": "*fp32", "draft_bests": "*i64", "target_bests": "*i64",
+    "size": "i32",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("absent", [(), ("log_sums", "labels", "weights"), ("target", "log_sums")])
+def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To machine code of compute capability 9.0."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = row_loss._row_loss_kernel
+    constants = {"BLOCK": 4096, "SMALLEST": 1e-5} | dict.fromkeys(absent)
+    types = {argument: POINTERS.get(argument, "fp32") for argument in kernel.arg_names}
+    source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
+    assert triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "enable_fp_fusion": False}
+    ).asm["cubin"]
