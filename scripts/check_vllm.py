@@ -3,9 +3,9 @@
 `python scripts/check_vllm.py --vllm-python ENV/bin/python [--prompts 16] [--k 4] [--only NAME]`
 
 Each draft of the zoo, and variants of it that set one fact differently, is converted and given to both engines with the
-embedded target, greedily in float32 on the CPU. Output tokens, every proposal, the number of rounds and the accepted
-tokens at each position must be the same. A draft that vLLM cannot express must be refused by it. Exits with 1 when
-anything differs.
+embedded target, greedily in float32 on the CPU; so are n-grams. Output tokens, every proposal, the number of drafts and
+the accepted tokens at each position must be the same, and one request at least must have 25 rounds. A draft that vLLM
+cannot express must be refused by it. Exits with 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
@@ -31,53 +35,108 @@ from draftkit.evaluate.statistics import accepted_per_position
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Target
+from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Request
 
+Edit = Callable[[dict[str, object], dict[str, Tensor]], None]
+IN_A_ROW = 25  # steps of one request that are compared at least
+COLUMNS = ("draft", "drafts", "accepted at 1…K", "acceptance length", "vLLM: outputs", "proposals", "counts")
+
 
 @dataclass(frozen=True)
 class Case:
-    """A draft of the zoo, the facts set differently, and the layout that vLLM gets."""
+    """A draft of the zoo, the facts set differently, and the layout that vLLM gets.
+
+    `edit` changes config and tensors of the draft in the layout of speculators, before it is converted.
+    """
 
     name: str
     source: str
     to: str = "unified"
     overrides: dict[str, str] = field(default_factory=dict)
+    edit: Edit | None = None
+
+
+def flag(name: str) -> Edit:
+    def edit(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+        assert config[name] is False
+        config[name] = True
+
+    return edit
+
+
+def norm_before_fc(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+    """One norm over all captured states."""
+    config["norm_before_fc"] = True
+    tensors["input_norm.weight"] = _norm_weight(tensors["fc.weight"].shape[1])
+
+
+def fc_norm(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+    """One norm for each captured state."""
+    config["fc_norm"] = True
+    hidden, width = tensors["fc.weight"].shape
+    for index, weight in enumerate(_norm_weight(width).split(hidden)):
+        tensors[f"fc_norm.{index}.weight"] = weight.clone()
+
+
+def _norm_weight(size: int) -> Tensor:
+    return (1 + 0.2 * torch.randn(size, generator=torch.Generator().manual_seed(1))).to(torch.float16)
+
+
+def full_vocabulary(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+    """The head's rows at the target's ids; tokens that the draft lacked get a logit of zero."""
+    offsets, kept, head = tensors.pop("d2t"), tensors.pop("t2d"), tensors["lm_head.weight"]
+    config["draft_vocab_size"] = len(kept)
+    tensors["lm_head.weight"] = head.new_zeros(len(kept), head.shape[1])
+    tensors["lm_head.weight"][torch.arange(len(offsets)) + offsets] = head
 
 
 CASES = (
     Case("EAGLE-1", "eagle"),
     Case("EAGLE-1 with fc.bias", "eagle-bias"),
     Case("EAGLE-1 with fc.bias, folded", "eagle-bias", to="vllm"),
+    Case("EAGLE-1, rope base 10000", "eagle", overrides={"rope_theta": "10000"}),
     Case("EAGLE-3", "eagle3"),
-    Case("EAGLE-3, norm before residual", "eagle3", overrides={"norm_before_residual": "true"}),
-    Case("EAGLE-3, normed feedback", "eagle3", overrides={"feedback": "post_norm"}),
+    Case("EAGLE-3, whole vocabulary", "eagle3", edit=full_vocabulary),
+    Case("EAGLE-3, norm before residual", "eagle3", edit=flag("norm_before_residual")),
+    Case("EAGLE-3, norm before fc", "eagle3", edit=norm_before_fc),
+    Case("EAGLE-3, fc norms", "eagle3", edit=fc_norm),
+    Case("EAGLE-3, normed feedback", "eagle3", edit=flag("norm_output")),
     Case("EAGLE-3, rope base 500000", "eagle3", overrides={"rope_theta": "500000"}),
     Case("EAGLE-3, other layers", "eagle3", overrides={"aux_layer_ids": "1,4,6"}),
     Case("EAGLE-3, speculators layout", "eagle3", to="speculators"),
     Case("EAGLE-3, SafeAILab layout", "eagle3", to="eagle"),
     Case("P-EAGLE", "p-eagle"),
+    Case("P-EAGLE, whole vocabulary", "p-eagle", edit=full_vocabulary),
+    Case("P-EAGLE, norm before residual", "p-eagle", edit=flag("norm_before_residual")),
+    Case("P-EAGLE, norm before fc", "p-eagle", edit=norm_before_fc),
+    Case("P-EAGLE, fc norms", "p-eagle", edit=fc_norm),
+    Case("P-EAGLE, normed output", "p-eagle", edit=flag("norm_output")),
     Case("P-EAGLE, speculators layout", "p-eagle", to="speculators"),
     Case("PARD", "pard"),
     Case("MLP speculator", "mlp-speculator"),
     Case("standalone", "draft-model"),
 )
+NGRAMS = ((1, 3), (2, 4))  # sizes looked up
 
 
-def run_draftkit(drafter: Drafter, requests: list[Request], k: int) -> tuple[list[Generation], list[list[list[int]]]]:
+def run_draftkit(
+    model: PreTrainedModel, drafter: Drafter, requests: list[Request], k: int
+) -> tuple[list[Generation], list[list[list[int]]]]:
     """The generations, and the proposals of each request."""
     proposals: list[list[list[int]]] = []
     propose = drafter.propose
 
     def recorded(committed: Committed, count: int, draw: Draw) -> Proposal:
         drafted = propose(committed, count, draw)
-        proposals[-1].extend(drafted.tokens.tolist())
+        (tokens,) = drafted.tokens.tolist()
+        proposals[-1].append(tokens if drafted.lengths is None else tokens[: int(drafted.lengths)])
         return drafted
 
     drafter.propose = recorded  # type: ignore[method-assign]
-    target = Target(load_model("zoo:target", device="cpu", dtype=torch.float32)[0], drafter.taps)
-    engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=1)
+    engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=k, num_slots=1)
     generations = []
     for request in requests:
         proposals.append([])
@@ -85,15 +144,15 @@ def run_draftkit(drafter: Drafter, requests: list[Request], k: int) -> tuple[lis
     return generations, proposals
 
 
-def run_vllm(python: str, job: dict[str, object], folder: Path) -> dict[str, object] | None:
+def run_vllm(python: str, job: dict[str, object]) -> dict[str, object] | None:
     """vLLM's outputs, proposals and counters, or None when it refused the draft."""
-    result = folder / "vllm.json"
-    result.unlink(missing_ok=True)
     runner = Path(__file__).with_name("vllm_generate.py")
-    job = job | {"result": str(result)}
-    ran = subprocess.run([python, str(runner)], input=json.dumps(job), capture_output=True, text=True, check=False)
-    if result.is_file():
-        return json.loads(result.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "vllm.json"
+        job = job | {"result": str(result)}
+        ran = subprocess.run([python, str(runner)], input=json.dumps(job), capture_output=True, text=True, check=False)
+        if result.is_file():
+            return json.loads(result.read_text())
     if "are not supported for now" in ran.stderr:
         return None
     sys.exit(f"vLLM failed:\n{ran.stderr[-3000:]}")
@@ -104,57 +163,95 @@ def main() -> None:
     parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vLLM")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--only", help="run the cases whose name contains this")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--only", default="", help="run the cases whose name contains this")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("draft", "rounds", "accepted at 1…K", "acceptance length", "vLLM: outputs", "drafts", "counts")
-    differences = 0
+    comparison = Comparison(options)
     for case in CASES:
-        if options.only is None or options.only in case.name:
-            row, differs = compare(case, options)
-            table.add_row(case.name, *row)
-            differences += differs
-    Console(width=150).print(table)
-    sys.exit(1 if differences else 0)
+        if options.only in case.name:
+            comparison.add_case(case)
+    for sizes in NGRAMS:
+        if options.only in (name := f"n-gram, {sizes[0]}–{sizes[1]} tokens"):
+            comparison.add_ngram(name, *sizes)
+    Console(width=180).print(comparison.table)
+    sys.exit(1 if comparison.differences else 0)
 
 
-def compare(case: Case, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """A row of the table, and whether the engines differ."""
-    model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
-    prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
-    requests = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
-    with tempfile.TemporaryDirectory() as scratch:
-        unified, served = Path(scratch) / "unified", Path(scratch) / "served"
-        arguments = {"overrides": case.overrides, "target": "zoo:target"}
-        convert_checkpoint(f"zoo:{case.source}", unified, **arguments)
-        convert_checkpoint(f"zoo:{case.source}", served, to=case.to, **arguments)
-        # The fold for vLLM changes the tensors within their rounding; both engines must run the same ones.
-        draft = read_draft(served if case.to in ("unified", "vllm") else unified)
-        ours, proposals = run_draftkit(load_drafter(draft, model), requests, options.k)
-        rounds = sum(len(g.rounds) for g in ours)
-        accepted = accepted_per_position(ours, options.k)
-        row = [str(rounds), str(accepted), f"{1 + sum(accepted) / rounds:.4f}"]
+class Comparison:
+    """Both engines on the same prompts: a row of `table` per draft, and how many `differences` there were."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
+        prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
+        self.requests = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
+        self.table = Table(
+            "draft", "drafts", "accepted at 1…K", "acceptance length", "vLLM: outputs", "drafts", "counts"
+        )
+        self.differences = 0
+
+    def add_case(self, case: Case) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            source = edited(case, Path(scratch) / "source")
+            unified, served = Path(scratch) / "unified", Path(scratch) / "served"
+            for to, folder in (("unified", unified), (case.to, served)):
+                convert_checkpoint(source, folder, to=to, target="zoo:target", overrides=case.overrides)
+            # The fold for vLLM changes the tensors within their rounding; both engines must run the same ones.
+            draft = read_draft(served if case.to in ("unified", "vllm") else unified)
+            refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
+            self._add(case.name, load_drafter(draft, self.model), vllm_settings(draft.spec, served), refusal)
+
+    def add_ngram(self, name: str, least: int, most: int) -> None:
+        settings = {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}
+        self._add(name, NgramDrafter(self.model.config.vocab_size, min_n=least, max_n=most), settings, None)
+
+    def _add(self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None) -> None:
+        ours, proposals = run_draftkit(self.model, drafter, self.requests, self.options.k)
+        drafts = sum(r.drafted > 0 for g in ours for r in g.rounds)
+        accepted = accepted_per_position(ours, self.options.k)
+        row = [name, str(drafts), str(accepted), f"{1 + sum(accepted) / sum(len(g.rounds) for g in ours):.4f}"]
         job: dict[str, object] = {
             "target": str(zoo.path("target")),
-            "speculative": vllm_settings(draft.spec, served) | {"num_speculative_tokens": options.k},
-            "prompts": prompts,
-            "max_new_tokens": options.max_new_tokens,
-            "eos_token_ids": sorted(Target(model).eos_token_ids),
+            "speculative": settings | {"num_speculative_tokens": self.options.k},
+            "prompts": [request.prompt for request in self.requests],
+            "max_new_tokens": self.options.max_new_tokens,
+            "eos_token_ids": sorted(Target(self.model).eos_token_ids),
         }
-        theirs = run_vllm(options.vllm_python, job, Path(scratch))
-    if theirs is None:
-        reason = refusal_by_vllm(draft.spec)
-        return [*row, f"refused: {reason}", "–", "–"], reason is None or case.to != "unified"
-    same = sum(a.tokens == b for a, b in zip(ours, theirs["tokens"], strict=True))
-    pairs = zip(proposals, theirs["proposals"], strict=True)
-    # Not strict: vLLM also proposes after the last round of a request, which nothing verifies.
-    steps = [step for mine, other in pairs for step in zip(mine, other, strict=False)]
-    equal = sum(a == b for a, b in steps)
-    counters = theirs["counters"]
-    counts = (counters["num_drafts"], counters["num_accepted_tokens_per_pos"]) == (rounds, accepted)
-    row += [f"{same} of {len(requests)} equal", f"{equal} of {len(steps)} equal", "equal" if counts else str(counters)]
-    return row, not (same == len(requests) and equal == len(steps) >= rounds and counts)
+        theirs = run_vllm(self.options.vllm_python, job)
+        if theirs is None:
+            self.table.add_row(*row, f"refused: {refusal}", "–", "–")
+            self.differences += refusal is None
+            return
+        same = sum(a.tokens == b for a, b in zip(ours, theirs["tokens"], strict=True))
+        # Not strict: vLLM also proposes after the last round of a request, which nothing verifies.
+        steps = [list(zip(*pair, strict=False)) for pair in zip(proposals, theirs["proposals"], strict=True)]
+        equal, compared = sum(a == b for request in steps for a, b in request), sum(map(len, steps))
+        counters = theirs["counters"]
+        counts = (counters["num_drafts"], counters["num_accepted_tokens_per_pos"]) == (drafts, accepted)
+        longest = max(map(len, steps))
+        self.table.add_row(
+            *row,
+            f"{same} of {len(ours)} equal",
+            f"{equal} of {compared} equal, {longest} in a row",
+            "equal" if counts else str(counters),
+        )
+        complete = compared == sum(map(len, proposals)) and longest >= IN_A_ROW
+        self.differences += not (same == len(ours) and equal == compared and complete and counts and refusal is None)
+
+
+def edited(case: Case, folder: Path) -> str:
+    """The source of a case: the zoo's draft, or its edited copy in `folder`."""
+    source = f"zoo:{case.source}"
+    if case.edit is None:
+        return source
+    convert_checkpoint(source, folder, to="speculators", target="zoo:target")
+    config_path, tensors_path = folder / "config.json", folder / "model.safetensors"
+    config, tensors = json.loads(config_path.read_text()), load_file(tensors_path)
+    case.edit(config, tensors)
+    config_path.write_text(json.dumps(config))
+    save_file(tensors, tensors_path, metadata={"format": "pt"})
+    return str(folder)
 
 
 if __name__ == "__main__":

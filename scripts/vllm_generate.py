@@ -1,6 +1,6 @@
 """Greedy generation with vLLM's offline engine; run by check_vllm.py with the Python of vLLM's own environment.
 
-Reads a JSON job from standard input: target, draft (or null), speculative (further settings), prompts (token ids),
+Reads a JSON job from standard input: target, speculative (its `speculative_config`), prompts (token ids),
 max_new_tokens, eos_token_ids. Requests run one after the other. Writes the outputs, vLLM's speculative-decoding
 counters and every proposal in order to the file `result`.
 """

@@ -32,6 +32,18 @@ def fit(counts: Tensor, law: Tensor) -> float:
     return float(torch.special.gammaincc(degrees / 2, g / 2)) if degrees else 1.0
 
 
+def same_law(first: Tensor, second: Tensor) -> float:
+    """The p-value of the G-test that two samples, of which these are the counts [N], were drawn from one law."""
+    counts = torch.stack((first, second)).double()
+    share = counts.sum(1, keepdim=True) / counts.sum()
+    rare = (counts.sum(0) * share.min()) < MIN_EXPECTED
+    counts = torch.cat((counts[:, ~rare], counts[:, rare].sum(1, keepdim=True)), dim=1)
+    counts = counts[:, counts.sum(0) > 0]
+    expected = counts.sum(0) * share
+    g = 2 * (torch.xlogy(counts, counts) - torch.xlogy(counts, expected)).sum().clamp(min=0)
+    return float(torch.special.gammaincc(torch.tensor((counts.shape[1] - 1) / 2, dtype=torch.float64), g / 2))
+
+
 def text_fit(texts: Tensor, law: Tensor, size: int) -> float:
     """The p-value that `texts` int64 [B, length] follow `law` [size ** length]."""
     powers = size ** torch.arange(texts.shape[1] - 1, -1, -1)

@@ -29,7 +29,7 @@ from draftkit.evaluate.loading import load_drafter
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import FINAL, Target
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
@@ -439,15 +439,16 @@ def requests() -> tuple[Request, ...]:
     """Prompts that repeat themselves, so that n-grams are found, of several lengths."""
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(3, V, (size,), generator=generator).tolist() * times for size, times in SHAPES]
-    return tuple(Request(str(i), tuple(prompt), 6 + 3 * i) for i, prompt in enumerate(prompts))
+    return tuple(Request(str(i), tuple(prompt), 6 + 2 * i) for i, prompt in enumerate(prompts))
 
 
 SHAPES = ((5, 3), (1, 1), (9, 1), (3, 6))
 
 
 def sampled() -> tuple[Request, ...]:
+    """The same at temperatures 0.7 and 1 in turn."""
     return tuple(
-        Request(r.id, r.prompt, r.max_new_tokens, SamplingParameters(temperature=0.8, seed=i))
+        Request(r.id, r.prompt, r.max_new_tokens, SamplingParameters(temperature=(0.7, 1.0)[i % 2], seed=i))
         for i, r in enumerate(requests())
     )
 
@@ -461,21 +462,57 @@ def generate(drafter: Drafter | None, wanted: Sequence[Request], num_slots: int,
 
 
 @cache
-def plain(temperature: bool) -> list[list[int]]:
-    return [g.tokens for g in generate(None, sampled() if temperature else requests(), 1)]
+def plain(wanted: tuple[Request, ...]) -> list[list[int]]:
+    return [g.tokens for g in generate(None, wanted, 1)]
 
 
-def check_output(drafter: Drafter) -> list[Generation]:
-    """Alone and in a batch, at temperature 0 and above, the output is plain decoding's. Returns a greedy run."""
-    assert [g.tokens for g in generate(drafter, sampled(), 3)] == plain(True)
-    assert [g.tokens for g in generate(drafter, requests(), 1)] == plain(False)
-    generations = generate(drafter, requests(), 3)
-    assert [g.tokens for g in generations] == plain(False)
+def check_output(drafter: Drafter, settings: Sequence[tuple[int, int]]) -> list[Generation]:
+    """With these numbers of slots and of draft tokens, the output is plain decoding's. Returns the last greedy run."""
+    for num_slots, k in settings:
+        assert [g.tokens for g in generate(drafter, sampled(), num_slots, k)] == plain(sampled())
+        generations = generate(drafter, requests(), num_slots, k)
+        assert [g.tokens for g in generations] == plain(requests())
     return generations
 
 
+BATCHES_AND_K = ((1, 2), (3, 1), (3, K))
+
+
 def test_output_equals_plain_decoding(case: Case) -> None:
-    check_output(case.drafter)
+    check_output(case.drafter, BATCHES_AND_K)
+
+
+def poison_before_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the rows of a forward must not see is NaN: what is new in a cache, and from their first entry on.
+
+    Whatever was there, of rejected tokens, mask rows and earlier sequences, is thereby replaced before it is seen.
+    """
+    rows_of = SlotCache.rows
+
+    def rows(cache: SlotCache, slots: Tensor, positions: Tensor, length: int) -> CacheRows:
+        for slot, row in zip(slots.tolist(), positions, strict=True):
+            for pool in (pool for pools in cache.layers.values() for pool in pools):
+                pool[slot, :, int(row[row >= 0].min()) :] = torch.nan
+            cache.written[slot] = cache.capacity
+        return rows_of(cache, slots, positions, length)
+
+    new = SlotCache._pool
+    monkeypatch.setattr(SlotCache, "rows", rows)
+    monkeypatch.setattr(SlotCache, "_pool", lambda cache, like: new(cache, like).fill_(torch.nan))
+
+
+def test_nan_that_no_row_sees_reaches_no_output(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(sampled()), plain(requests())
+    poison_before_every_forward(monkeypatch)
+    for wanted, tokens in zip((sampled(), requests()), expected, strict=True):
+        assert [g.tokens for g in generate(case.drafter, wanted, 3)] == tokens
+
+
+def test_nan_would_reach_the_output_of_a_cache_that_clears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(requests())
+    poison_before_every_forward(monkeypatch)
+    monkeypatch.setattr(SlotCache, "_left_over", lambda *_: [])
+    assert [g.tokens for g in generate(None, requests(), 3)] != expected
 
 
 def test_a_draft_without_enough_heads_is_refused(load: Load) -> None:
@@ -534,7 +571,7 @@ def test_ngram_of_vllm() -> None:
 
 def test_ngrams_in_the_engine() -> None:
     """The tokens are certain: sampled requests accept them with the target's probability of them, and no more."""
-    generations = check_output(NgramDrafter(V, min_n=2, max_n=4))
+    generations = check_output(NgramDrafter(V, min_n=2, max_n=4), BATCHES_AND_K)
     drafted = {r.drafted for g in generations for r in g.rounds}
     assert 0 in drafted
     assert drafted - {0}
@@ -633,8 +670,8 @@ def test_another_numbering_of_the_same_words_changes_nothing(load: Load) -> None
     drafter = load(model.config.to_dict(), w, tokenizers=foreign.tokenizers, known=False)
     assert isinstance(drafter, CausalLMDrafter)
     assert drafter.vocabulary is not None
-    generations = check_output(drafter)
-    assert {r.accepted for g in generations for r in g.rounds} == {3}
+    generations = check_output(drafter, BATCHES_AND_K)
+    assert {r.accepted for g in generations for r in g.rounds} == {K}
 
 
 def test_the_same_tokenizer_needs_no_map(load: Load) -> None:
@@ -663,7 +700,7 @@ def test_a_draft_with_fewer_words_equals_the_reference(mask: int | None, load: L
 
     drafter = load(config, w, tokenizers=foreign.tokenizers, known=False)
     test_proposals_equal_the_reference(Case(drafter, chained if mask is None else parallel, ids), 4)
-    check_output(drafter)
+    check_output(drafter, BATCHES_AND_K)
 
 
 # --- Drafts that do not fit

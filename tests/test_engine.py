@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
+from sampling_statistics import same_law
 from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
@@ -16,7 +18,7 @@ from draftkit.runtime.records import Generation, Request
 from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
 
-DRAFTS = ("eagle", "eagle3", "draft-model")
+DRAFTS = ("eagle", "eagle3", "draft-model", "p-eagle", "pard", "mlp-speculator")
 PROBABILISTIC, GREEDY = DraftSampling(mode="probabilistic"), DraftSampling(mode="greedy")
 
 
@@ -49,7 +51,8 @@ def plain(temperature: float) -> list[list[int]]:
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_coupled_verification_gives_the_tokens_of_plain_decoding(name: str, temperature: float) -> None:
-    for k, num_slots in ((1, 1), (4, 3), (7, 5)):
+    most = zoo_drafter(name).max_tokens or 7
+    for k, num_slots in ((1, 3), (most, 1), (most, 5)):
         generations = run(
             sampled(temperature), name, k, num_slots, verification="coupled", draft_sampling=PROBABILISTIC
         )
@@ -109,6 +112,41 @@ def test_measured_acceptance_agrees_with_its_expectation(mode: str, draft_sampli
         variance = sum(r.expected[position] * (1 - r.expected[position]) for r in reached)
         assert abs(accepted - expected) <= 4 * variance**0.5 + 1e-6, (position, accepted, expected)
         assert accepted
+
+
+SAMPLE = 1000  # texts
+NO_ALARM, NOTICED = 1e-4, 1e-12  # p-values that pass, and that a lossy mode must stay below
+
+
+@lru_cache
+def first_three_tokens(name: str | None, first_seed: int, **options: Any) -> Counter[tuple[int, ...]]:
+    """How often each text follows a prompt. A `top_k` of 3 leaves 27, all of them frequent."""
+    prompt = requests()[6].prompt[:11]  # after which much is possible
+    wanted = tuple(
+        Request(str(seed), prompt, 3, SamplingParameters(temperature=2.0, top_k=3, seed=seed), ignore_eos=True)
+        for seed in range(first_seed, first_seed + SAMPLE)
+    )
+    generations = run(wanted, name, k=2, num_slots=250, draft_sampling=PROBABILISTIC, **options)
+    return Counter(tuple(generation.tokens) for generation in generations)
+
+
+def p_value(drafted: Counter[tuple[int, ...]]) -> float:
+    """That these texts have the law of plain decoding."""
+    plainly = first_three_tokens(None, 0)
+    texts = sorted(plainly | drafted)
+    return same_law(*(torch.tensor([counts[text] for text in texts]) for counts in (plainly, drafted)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode"), [("eagle3", "rejection"), ("draft-model", "block")])
+def test_the_first_three_tokens_have_the_law_of_plain_decoding(name: str, mode: str) -> None:
+    assert p_value(first_three_tokens(name, SAMPLE, verification=mode)) > NO_ALARM
+
+
+@pytest.mark.slow
+def test_another_law_of_the_first_three_tokens_is_noticed() -> None:
+    accepting = SyntheticAcceptance((1.0, 1.0))
+    assert p_value(first_three_tokens("eagle3", SAMPLE, verification="synthetic", synthetic=accepting)) < NOTICED
 
 
 def test_expected_acceptance_of_a_greedy_run_is_what_happened() -> None:

@@ -54,8 +54,8 @@ class Case:
             self.change(target, draft)
         return Bigrams(target, draft)
 
-    def draft_rows(self, mode: str) -> SamplingTensors:
-        return batch(DraftSampling(mode, temperature=self.draft_temperature).parameters(self.request), TEXTS)  # type: ignore[arg-type]
+    def draft_rows(self, mode: str, texts: int = TEXTS) -> SamplingTensors:
+        return batch(DraftSampling(mode, temperature=self.draft_temperature).parameters(self.request), texts)  # type: ignore[arg-type]
 
 
 def disjoint(target: Tensor, draft: Tensor) -> None:
@@ -98,7 +98,8 @@ RATIO_MODES = {"rejection": verify_rejection, "block": verify_block}
 
 
 def run(case: Case, verify: Verify, draft: SamplingTensors, **options: object) -> Texts:
-    return generate(case.model(), verify, batch(case.request, TEXTS), draft, k=K, length=LENGTH, **options)  # type: ignore[arg-type]
+    rules = batch(case.request, len(draft.seed))
+    return generate(case.model(), verify, rules, draft, k=K, length=LENGTH, **options)  # type: ignore[arg-type]
 
 
 def p_value(case: Case, texts: Tensor) -> float:
@@ -117,10 +118,10 @@ def test_drawn_drafts_leave_the_targets_law(name: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", ["plain", "ties", "all cuts", "greedy target"])
 def test_mixed_batches_leave_the_targets_law(name: str, mode: str) -> None:
-    """Greedy and drawn drafts in turn, with 0, 1 or 2 drafts in a row, in one batch."""
+    """Greedy and drawn drafts in turn, with 0, 1 or 2 drafts in a row, in one batch; a fit for each of the two."""
     case = CASES[name]
-    draft = case.draft_rows("probabilistic")
-    row = torch.arange(TEXTS)
+    draft = case.draft_rows("probabilistic", 2 * TEXTS)
+    row = torch.arange(2 * TEXTS)
     draft.scale[::2] = 0
     texts = run(case, RATIO_MODES[mode], draft, lengths=row // 2 % (K + 1))
     assert_as_expected(texts)

@@ -71,7 +71,7 @@ def generate(
 
 
 @pytest.mark.parametrize("num_slots", [1, 8])
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", [*DRAFTS, "p-eagle", "pard", "mlp-speculator"])
 def test_output_equals_transformers(name: str, num_slots: int) -> None:
     generations = generate(zoo_drafter(name), 4, num_slots)
     assert [g.tokens for g in generations] == list(transformers_output())

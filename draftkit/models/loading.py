@@ -25,8 +25,10 @@ from draftkit.models.target import FINAL, Taps, Target, load_target
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def load_eagle(draft: Draft, target: PreTrainedModel, *, attention: str) -> EagleModel:
-    """An EAGLE-style draft. `attention` names the attention function."""
+def load_eagle(
+    draft: Draft, target: PreTrainedModel, *, attention: str, dtype: torch.dtype | None = None
+) -> EagleModel:
+    """An EAGLE-style draft. `attention` names the attention function; `dtype` None is the target's."""
     spec = draft.spec.architecture
     assert isinstance(spec, EagleSpec)
     if spec.parallel is not None and not spec.parallel.mask_state:
@@ -35,7 +37,7 @@ def load_eagle(draft: Draft, target: PreTrainedModel, *, attention: str) -> Eagl
     _check_mask_token(draft, spec.parallel, spec.vocab_size)
     with torch.device("meta"):
         model = EagleModel(spec, attention)
-    _fill(model, _weights(draft, target))
+    _fill(model, _weights(draft, target, dtype=dtype))
     model.rotary = type(model.rotary)(model.rotary.config).to(target.device)  # its frequencies are not weights
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model
@@ -105,11 +107,13 @@ def _state(draft: Draft, index: int, num_layers: int) -> int:
     return FINAL if state == num_layers else state
 
 
-def _weights(draft: Draft, target: PreTrainedModel, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix`, without it."""
+def _weights(
+    draft: Draft, target: PreTrainedModel, prefix: str = "", dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, without it; in the target's dtype where there is no other."""
     found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
     return {
-        name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
+        name: tensor.to(target.device, dtype or target.dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in dequantised(found, draft.spec.quantization).items()
     }
 

@@ -1,0 +1,46 @@
+"""What a training step computes on. N tokens in one row, F width of the tapped features, H target width, K steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Packed documents, one after the other, then padding.
+
+    - `tokens` int64 [1, N]. `positions` int64 [1, N] count from 0 in each document.
+    - `documents` int64 [1, N]: the number of the document, −1 for padding.
+    - `supervised` bool [1, N]: tokens that the target produced.
+    - `features` [1, N, F]: the target's states that the draft reads, None where it reads none; position i has seen the
+      tokens up to i. `last` [1, N, H]: the target's states after its final norm.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    documents: Tensor
+    supervised: Tensor
+    features: Tensor | None
+    last: Tensor
+
+    def drafted(self, k: int) -> Tensor:
+        """bool [K, N]: whether serving would draft at step t of a chain that starts at position i.
+
+        Position i has the feature, token i + 1 starts the chain, and token i + 2 + t is drafted: all of them were
+        produced by the target, in one document. The first chain after a prompt starts at its last position.
+        """
+        documents = self.documents[0]
+        inside = self.supervised[0] & (documents >= 0)
+        chain = documents >= 0
+        steps = []
+        for offset in range(1, k + 2):
+            chain = chain & ahead(inside, offset) & (ahead(documents, offset) == documents)
+            steps.append(chain)
+        return torch.stack(steps[1:])
+
+
+def ahead(values: Tensor, offset: int) -> Tensor:
+    """What lies `offset` places later in [..., N]; what comes first beyond the end, as in a ring."""
+    return values.roll(-offset, -1)

@@ -1,0 +1,43 @@
+"""Chains of drafts from every position of a batch at once, for drafts that feed on the target's hidden states.
+
+Position i pairs the target's feature with token i + 1; step t reads token i + 1 + t, always the true one, at position
+i + t, and drafts token i + 2 + t. N positions, H draft width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from draftkit.models.eagle import EagleModel, EagleOutput
+from draftkit.train.attention import ChainSteps
+from draftkit.train.batch import Batch, ahead
+
+
+class Step(NamedTuple):
+    """The rows of a step: `rows` int64 [R] are their positions, `output` has [1, R, H]."""
+
+    rows: Tensor
+    output: EagleOutput
+
+
+def chain_steps(draft: EagleModel, batch: Batch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
+    """The steps of `drafted` bool [K, N]; the first runs all positions, whose keys and values the others see.
+
+    `detached`: gradients do not flow from a step into the one before (HASS).
+    """
+    features = batch.last if batch.features is None else batch.features
+    hidden = draft.fuse(features.float())  # the draft's parameters are, whatever the target's are
+    window = draft.spec.decoder.sliding_window
+    chain = ChainSteps(batch.documents, window)
+    for t in range(len(drafted)):
+        if t == 1:
+            kept = drafted[1].nonzero()[:, 0]
+            chain.go_on(kept)
+            hidden = hidden[:, kept]
+        rows = chain.rows
+        output = draft(ahead(batch.tokens, 1 + t)[:, rows], hidden, batch.positions[:, rows] + t, chain=chain)
+        yield Step(rows, output)
+        hidden = output.feedback.detach() if detached else output.feedback

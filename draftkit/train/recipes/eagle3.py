@@ -1,0 +1,119 @@
+"""EAGLE-3: a training-time test of K steps on states of several target layers (arXiv 2503.01840).
+
+The loss of step t at position i counts where serving would draft there (`Batch.drafted`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftkit.layout.spec import EagleSpec
+from draftkit.train.batch import Batch
+from draftkit.train.losses.parse import parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.recipes.eagle_family import (
+    EagleFamily,
+    check_layers,
+    fresh_decoder,
+    fresh_eagle,
+    require_eagle,
+    started_eagle,
+)
+from draftkit.train.recipes.recipe import Origin, Outcome
+from draftkit.train.statistics import step_statistics
+
+
+@dataclass(frozen=True)
+class Eagle3Options:
+    """The recipe's settings; those of the architecture hold for a new draft only.
+
+    - `steps`: of the training-time test. `loss`: of each, as `parse_loss` reads it. `reduction`: over rows and steps.
+    - `temperature` divides the logits of both sides, as in serving.
+    - `out_of_vocabulary`: rows whose target's choice the draft lacks are kept, taught by the law within the draft
+      vocabulary (speculators), or dropped (SafeAILab/EAGLE).
+    - `train_head`, `train_embeddings`: whether the draft's own head and embedding change.
+    - `layers`: captured target layers, (2, n/2, n−3) where empty. `num_layers`: of the draft. `norm_before_residual`,
+      `feature_norm` and `norm_output` (the feedback is normed: EAGLE-3.1) as in the spec.
+    """
+
+    steps: int = 7
+    loss: str = "kl"
+    reduction: Reduction = field(default_factory=lambda: Reduction(decay=0.8))
+    temperature: float = 1.0
+    out_of_vocabulary: Literal["keep", "drop"] = "keep"
+    train_head: bool = True
+    train_embeddings: bool = False
+    layers: tuple[int, ...] = ()
+    num_layers: int = 1
+    norm_before_residual: bool = False
+    feature_norm: Literal["none", "joint", "per_layer"] = "none"
+    norm_output: bool = False
+
+
+class Eagle3(EagleFamily):
+    """Trains EAGLE-3 drafts."""
+
+    name = "eagle3"
+    options_type = Eagle3Options
+
+    def __init__(self, origin: Origin, options: Eagle3Options):
+        if origin.draft is None:
+            draft = fresh_eagle(eagle3_spec(origin, options), origin)
+        else:
+            spec = origin.draft.spec.architecture
+            require_eagle(origin, self.name, isinstance(spec, EagleSpec) and spec.method == self.name)
+            draft = started_eagle(origin)
+        super().__init__(draft, origin, options.temperature)
+        self.options = options
+        self.loss = parse_loss(options.loss)
+        if draft.spec.lm_head == "draft":
+            assert draft.lm_head is not None
+            draft.lm_head.requires_grad_(options.train_head)
+        if draft.spec.embed_tokens == "draft":
+            assert draft.embed_tokens is not None
+            draft.embed_tokens.requires_grad_(options.train_embeddings)
+
+    @classmethod
+    def start(cls, origin: Origin, options: object) -> Eagle3:
+        assert isinstance(options, Eagle3Options)
+        return cls(origin, options)
+
+    def forward(self, batch: Batch) -> Outcome:
+        drafted = batch.drafted(self.options.steps)
+        rows = self.rows(self.steps(batch, drafted))
+        teacher = self.head.teacher(batch.last[0])
+        counted = drafted
+        if self.options.out_of_vocabulary == "drop":
+            counted = drafted & self.drawable(teacher, drafted)
+        found = self.compare(batch, rows, teacher, self.options.reduction.weights(counted), self.loss)
+        return Outcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
+
+
+def eagle3_spec(origin: Origin, options: Eagle3Options) -> EagleSpec:
+    """The architecture of a new draft."""
+    target = origin.target.config.get_text_config()
+    n = target.num_hidden_layers
+    layers = options.layers or (2, n // 2, n - 3)
+    check_layers(layers, origin.target)
+    return EagleSpec(
+        decoder=fresh_decoder(origin.target, options.num_layers),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size if origin.d2t_ids is None else len(origin.d2t_ids),
+        target_hidden_size=target.hidden_size,
+        aux_layer_ids=layers,
+        token_entry="attention",
+        concatenation="embedding_hidden",
+        fusion_bias=False,
+        feature_norm=options.feature_norm,
+        embedding_norm=True,
+        hidden_norm=True,
+        input_norm=False,
+        norm_before_residual=options.norm_before_residual,
+        final_norm=True,
+        feedback="post_norm" if options.norm_output else "pre_norm",
+        logit_scale=1.0,
+        embed_tokens="draft" if options.train_embeddings else "target",
+        lm_head="draft",
+        parallel=None,
+    )

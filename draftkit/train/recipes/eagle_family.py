@@ -1,0 +1,173 @@
+"""What the recipes of drafts share that feed on the target's hidden states: their start and their chains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftkit.errors import DraftkitError, LayoutError
+from draftkit.layout.decoder import rope_of_config
+from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec
+from draftkit.models.eagle import EagleModel
+from draftkit.models.loading import load_eagle
+from draftkit.models.target import Taps
+from draftkit.train.attention import NAME as CHAIN_ATTENTION
+from draftkit.train.batch import Batch, ahead
+from draftkit.train.chain import Step, chain_steps
+from draftkit.train.losses.head import Head
+from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.teacher import TargetHead, Teacher
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe
+from draftkit.train.teaching import target_head
+
+INITIAL_STD = 0.02
+
+
+class Rows(NamedTuple):
+    """The rows of all steps, one after the other: `steps` and `positions` int64 [R], `hidden` [R, H] for the head."""
+
+    steps: Tensor
+    positions: Tensor
+    hidden: Tensor
+
+
+class EagleFamily(Recipe):
+    """A recipe for an `EagleModel`; `head` is the target's output layer, restricted to the draft vocabulary."""
+
+    draft: EagleModel
+
+    def __init__(self, draft: EagleModel, origin: Origin, temperature: float):
+        super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
+        self.head: TargetHead = target_head(origin.target, draft.target_ids, temperature)
+
+    @property
+    def taps(self) -> Taps | None:
+        ids = self.draft.spec.aux_layer_ids
+        return None if ids is None else Taps(ids)
+
+    def steps(self, batch: Batch, drafted: Tensor, *, detached: bool = False) -> list[Step]:
+        return list(chain_steps(self.draft, batch, drafted, detached=detached))
+
+    def rows(self, steps: list[Step]) -> Rows:
+        number = [torch.full_like(step.rows, t) for t, step in enumerate(steps)]
+        hidden = torch.cat([step.output.head_input[0] for step in steps])
+        return Rows(torch.cat(number), torch.cat([step.rows for step in steps]), hidden)
+
+    def compare(self, batch: Batch, rows: Rows, teacher: Teacher, weights: Tensor, loss: Loss) -> LinearLoss:
+        """The draft's law of every row against the target's; `weights` float32 [K, N]."""
+        size = batch.tokens.shape[1]
+        taught = (rows.positions + 1 + rows.steps) % size
+        layer = self.draft.lm_head
+        assert isinstance(layer, nn.Linear)
+        scaled = rows.hidden if self.draft.spec.logit_scale == 1 else rows.hidden * self.draft.spec.logit_scale
+        return linear_loss(
+            scaled,
+            Head(layer.weight, layer.bias),
+            teacher.at(taught),
+            weights[rows.steps, rows.positions],
+            loss,
+            emitted=batch.tokens[0, (taught + 1) % size],
+        )
+
+    def drawable(self, teacher: Teacher, drafted: Tensor) -> Tensor:
+        """bool [K, N]: the draft vocabulary has the target's choice for token i + 2 + t."""
+        if teacher.law is None:
+            return torch.ones_like(drafted)
+        known = self.head.to_draft(teacher.law.best) >= 0
+        return torch.stack([ahead(known, 1 + t) for t in range(len(drafted))])
+
+    @torch.no_grad()
+    def chains(self, batch: Batch, k: int) -> Chains:
+        drafted = batch.drafted(k)
+        rows = self.rows(self.steps(batch, drafted))
+        teacher = self.head.teacher(batch.last[0])
+        found = self.compare(batch, rows, teacher, drafted.float(), parse_loss("tv"))
+        return Chains(
+            drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
+        )
+
+
+def spread(values: Tensor | None, rows: Rows, like: Tensor) -> Tensor:
+    """Values [R] of rows at their places in [K, N]."""
+    assert values is not None
+    out = values.new_zeros(like.shape)
+    out[rows.steps, rows.positions] = values
+    return out
+
+
+def fresh_decoder(target: PreTrainedModel, num_layers: int) -> Decoder:
+    """Decoder layers with the target's sizes, rotary embedding and activation."""
+    config = target.config.get_text_config()
+    heads = config.num_attention_heads
+    return Decoder(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        hidden_act="silu",
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_window=None,
+        rope=replace(rope_of_config(config.to_dict()), declared_base=None),
+    )
+
+
+def fresh_eagle(spec: EagleSpec, origin: Origin, attention: str = CHAIN_ATTENTION) -> EagleModel:
+    """A new draft in float32. Its own head and embedding start as the target's where the widths agree."""
+    target = origin.target
+    model = EagleModel(spec, attention)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=INITIAL_STD)
+    embeddings, output = target.get_input_embeddings(), target.get_output_embeddings()
+    with torch.no_grad():
+        if spec.reduced_vocabulary:
+            assert origin.d2t_ids is not None
+            model.d2t.copy_(origin.d2t_ids - torch.arange(len(origin.d2t_ids)))
+        if isinstance(model.lm_head, nn.Linear) and spec.decoder.hidden_size == spec.target_hidden_size:
+            rows = output.weight if origin.d2t_ids is None else output.weight[origin.d2t_ids.to(output.weight.device)]
+            model.lm_head.weight.copy_(rows)
+        if isinstance(model.embed_tokens, nn.Embedding) and spec.decoder.hidden_size == spec.target_hidden_size:
+            model.embed_tokens.weight.copy_(embeddings.weight)
+    model = model.to(target.device)
+    model.borrow(embeddings, output)
+    return model
+
+
+def started_eagle(origin: Origin, attention: str = CHAIN_ATTENTION) -> EagleModel:
+    """The origin's draft in float32, ready to be trained further."""
+    assert origin.draft is not None
+    model = load_eagle(origin.draft, origin.target, attention=attention, dtype=torch.float32)
+    layers = origin.target.get_input_embeddings(), origin.target.get_output_embeddings()
+    borrowed = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) not in borrowed)
+    return model
+
+
+def require_eagle(origin: Origin, recipe: str, fits: bool) -> None:
+    """Raise `DraftkitError` for a draft of another kind than the recipe trains."""
+    if not fits:
+        assert origin.draft is not None
+        raise DraftkitError(
+            f"the draft is of the kind {origin.draft.spec.method}",
+            where=origin.draft.path,
+            hint=f"recipe {recipe} trains another",
+        )
+
+
+def check_layers(ids: tuple[int, ...], target: PreTrainedModel) -> None:
+    """Raise `LayoutError` for layers that the target does not have."""
+    most = target.config.get_text_config().num_hidden_layers
+    if not ids or min(ids) < 0 or max(ids) > most:
+        raise LayoutError(f"target layers {list(ids)}", expected=f"ids from 0 to {most}")

@@ -1,0 +1,99 @@
+"""What every recipe is: a draft with its training loss, and what its chains would have met in serving.
+
+N positions, K draft tokens of a chain.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftkit.layout.folder import Draft
+from draftkit.layout.schema import tensor_schema
+from draftkit.layout.spec import DraftSpec
+from draftkit.models.target import Taps
+from draftkit.train.batch import Batch
+
+
+class Outcome(NamedTuple):
+    """`loss`: a scalar to be differentiated. `statistics`: detached scalars by name, for the log."""
+
+    loss: Tensor
+    statistics: dict[str, Tensor]
+
+
+class Chains(NamedTuple):
+    """Chains of K drafts from every position of a batch, with the true tokens as their prefix: all [K, N].
+
+    - `drafted` bool: `Batch.drafted`; the others mean nothing elsewhere.
+    - `agree` bool: the draft's choice for token i + 2 + t is the target's own choice there.
+    - `ratio`: min(1, q/p) of that token, the probability that it had been drafted, given that it was emitted.
+    - `alpha`: Σ_v min(p_v, q_v). `oov`: the target's mass outside the draft vocabulary.
+    """
+
+    drafted: Tensor
+    agree: Tensor
+    ratio: Tensor
+    alpha: Tensor
+    oov: Tensor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a recipe starts from: the target, a draft to go on with, the chosen draft vocabulary.
+
+    `target` needs its embedding and output layer only; its layers may be on torch's meta device.
+    `d2t_ids` int64 [Vd]: the target's ids of the draft vocabulary, None for all of them.
+    """
+
+    target: PreTrainedModel
+    draft: Draft | None = None
+    d2t_ids: Tensor | None = None
+
+
+class Recipe(nn.Module, ABC):
+    """A draft in training.
+
+    `draft`: its parameters carry the names of the unified layout, the target's on loan aside; `spec` describes it.
+    """
+
+    name: ClassVar[str]
+    options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
+
+    def __init__(self, draft: nn.Module, spec: DraftSpec):
+        super().__init__()
+        self.draft = draft
+        self.spec = spec
+        self._stored = frozenset(tensor_schema(spec))
+
+    @classmethod
+    @abstractmethod
+    def start(cls, origin: Origin, options: object) -> Recipe:
+        """A recipe with a new draft, or with the origin's. Raises `DraftkitError` when that draft is of another kind,
+        or an option does not fit."""
+
+    @property
+    @abstractmethod
+    def taps(self) -> Taps | None:
+        """The target's states that the draft reads, as `Batch.features`; None where the last ones are enough."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Outcome:
+        """The training loss of a batch."""
+
+    @abstractmethod
+    def chains(self, batch: Batch, k: int) -> Chains:
+        """Chains of `k` drafts as serving would draft them; without gradients."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds, by its names in the unified layout."""
+        return self.stored(self.draft.state_dict())
+
+    def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of the draft's `state_dict`, what belongs to it and not to the target."""
+        return {name: tensor for name, tensor in state.items() if name in self._stored}

@@ -1,0 +1,53 @@
+"""Times generation with vLLM's offline engine; run by bench_runtime.py with the Python of vLLM's own environment.
+
+The first line of standard input is a JSON job: target, speculative (its `speculative_config`, null for plain decoding),
+eager, prompts (token ids), max_new_tokens, eos_token_ids, batches (sizes that will be asked for). Each further line is
+a batch size: all prompts are generated, that many together, and the answer on standard output is one line of JSON,
+tokens and seconds. Threads are the environment's: OMP_NUM_THREADS.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # other work may be on any core
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm import LLM, SamplingParams  # the settings above must be in the environment first
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    job = json.loads(sys.stdin.readline())
+    llm = LLM(
+        model=job["target"],
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=job["eager"],
+        max_model_len=1024,
+        max_num_seqs=max(job["batches"]),
+        enable_prefix_caching=False,  # every repeat pays for its prompts, as the other tools do
+        speculative_config=job["speculative"],
+    )
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    sampling = SamplingParams(
+        temperature=0, max_tokens=job["max_new_tokens"], detokenize=False, stop_token_ids=job["eos_token_ids"]
+    )
+    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    for line in sys.stdin:
+        tokens, began = 0, time.perf_counter()
+        together = int(line) if int(line) < max(job["batches"]) else len(prompts)
+        for first in range(0, len(prompts), together):
+            outputs = llm.generate(prompts[first : first + together], sampling, use_tqdm=False)
+            tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - began}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
