@@ -15,6 +15,7 @@ import typer
 from draftkit.cli import data
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.evaluate import evaluate
+from draftkit.cli.train import train
 from draftkit.errors import DraftkitError
 from draftkit.version import __version__
 
@@ -29,6 +30,7 @@ app.command()(convert)
 app.command()(inspect)
 app.command()(formats)
 app.command(name="eval")(evaluate)
+app.command()(train)
 app.add_typer(data.app, name="data")
 
 

@@ -185,6 +185,65 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def states(
+    documents: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
+    out: Annotated[Path, typer.Argument(help="The folder of states; one that exists is continued.")],
+    target: TargetOption,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Store the states after these layers, as 2,5,7; default: EAGLE-3's; '' for none."),
+    ] = None,
+    encoding: Annotated[
+        Literal["bf16", "float32", "fp8", "int8"], typer.Option(help="How numbers are stored.")
+    ] = "bf16",
+    tokens_per_row: Annotated[int, typer.Option(min=1, help="Tokens that the target reads at once.")] = 4096,
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a file, which is built in memory.")] = 32768,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(help="The Python of an environment with vLLM, which then runs the target."),
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")] = 1,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and write nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Store the target's hidden states, so that training does without the target; a killed run is continued."""
+    quiet_transformers()
+    from draftkit.report.data import states_plan
+    from draftkit.train.target_states import StateSettings, write_target_states
+
+    settings = StateSettings(
+        target=target,
+        layers=_parse_layers(layers),
+        encoding=encoding,
+        tokens_per_row=tokens_per_row,
+        shard_tokens=shard_tokens,
+        vllm_python=vllm_python,
+        tensor_parallel=tensor_parallel,
+        device=device,
+        dtype=dtype,
+    )
+    with _progress("tokens") as (set_total, on_tokens):
+
+        def on_plan(plan: Plan) -> None:
+            set_total(plan.tokens)
+            if not (dry_run or as_json):
+                print(states_plan(plan.to_dict()), file=sys.stderr)
+
+        plan, manifest = write_target_states(
+            documents, out, settings, on_plan=on_plan, on_tokens=on_tokens, dry_run=dry_run
+        )
+    if as_json:
+        print_json({"schema": 1, "out": None if dry_run else str(out), "plan": plan.to_dict(), "states": manifest.to_dict()})
+    elif dry_run:
+        print(states_plan(plan.to_dict()))
+    else:
+        print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards: {out}")
+        print(f"next: draftkit train … --states {out}", file=sys.stderr)
+
+
 def _responder(
     target: str,
     sampling: Sampling,
@@ -216,6 +275,13 @@ def _parse_options(texts: list[str] | None) -> dict[str, object]:
         except ValueError:
             options[name] = value
     return options
+
+
+def _parse_layers(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else tuple(int(number) for number in text.split(",") if text)
+    except ValueError:
+        raise DraftkitError(f"--layers {text}", expected="numbers, as 2,5,7") from None
 
 
 def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator[Item]:

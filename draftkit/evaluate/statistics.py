@@ -28,11 +28,11 @@ def acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Inter
 
     Prompts are resampled, not rounds, because the rounds of one answer resemble each other. NaN without any round.
     """
-    return _bootstrap([(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds], seed)
+    return bootstrap_length([(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds], seed)
 
 
-def _bootstrap(sums: Sequence[tuple[float, int]], seed: int) -> Interval:
-    """The mean length of (accepted, rounds) for each prompt, with its interval."""
+def bootstrap_length(sums: Sequence[tuple[float, int]], seed: int = 0) -> Interval:
+    """The mean length of (accepted, rounds) for each prompt, with its interval; NaN of nothing."""
     if not sums:
         return Interval(float("nan"), float("nan"), float("nan"))
     generator = random.Random(seed)
@@ -48,7 +48,7 @@ def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0)
     a gap between the two is a bug. NaN without any round.
     """
     sums = [(sum(sum(r.expected[: r.accepted + 1]) for r in g.rounds), len(g.rounds)) for g in generations if g.rounds]
-    return _bootstrap(sums, seed)
+    return bootstrap_length(sums, seed)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:

@@ -24,12 +24,12 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def from_dict(cls: type[Record], data: object, where: object) -> Record:
-    """Build `cls` from what `to_dict` gave. Raises `LayoutError` that lists every problem at once."""
+def from_dict(cls: type[Record], data: object, where: object, what: str = "the draftkit block") -> Record:
+    """Build `cls` from what `to_dict` gave. Raises `LayoutError` that lists every problem of `what` at once."""
     problems: list[str] = []
     record = _read(cls, data, cls.__name__, problems)
     if problems:
-        raise LayoutError("the draftkit block is not valid:\n    " + "\n    ".join(problems), where=where)
+        raise LayoutError(f"{what} is not valid:\n    " + "\n    ".join(problems), where=where)
     return typing.cast(Record, record)
 
 

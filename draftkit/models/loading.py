@@ -55,14 +55,16 @@ def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
     return model
 
 
-def load_mlp_speculator(draft: Draft, target: PreTrainedModel) -> MlpSpeculatorModel:
-    """An MLP speculator."""
+def load_mlp_speculator(
+    draft: Draft, target: PreTrainedModel, *, dtype: torch.dtype | None = None
+) -> MlpSpeculatorModel:
+    """An MLP speculator; `dtype` None is the target's."""
     spec = draft.spec.architecture
     assert isinstance(spec, MlpSpeculatorSpec)
     _check_sizes(draft, spec, target)
     with torch.device("meta"):
         model = MlpSpeculatorModel(spec)
-    return _fill(model, _weights(draft, target, "speculator."))
+    return _fill(model, _weights(draft, target, "speculator.", dtype))
 
 
 def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> Target:

@@ -44,12 +44,16 @@ class MlpSpeculatorModel(nn.Module):
 
     def forward(self, step: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, V] and the next state [B, D] of step 0 … num_heads−1, from the last state and token int64 [B]."""
-        embedding, projection, norm, head = (
-            modules[min(step, len(modules) - 1)] for modules in (self.emb, self.proj, self.ln, self.head)
+        state = self.advance(step, state, tokens)
+        return self.head[min(step, len(self.head) - 1)](state), state
+
+    def advance(self, step: int, state: Tensor, tokens: Tensor) -> Tensor:
+        """The next state alone."""
+        embedding, projection, norm = (
+            modules[min(step, len(modules) - 1)] for modules in (self.emb, self.proj, self.ln)
         )
         state = torch.add(projection(state), embedding(tokens), alpha=self.token_weight)
-        state = gelu(norm(state))
-        return head(state), state
+        return gelu(norm(state))
 
 
 class ScaledNorm(nn.Module):

@@ -121,7 +121,7 @@ class Target:
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
         keep = tokens.new_full((1,), tokens.shape[1] - 1) if last_only else 0
-        with self._tapped() as states:
+        with self.tapped() as states:
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
@@ -143,7 +143,7 @@ class Target:
         return TargetOutput(output.logits, features)
 
     @contextmanager
-    def _tapped(self) -> Iterator[dict[int, Tensor]]:
+    def tapped(self) -> Iterator[dict[int, Tensor]]:
         """Collect the tapped states of one forward."""
         states: dict[int, Tensor] = {}
         hooks = [self._tap(i, states) for i in set(self.taps.states)] if self.taps else []

@@ -31,12 +31,19 @@ class Batch(NamedTuple):
         Position i has the feature, token i + 1 starts the chain, and token i + 2 + t is drafted: all of them were
         produced by the target, in one document. The first chain after a prompt starts at its last position.
         """
-        documents = self.documents[0]
-        inside = self.supervised[0] & (documents >= 0)
+        return self._chains(k, self.supervised[0])
+
+    def complete(self, k: int) -> Tensor:
+        """bool [K, N]: the same of any text: tokens i + 1 … i + 2 + t are in the document of position i."""
+        return self._chains(k, torch.ones_like(self.supervised[0]))
+
+    def _chains(self, k: int, wanted: Tensor) -> Tensor:
+        documents, positions = self.documents[0], self.positions[0]
         chain = documents >= 0
         steps = []
         for offset in range(1, k + 2):
-            chain = chain & ahead(inside, offset) & (ahead(documents, offset) == documents)
+            same = (ahead(documents, offset) == documents) & (ahead(positions, offset) == positions + offset)
+            chain = chain & same & ahead(wanted, offset)
             steps.append(chain)
         return torch.stack(steps[1:])
 

@@ -6,7 +6,7 @@ N positions, K draft tokens of a chain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -18,6 +18,7 @@ from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
+from draftkit.train.data.documents import Document
 
 
 class Outcome(NamedTuple):
@@ -69,7 +70,7 @@ class Recipe(nn.Module, ABC):
         super().__init__()
         self.draft = draft
         self.spec = spec
-        self._stored = frozenset(tensor_schema(spec))
+        self._stored = frozenset(name for name, schema in tensor_schema(spec).items() if schema.required)
 
     @classmethod
     @abstractmethod
@@ -90,6 +91,11 @@ class Recipe(nn.Module, ABC):
     def chains(self, batch: Batch, k: int) -> Chains:
         """Chains of `k` drafts as serving would draft them; without gradients."""
 
+    def resample(self, documents: Sequence[Document], seed: int) -> Sequence[Document]:
+        """What a row of `documents` is replaced by before the target reads it; nothing gets longer. `seed`: the step's,
+        the same on all devices. A recipe that trains on the draft's own text overrides this."""
+        return documents
+
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds, by its names in the unified layout."""
         return self.stored(self.draft.state_dict())
@@ -97,3 +103,9 @@ class Recipe(nn.Module, ABC):
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the draft's `state_dict`, what belongs to it and not to the target."""
         return {name: tensor for name, tensor in state.items() if name in self._stored}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with the tensors of a checkpoint."""
+        state = self.draft.state_dict()
+        for name, tensor in tensors.items():
+            state[name].copy_(tensor)

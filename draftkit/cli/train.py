@@ -1,0 +1,85 @@
+"""`draftkit train`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+
+if TYPE_CHECKING:
+    from draftkit.train.config import TrainConfig
+
+Recipe = Literal["eagle3", "eagle", "p-eagle", "pard", "mlp-speculator", "draft-model"]
+
+
+def train(
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; the flags go before it.")] = None,
+    recipe: Annotated[Recipe | None, typer.Option(help="What to train.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Documents that `draftkit data prepare` wrote.")] = None,
+    out: Annotated[str | None, typer.Option(help="A folder for the checkpoints and the final draft.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A checkpoint to go on with, of any format.")] = None,
+    states: Annotated[str | None, typer.Option(help="Hidden states that `draftkit data states` wrote.")] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="SETTING=VALUE, as optimisation.lr=1e-4 or options.steps=3; repeatable."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
+    plan_vocab: Annotated[
+        bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run, and train nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a draft for a target; its acceptance length is measured while it trains."""
+    quiet_transformers()
+    from draftkit.train.config import parse_lora, read_config
+
+    flags = {
+        "recipe": recipe, "target": target, "data": data, "out": out, "draft": draft, "states": states,
+        "lora": None if lora is None else parse_lora(lora),
+    }  # fmt: skip
+    run = read_config(config, settings or [], flags)
+    if dry_run:
+        print(run.to_yaml(), end="")
+    elif plan_vocab:
+        _plan_vocabulary(run, as_json)
+    else:
+        _train(run, resume, as_json)
+
+
+def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:
+    from draftkit.report.training import vocabulary_table
+    from draftkit.train.run import plan_draft_vocabulary
+
+    ceilings = plan_draft_vocabulary(run)
+    if as_json:
+        print_json([ceiling.to_dict() for ceiling in ceilings])
+    else:
+        console().print(vocabulary_table(ceilings, run.validation.k))
+
+
+def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
+    from draftkit.train.run import train_draft
+
+    trained = train_draft(run, resume=resume)
+    if as_json:
+        print_json(trained.to_dict())
+        return
+    if trained.draft is None:
+        print(f"stopped; draftkit train goes on from {trained.checkpoint} with --resume", file=sys.stderr)
+        return
+    length = trained.metrics.get("eval_acceptance_length")
+    if length is not None:
+        print(f"acceptance length {length:.3f} at K={run.validation.k} on held-out documents")
+    print(trained.draft)
+    print(f"next: draftkit eval --target {run.target} --draft {trained.draft}", file=sys.stderr)

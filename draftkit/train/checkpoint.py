@@ -1,0 +1,69 @@
+"""A draft in training as a unified folder, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftkit.layout.dtypes import dtype_name
+from draftkit.layout.folder import Draft, read_draft, write_draft
+from draftkit.layout.handles import Chunk, TensorHandle, raw_memory
+from draftkit.layout.provenance import Provenance
+from draftkit.layout.spec import DraftSpec
+from draftkit.version import __version__
+
+
+def save_draft(
+    out: Path,
+    spec: DraftSpec,
+    tensors: Mapping[str, Tensor],
+    *,
+    target: str,
+    files: tuple[Path, ...] = (),
+    dtype: torch.dtype | None = None,
+    force: bool = False,
+) -> None:
+    """Write a unified draft folder. `dtype`: what floating-point weights are cast to, None to keep theirs.
+
+    `files`: the tokenizer of a causal language model. Raises `LayoutError` when the tensors do not fit the spec.
+    """
+    handles = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu()
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        handles[name] = memory_handle(name, tensor.contiguous(), out)
+    floats = [handle.dtype for name, handle in handles.items() if tensors[name].is_floating_point()]
+    spec = replace(spec, dtype=floats[0], quantization=None)
+    provenance = Provenance(
+        source="draftkit train",
+        source_revision=None,
+        format="trained",
+        files=(),
+        target=target,
+        target_revision=None,
+        facts=(),
+        dropped_config={},
+        losses=(),
+        draftkit_version=__version__,
+    )
+    write_draft(out, Draft(out, spec, provenance, handles, files), force=force)
+
+
+def memory_handle(name: str, tensor: Tensor, origin: Path) -> TensorHandle:
+    """A contiguous CPU tensor in memory as one that can be written."""
+
+    def chunks(size: int) -> Iterator[Chunk]:
+        memory = raw_memory(tensor)
+        return (memory[begin : begin + size] for begin in range(0, len(memory), size))
+
+    return TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), origin, chunks)
+
+
+def load_tensors(folder: Path) -> dict[str, Tensor]:
+    """What `save_draft` wrote."""
+    return {name: handle.load() for name, handle in read_draft(folder).tensors.items()}

@@ -1,0 +1,37 @@
+"""The log of a run, as lines on stderr; on a terminal the trainer's own bar stays above them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+QUIET = ("epoch", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+DETAIL = ("loss_", "agree_", "alpha_")  # per step: the trackers have them all, a line only the first
+
+
+class LogLines(TrainerCallback):
+    """One short line for each entry of the log."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        shown = [f"{name.removeprefix('eval_')} {_short(value)}" for name, value in logs.items() if _is_shown(name)]
+        print(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr, flush=True)
+
+
+def _is_shown(name: str) -> bool:
+    is_detail = name.startswith(DETAIL) and not name.endswith("_1")
+    return not is_detail and name not in QUIET
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

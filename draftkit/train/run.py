@@ -1,0 +1,214 @@
+"""A training run from its configuration: `draftkit train`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.loading import open_draft
+from draftkit.hub import locate
+from draftkit.layout.folder import Draft
+from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.target import load_target
+from draftkit.train.checkpoint import load_tensors, save_draft
+from draftkit.train.config import TrainConfig
+from draftkit.train.data.documents import Document
+from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
+from draftkit.train.recipes import recipe_class
+from draftkit.train.recipes.recipe import Origin, Recipe
+from draftkit.train.states import TARGET_ATTENTION, OnlineStates
+from draftkit.train.trainer import DraftTrainer
+from draftkit.train.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary
+
+CONFIG_FILE = "train.yaml"  # beside every checkpoint
+VERSIONS_FILE = "versions.json"
+PACKAGES = ("draftkit", "torch", "transformers", "accelerate", "peft", "safetensors")
+STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
+
+
+@dataclass(frozen=True)
+class Trained:
+    """`draft`: the folder of the best checkpoint, or of the last where none was judged; None when the run was stopped.
+
+    `metrics` are those of the last validation.
+    """
+
+    draft: Path | None
+    checkpoint: Path
+    metrics: dict[str, float]
+
+    def to_dict(self) -> dict[str, object]:
+        """As `train --json` prints it."""
+        draft = None if self.draft is None else str(self.draft)
+        return {"draft": draft, "checkpoint": str(self.checkpoint), "metrics": self.metrics}
+
+
+def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
+    """What draft vocabularies of several sizes would allow, on the documents held out. No weights are loaded."""
+    documents, training, validating = _documents(config)
+    vocab_size = AutoConfig.from_pretrained(locate(config.target).path).get_text_config().vocab_size
+    counts = token_counts(documents, training, vocab_size)
+    judged = [documents[number] for number in validating or training]
+    return plan_vocabulary(judged, counts, config.validation.k)
+
+
+def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> Trained:
+    """Train a draft. `resume` goes on from the newest complete checkpoint in `config.out`.
+
+    Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
+    the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
+    """
+    out = Path(config.out)
+    newest = newest_checkpoint(out)
+    if newest is not None and not resume:
+        raise DraftkitError(f"{out} already has {newest.name}", hint="--resume goes on with it, or use another folder")
+    set_seed(config.seed)
+    documents, training, validating = _documents(config)
+    with ExitStack() as stack:
+        device = device_named(config.device or None)
+        dtype = dtype_named(config.target_dtype or None, device)
+        target = load_training_target(config.target, device=device, dtype=dtype)
+        limit_threads(target)
+        draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
+        counts = token_counts(documents, training, target.config.get_text_config().vocab_size)
+        recipe = start_recipe(config, target, draft, counts)
+        files = () if draft is None else draft.files
+        save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
+        source = OnlineStates(target, recipe.taps)
+        trainer = DraftTrainer(
+            recipe,
+            training_arguments(config, device),
+            PackedRows(documents, training, config.tokens_per_row),
+            PackedRows(documents, validating, config.tokens_per_row) if validating else None,
+            states_of=lambda row: source.states(row["tokens"], row["positions"], row["documents"]),
+            save_draft=save,
+            k=config.validation.k,
+            mode=config.validation.mode,
+            callbacks=callbacks,
+        )
+        trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
+        return _finish(trainer, config, recipe, files, dtype)
+
+
+def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The target with an attention that takes masks. Raises `DraftkitError`."""
+    return load_target(locate(source).path, device=device, dtype=dtype, attention=TARGET_ATTENTION)
+
+
+def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | None, counts: Tensor) -> Recipe:
+    """The recipe with its draft; a new draft vocabulary is chosen from `counts` int64 [V]."""
+    size = config.draft_vocab_size
+    d2t_ids = None
+    if size and size != len(counts):
+        d2t_ids = choose_vocabulary(counts, size).to(target.device)
+    recipe = recipe_class(config.recipe).start(Origin(target, draft, d2t_ids), config.recipe_options())
+    return recipe.to(target.device)
+
+
+def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
+    """The run in transformers' terms."""
+    settings = config.optimisation
+    precision = settings.precision
+    if precision == "auto":
+        precision = "float32" if device == "cpu" else "bfloat16"
+    every = config.validation.every
+    saves = config.save_every or every
+    return TrainingArguments(
+        output_dir=config.out,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.lr,
+        lr_scheduler_type=settings.schedule,
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        max_grad_norm=settings.clip,
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
+        bf16=precision == "bfloat16",
+        fp16=precision == "float16",
+        torch_compile=settings.compile,
+        eval_strategy="steps" if every else "no",
+        eval_steps=every or None,
+        save_strategy="steps" if saves else "no",
+        save_steps=saves or 500,
+        save_total_limit=config.keep,
+        metric_for_best_model="acceptance_length" if every and saves == every else None,
+        greater_is_better=True,
+        logging_steps=config.log_every,
+        report_to=list(config.report_to),
+        seed=config.seed,
+        use_cpu=device == "cpu",
+        remove_unused_columns=False,
+        dataloader_pin_memory=device != "cpu",
+        label_names=[],
+        disable_tqdm=None,
+    )
+
+
+def newest_checkpoint(out: Path) -> Path | None:
+    """The newest checkpoint that was written completely."""
+    complete = [path.parent for path in out.glob(f"checkpoint-*/{STATE_FILE}")]
+    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int]]:
+    """All documents, and the numbers of those to train on and of those to judge the draft by."""
+    documents = read_training_documents(Path(config.data))
+    settings = config.validation
+    if settings.documents:
+        judges = read_training_documents(Path(settings.documents))
+        training = list(range(len(documents)))
+        validating = list(range(len(documents), len(documents) + len(judges)))
+        documents += judges
+    else:
+        training, validating = held_out(documents, settings.share)
+    if not training:
+        raise DraftkitError("no document is left to train on", where=config.data, hint="lower validation.share")
+    if settings.every and not validating:
+        raise DraftkitError("no document is held out for validation", hint="raise validation.share or give a file")
+    return documents, training, validating[: settings.limit]
+
+
+def _finish(
+    trainer: DraftTrainer, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...], dtype: torch.dtype
+) -> Trained:
+    """The last checkpoint, and unless the run was stopped, the best one as the final draft."""
+    state = trainer.state
+    out = Path(config.out)
+    last = out / f"checkpoint-{state.global_step}"
+    stopped = state.global_step < state.max_steps
+    if newest_checkpoint(out) != last:
+        trainer.save_checkpoint()
+    if stopped:
+        return Trained(None, last, {})
+    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    best = Path(state.best_model_checkpoint or last)
+    tensors = load_tensors(best)
+    save_draft(out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, force=True)
+    _record(out / "draft", config)
+    return Trained(out / "draft", last, metrics)
+
+
+def _save_checkpoint(
+    out: Path, tensors: dict[str, Tensor], *, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...]
+) -> None:
+    save_draft(out, recipe.spec, tensors, target=config.target, files=files, force=True)
+    _record(out, config)
+
+
+def _record(out: Path, config: TrainConfig) -> None:
+    """The resolved run and the exact versions, beside a draft."""
+    (out / CONFIG_FILE).write_text(config.to_yaml(), encoding="utf-8")
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    (out / VERSIONS_FILE).write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,171 @@
+"""The training loop: transformers' Trainer, with drafts instead of language models.
+
+What differs: the target's states are found for each row, checkpoints are unified draft folders, validation measures the
+acceptance length, and a stop signal saves before it ends the run.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from draftkit.errors import DraftkitError
+from draftkit.train.batch import Batch
+from draftkit.train.checkpoint import load_tensors
+from draftkit.train.dataset import PackedRows, Row, only_row
+from draftkit.train.progress import LogLines
+from draftkit.train.recipes.recipe import Outcome, Recipe
+from draftkit.train.states import States
+from draftkit.train.validation import judge, metrics
+from draftkit.train.walk import Mode
+
+StatesOf = Callable[[Row], States]
+SaveDraft = Callable[[Path, dict[str, Tensor]], None]
+
+
+class DraftTrainer(Trainer):
+    """Trains a recipe on packed rows.
+
+    `states_of` gives the target's states of a row; `save_draft` writes a checkpoint's folder. `k` and `mode` are those
+    of validation, `categories` those of all documents by number.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        arguments: TrainingArguments,
+        rows: PackedRows,
+        held_out: PackedRows | None,
+        *,
+        states_of: StatesOf,
+        save_draft: SaveDraft,
+        k: int,
+        mode: Mode,
+        callbacks: Sequence[TrainerCallback] = (),
+    ):
+        super().__init__(
+            model=recipe,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=held_out,
+            data_collator=only_row,
+            callbacks=[StopSignals(), LogLines(), *callbacks],
+        )
+        self.remove_callback(PrinterCallback)  # it writes to stdout, which is for results
+        self._states_of = states_of
+        self._save_draft = save_draft
+        self._k = k
+        self._mode: Mode = mode
+        self._sums: dict[str, Tensor] = {}
+        self._counted = 0
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The recipe's loss; its statistics go into the next line of the log."""
+        outcome: Outcome = model(self._batch(inputs))
+        if not torch.isfinite(outcome.loss):
+            raise DraftkitError(
+                f"the loss is {float(outcome.loss)} at step {self.state.global_step}",
+                hint="lower optimisation.lr, or train in bfloat16 or float32",
+            )
+        for name, value in outcome.statistics.items():
+            self._sums[name] = self._sums.get(name, 0) + value.detach()
+        self._counted += 1
+        return outcome.loss
+
+    def _batch(self, inputs: Any) -> Batch:
+        states = self._states_of(inputs)
+        tokens, positions, documents, supervised = (
+            inputs[name] for name in ("tokens", "positions", "documents", "supervised")
+        )
+        return Batch(tokens, positions, documents, supervised, states.features, states.last)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self._counted and "loss" in logs:
+            logs |= {name: round(float(value) / self._counted, 6) for name, value in self._sums.items()}
+            self._sums, self._counted = {}, 0
+        super().log(logs, start_time)
+
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """The walk over all held-out documents, on all processes together."""
+        rows = self.eval_dataset
+        assert isinstance(rows, PackedRows)
+        recipe = self.accelerator.unwrap_model(self.model)
+        was_training = recipe.training
+        recipe.eval()
+        judged = []
+        for index in range(self.accelerator.process_index, len(rows), self.accelerator.num_processes):
+            row = rows[index]
+            with self.accelerator.autocast():
+                batch = self._batch(self._prepare_inputs(row))
+                judged += judge(recipe, batch, row["numbers"], self._k, self._mode)
+        if self.accelerator.num_processes > 1:
+            judged = gather_object(judged)
+        recipe.train(was_training)
+        judged.sort(key=lambda j: j.number)
+        found = metrics(judged, [document.category for document in rows.documents], self._k)
+        prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.log(prefixed)
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
+        return prefixed
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        if not self.args.should_save:
+            return
+        recipe = self.accelerator.unwrap_model(self.model)
+        if state_dict is None:
+            tensors = recipe.tensors()
+        else:
+            prefix = "draft."
+            own = {name.removeprefix(prefix): t for name, t in state_dict.items() if name.startswith(prefix)}
+            tensors = recipe.stored(own)
+        self._save_draft(Path(output_dir or self.args.output_dir), tensors)
+
+    def save_checkpoint(self) -> None:
+        """Save now what a step would save that is due."""
+        self._save_checkpoint(self.model, trial=None)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        recipe = self.accelerator.unwrap_model(model or self.model)
+        recipe.load(load_tensors(Path(resume_from_checkpoint)))
+
+
+class StopSignals(TrainerCallback):
+    """SIGTERM and SIGINT let the step in hand finish, then save and stop. A second one ends the run at once."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._before: dict[int, Any] = {}
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._stop)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        signal.signal(number, self._before[number])
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.stopped:
+            control.should_save = True
+            control.should_training_stop = True
+        return control

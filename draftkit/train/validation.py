@@ -1,0 +1,72 @@
+"""Judging a draft while it trains: the acceptance length that serving would see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from draftkit.evaluate.statistics import Interval, bootstrap_length
+from draftkit.train.batch import Batch
+from draftkit.train.recipes.recipe import Recipe
+from draftkit.train.walk import Mode, WalkedRound, walk
+
+
+class Judged(NamedTuple):
+    """A document that was walked: its number in the file, its rounds, and sums over what serving would draft: how many
+    drafts, their Σ min(p, q), and the target's mass outside the draft vocabulary."""
+
+    number: int
+    rounds: list[WalkedRound]
+    drafts: int
+    alpha: float
+    oov: float
+
+
+@torch.no_grad()
+def judge(recipe: Recipe, batch: Batch, numbers: Sequence[int], k: int, mode: Mode) -> list[Judged]:
+    """The documents of a batch; `numbers` are theirs. Coins are drawn from the documents' numbers alone."""
+    chains = recipe.chains(batch, k)
+    generator = torch.Generator().manual_seed(numbers[0] if numbers else 0)
+    rounds = walk(batch, chains, mode, generator)
+    first = chains.drafted[0]
+    judged = []
+    for place, number in enumerate(numbers):
+        here = first & (batch.documents[0] == place)
+        judged.append(
+            Judged(
+                number,
+                rounds.get(place, []),
+                int(here.sum()),
+                float(chains.alpha[0][here].sum()),
+                float(chains.oov[0][here].sum()),
+            )
+        )
+    return judged
+
+
+def acceptance(judged: Iterable[Judged]) -> Interval:
+    """The acceptance length over all rounds, with the 95 % interval of a bootstrap over documents."""
+    return bootstrap_length([(sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds])
+
+
+def metrics(judged: Sequence[Judged], categories: Sequence[str], k: int) -> dict[str, float]:
+    """By name: the acceptance length and its interval, per position the share of rounds in which that draft stood, the
+    length of each category, and of first drafts the mean acceptance probability and mass out of the vocabulary.
+
+    `categories[i]` is that of document number i.
+    """
+    length = acceptance(judged)
+    rounds = [r for j in judged for r in j.rounds]
+    drafts = max(sum(j.drafts for j in judged), 1)
+    out = {"acceptance_length": length.mean, "acceptance_length_low": length.low, "acceptance_length_high": length.high}
+    for position in range(k):
+        out[f"accepted_{position + 1}"] = sum(r.accepted > position for r in rounds) / max(len(rounds), 1)
+    kinds = sorted({categories[j.number] for j in judged})
+    if len(kinds) > 1:
+        for kind in kinds:
+            out[f"acceptance_length/{kind}"] = acceptance(j for j in judged if categories[j.number] == kind).mean
+    out["alpha"] = sum(j.alpha for j in judged) / drafts
+    out["oov"] = sum(j.oov for j in judged) / drafts
+    return out
