@@ -78,7 +78,7 @@ class DraftTrainer(Trainer):
         outcome: Outcome = model(self._batch(inputs))
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
-                f"the loss is {float(outcome.loss)} at step {self.state.global_step}",
+                f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
                 hint="lower optimisation.lr, or train in bfloat16 or float32",
             )
         for name, value in outcome.statistics.items():
