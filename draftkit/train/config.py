@@ -55,7 +55,7 @@ class Validation:
     """How drafts are judged while they train.
 
     - `documents`: a prepared file, or empty for the `share` of the training documents that is held out.
-    - `k`: draft tokens a round. `mode`: how the documents' text was decoded, `greedy` or `sampled` at the temperature.
+    - `k`: draft tokens a round. `mode`: how the documents were decoded, `greedy` or `sampled` at the `temperature`.
     - `every`: steps between validations, 0 for the end only. `limit`: documents, at most.
     - `decode`: held-out prompts that are decoded for real as well, 0 for none.
     """
@@ -64,6 +64,7 @@ class Validation:
     share: float = 0.05
     k: int = 4
     mode: Literal["greedy", "sampled"] = "greedy"
+    temperature: float = 1.0
     every: int = 0
     limit: int = 256
     decode: int = 0

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from draftkit.train.gap import Gap
+
 QUIET = ("epoch", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 DETAIL = ("loss_", "agree_", "alpha_")  # per step: the trackers have them all, a line only the first
 
@@ -26,6 +28,15 @@ class LogLines(TrainerCallback):
             return
         shown = [f"{name.removeprefix('eval_')} {_short(value)}" for name, value in logs.items() if _is_shown(name)]
         print(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr, flush=True)
+
+
+def show_gap(gap: Gap) -> None:
+    """Say what explains that serving accepts otherwise than training says."""
+    for cause in gap.causes:
+        print(f"gap between training and serving, {cause.name}: {cause.evidence}; {cause.remedy}", file=sys.stderr)
+    if not gap.closed and not gap.causes:
+        lengths = f"{gap.walked.mean:.3f} and {gap.decoded.mean:.3f}"
+        print(f"gap between training and serving: acceptance lengths {lengths}, of no known cause", file=sys.stderr)
 
 
 def _is_shown(name: str) -> bool:

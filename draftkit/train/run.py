@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +24,11 @@ from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.data.documents import Document
 from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
+from draftkit.train.gap import Gap, SaveDraft, report_gap
+from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.states import TARGET_ATTENTION, OnlineStates
+from draftkit.train.states import TARGET_ATTENTION, OnlineStates, States
 from draftkit.train.trainer import DraftTrainer
 from draftkit.train.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary
 
@@ -93,6 +96,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
             save_draft=save,
             k=config.validation.k,
             mode=config.validation.mode,
+            decode=_decoding(config, recipe, target, source, documents, validating, save),
             callbacks=callbacks,
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
@@ -180,6 +184,36 @@ def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int
     return documents, training, validating[: settings.limit]
 
 
+def _decoding(
+    config: TrainConfig,
+    recipe: Recipe,
+    target: PreTrainedModel,
+    source: OnlineStates,
+    documents: list[Document],
+    validating: list[int],
+    save: SaveDraft,
+) -> Callable[[], Gap] | None:
+    """What decodes held-out prompts for real; None where the run does not want it."""
+    settings = config.validation
+    if not settings.decode:
+        return None
+
+    def states_of(document: Document) -> States:
+        row = row_tensors([document], len(document))
+        return source.states(*(row[name][None].to(target.device) for name in ("tokens", "positions", "documents")))
+
+    return lambda: report_gap(
+        recipe,
+        [documents[number] for number in validating[: settings.decode]],
+        target,
+        states_of=states_of,
+        save_draft=save,
+        k=settings.k,
+        mode=settings.mode,
+        temperature=settings.temperature if settings.mode == "sampled" else 0.0,
+    )
+
+
 def _finish(
     trainer: DraftTrainer, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...], dtype: torch.dtype
 ) -> Trained:
@@ -192,12 +226,13 @@ def _finish(
         trainer.save_checkpoint()
     if stopped:
         return Trained(None, last, {})
-    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
+        trainer.evaluate()
     best = Path(state.best_model_checkpoint or last)
     tensors = load_tensors(best)
     save_draft(out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, force=True)
     _record(out / "draft", config)
-    return Trained(out / "draft", last, metrics)
+    return Trained(out / "draft", last, trainer.judged_at[1])
 
 
 def _save_checkpoint(

@@ -21,7 +21,8 @@ from draftkit.errors import DraftkitError
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import load_tensors
 from draftkit.train.dataset import PackedRows, Row, only_row
-from draftkit.train.progress import LogLines
+from draftkit.train.gap import Gap
+from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Outcome, Recipe
 from draftkit.train.states import States
 from draftkit.train.validation import judge, metrics
@@ -35,7 +36,7 @@ class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
     `states_of` gives the target's states of a row; `save_draft` writes a checkpoint's folder. `k` and `mode` are those
-    of validation, `categories` those of all documents by number.
+    of validation; `decode` decodes held-out prompts for real beside it.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class DraftTrainer(Trainer):
         save_draft: SaveDraft,
         k: int,
         mode: Mode,
+        decode: Callable[[], Gap] | None,
         callbacks: Sequence[TrainerCallback] = (),
     ):
         super().__init__(
@@ -64,6 +66,8 @@ class DraftTrainer(Trainer):
         self._save_draft = save_draft
         self._k = k
         self._mode: Mode = mode
+        self._decode = decode
+        self.judged_at: tuple[int, dict[str, float]] = -1, {}  # the step of the last validation, and what it found
         self._sums: dict[str, Tensor] = {}
         self._counted = 0
 
@@ -114,10 +118,15 @@ class DraftTrainer(Trainer):
                 judged += judge(recipe, batch, row["numbers"], self._k, self._mode)
         if self.accelerator.num_processes > 1:
             judged = gather_object(judged)
-        recipe.train(was_training)
         judged.sort(key=lambda j: j.number)
         found = metrics(judged, [document.category for document in rows.documents], self._k)
+        if self._decode is not None and self.is_world_process_zero():
+            gap = self._decode()
+            found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}
+            show_gap(gap)
+        recipe.train(was_training)
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        self.judged_at = self.state.global_step, prefixed
         self.log(prefixed)
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, prefixed)
         return prefixed

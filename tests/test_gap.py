@@ -1,0 +1,125 @@
+"""The gap report: no gap where there is none, and the cause of each planted one by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_runtime import requests
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftkit.evaluate.loading import open_draft
+from draftkit.models.target import Taps, Target
+from draftkit.runtime import ATTENTION, Engine
+from draftkit.train.batch import Batch
+from draftkit.train.checkpoint import save_draft
+from draftkit.train.data.documents import Document
+from draftkit.train.gap import Gap, report_gap
+from draftkit.train.packing import row_tensors
+from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.recipe import Origin
+from draftkit.train.run import load_training_target
+from draftkit.train.states import TARGET_ATTENTION, OnlineStates, States
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return load_training_target("zoo:target", device="cpu", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def answers(target: PreTrainedModel) -> list[Document]:
+    """The target's own greedy answers."""
+    target.set_attn_implementation(ATTENTION)
+    generations = Engine(Target(target), None, num_speculative_tokens=0, num_slots=6).generate(requests()[:6])
+    target.set_attn_implementation(TARGET_ATTENTION)
+    return [
+        Document.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)])
+        for g in generations
+    ]
+
+
+def recipe(target: PreTrainedModel) -> Eagle3:
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        return Eagle3.start(Origin(target, draft), Eagle3Options())
+
+
+def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Document], States]:
+    source = OnlineStates(target, Taps(layers))
+
+    def states_of(document: Document) -> States:
+        row = row_tensors([document], len(document))
+        return source.states(*(row[name][None] for name in ("tokens", "positions", "documents")))
+
+    return states_of
+
+
+def gap(
+    target: PreTrainedModel, answers: list[Document], trained: Eagle3, layers: tuple[int, ...] | None = None
+) -> Gap:
+    assert trained.taps is not None
+
+    def save(out: Path, tensors: dict[str, Tensor]) -> None:
+        save_draft(out, trained.spec, tensors, target="zoo:target")
+
+    states_of = states(target, layers or trained.taps.states)
+    return report_gap(
+        trained, answers, target, states_of=states_of, save_draft=save, k=4, mode="greedy", temperature=0.0
+    )
+
+
+def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[Document]) -> None:
+    found = gap(target, answers, recipe(target))
+    assert found.walked == found.decoded
+    assert found.closed
+    assert found.causes == ()
+
+
+def test_other_layers(target: PreTrainedModel, answers: list[Document]) -> None:
+    (cause,) = gap(target, answers, recipe(target), (3, 5, 7)).causes
+    assert cause.name == "states"
+    assert "after 2 layers differ by" in cause.evidence
+
+
+def test_another_rope_base(target: PreTrainedModel, answers: list[Document]) -> None:
+    trained = recipe(target)
+    trained.draft.rotary.inv_freq.pow_(1.2)
+    (cause,) = gap(target, answers, trained).causes
+    assert cause.name == "rope"
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_shifted_mask(
+    shift: int, target: PreTrainedModel, answers: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published trainers leave it unshifted and never train the first chain after a prompt."""
+    drafted = Batch.drafted
+
+    def shifted(batch: Batch, k: int) -> Tensor:
+        return drafted(batch, k).roll(shift, -1)
+
+    monkeypatch.setattr(Batch, "drafted", shifted)
+    names = [cause.name for cause in gap(target, answers, recipe(target)).causes]
+    assert names == ["mask"]
+
+
+def test_answers_of_another_model(target: PreTrainedModel, answers: list[Document]) -> None:
+    others = [Document(a.id, a.tokens.copy(), a.supervised, a.category) for a in answers]
+    for other in others:
+        begin, end = other.spans[0]
+        other.tokens[begin:end] = other.tokens[begin:end][::-1]
+    (cause,) = gap(target, others, recipe(target)).causes
+    assert cause.name == "text"
+    assert "answers are not the target's greedy ones" in cause.evidence
+
+
+def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Document]) -> None:
+    trained = recipe(target)
+    trained.draft.layers[0].norm_before_residual = True
+    (cause,) = gap(target, answers, trained).causes
+    assert cause.name == "draft"
