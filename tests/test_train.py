@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,26 @@ def test_a_stop_signal_saves_and_ends_well(number: int, whole: Path, target: Pat
     trained = train_draft(config(target, data, out, save_every=0), resume=True)
     assert trained.draft is not None
     assert_same(weights(out / "checkpoint-8"), weights(whole / "checkpoint-8"))
+
+
+@pytest.mark.parametrize("lora", ["default", "r=4,alpha=8,targets=q_proj+fc,dora=true"])
+def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    """They leave the rest as it was, are saved merged and by themselves, and resume bit for bit."""
+    base, out = whole / "checkpoint-8", tmp_path / "run"
+    flags = ("--draft", base, "--lora", lora)
+    arguments = settings(target, data, out)
+    assert draftkit("train", *arguments, *flags).code == 0
+    before, after = weights(base), weights(out / "checkpoint-8")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(before[name].ndim == 2 and "lm_head" not in name for name in changed)
+    if lora != "default":
+        assert {name.split(".")[-2] for name in changed} == {"q_proj", "fc"}
+    assert (out / "draft" / "adapter" / "adapter_config.json").is_file()
+    for leftover in (out / "draft", out / "checkpoint-8"):
+        shutil.rmtree(leftover)
+    assert draftkit("train", *arguments, *flags, "--resume").code == 0
+    assert_same(weights(out / "checkpoint-8"), after)
 
 
 def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -> None:

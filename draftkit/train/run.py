@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from draftkit.train.config import TrainConfig
 from draftkit.train.data.documents import Document
 from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
 from draftkit.train.gap import Gap, SaveDraft, report_gap
+from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
@@ -35,6 +37,7 @@ from draftkit.train.vocabulary import Ceiling, choose_vocabulary, plan_vocabular
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
 PACKAGES = ("draftkit", "torch", "transformers", "accelerate", "peft", "safetensors")
+ADAPTER_FOLDER = "adapter"  # where the run trains one: the checkpoint's own weights have it merged
 STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
 
 
@@ -85,6 +88,9 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         counts = token_counts(documents, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)
         files = () if draft is None else draft.files
+        if config.lora is not None:
+            parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
+            add_adapters(recipe.draft, config.lora, parallel=parallel)
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
         source = OnlineStates(target, recipe.taps)
         trainer = DraftTrainer(
@@ -94,6 +100,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
             PackedRows(documents, validating, config.tokens_per_row) if validating else None,
             states_of=lambda row: source.states(row["tokens"], row["positions"], row["documents"]),
             save_draft=save,
+            load_draft=partial(_load_checkpoint, recipe=recipe),
             k=config.validation.k,
             mode=config.validation.mode,
             decode=_decoding(config, recipe, target, source, documents, validating, save),
@@ -232,6 +239,8 @@ def _finish(
     tensors = load_tensors(best)
     save_draft(out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, force=True)
     _record(out / "draft", config)
+    if (best / ADAPTER_FOLDER).is_dir():
+        shutil.copytree(best / ADAPTER_FOLDER, out / "draft" / ADAPTER_FOLDER)
     return Trained(out / "draft", last, trainer.judged_at[1])
 
 
@@ -239,7 +248,16 @@ def _save_checkpoint(
     out: Path, tensors: dict[str, Tensor], *, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...]
 ) -> None:
     save_draft(out, recipe.spec, tensors, target=config.target, files=files, force=True)
+    if has_adapters(recipe.draft):
+        save_adapter(recipe.draft, out / ADAPTER_FOLDER)
     _record(out, config)
+
+
+def _load_checkpoint(folder: Path, *, recipe: Recipe) -> None:
+    if has_adapters(recipe.draft):
+        load_adapter(recipe.draft, folder / ADAPTER_FOLDER)
+    else:
+        recipe.load(load_tensors(folder))
 
 
 def _record(out: Path, config: TrainConfig) -> None:

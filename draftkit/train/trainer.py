@@ -19,7 +19,6 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 
 from draftkit.errors import DraftkitError
 from draftkit.train.batch import Batch
-from draftkit.train.checkpoint import load_tensors
 from draftkit.train.dataset import PackedRows, Row, only_row
 from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
@@ -35,8 +34,8 @@ SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
-    `states_of` gives the target's states of a row; `save_draft` writes a checkpoint's folder. `k` and `mode` are those
-    of validation; `decode` decodes held-out prompts for real beside it.
+    `states_of` gives the target's states of a row; `save_draft` writes a checkpoint's folder and `load_draft` goes on
+    with one. `k` and `mode` are those of validation; `decode` decodes held-out prompts for real beside it.
     """
 
     def __init__(
@@ -48,6 +47,7 @@ class DraftTrainer(Trainer):
         *,
         states_of: StatesOf,
         save_draft: SaveDraft,
+        load_draft: Callable[[Path], None],
         k: int,
         mode: Mode,
         decode: Callable[[], Gap] | None,
@@ -64,6 +64,7 @@ class DraftTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # it writes to stdout, which is for results
         self._states_of = states_of
         self._save_draft = save_draft
+        self._load_draft = load_draft
         self._k = k
         self._mode: Mode = mode
         self._decode = decode
@@ -148,8 +149,7 @@ class DraftTrainer(Trainer):
         self._save_checkpoint(self.model, trial=None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        recipe = self.accelerator.unwrap_model(model or self.model)
-        recipe.load(load_tensors(Path(resume_from_checkpoint)))
+        self._load_draft(Path(resume_from_checkpoint))
 
 
 class StopSignals(TrainerCallback):

@@ -19,6 +19,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
 from draftkit.train.data.documents import Document
+from draftkit.train.lora import merged_state
 
 
 class Outcome(NamedTuple):
@@ -98,7 +99,7 @@ class Recipe(nn.Module, ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds, by its names in the unified layout."""
-        return self.stored(self.draft.state_dict())
+        return self.stored(merged_state(self.draft))
 
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the draft's `state_dict`, what belongs to it and not to the target."""

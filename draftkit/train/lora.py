@@ -1,0 +1,99 @@
+"""Adapters on a draft (`peft`): LoRA and DoRA on its linear layers.
+
+What a parallel draft has learned about its mask, that is the mask state and the embedding of the mask token, is trained
+as it is and saved with the adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from draftkit.errors import DraftkitError
+from draftkit.train.config import LoraSettings
+
+ADAPTER = "default"
+WEIGHTS_FILE = "adapter_model.safetensors"
+HEAD = "lm_head"  # left as it is: it is most of a draft's weights
+MASK_STATE = "mask_hidden"
+
+
+def add_adapters(draft: nn.Module, settings: LoraSettings, *, parallel: bool) -> None:
+    """Freeze `draft` and add adapters to its linear layers, in place. `parallel`: what belongs to the mask stays free.
+
+    Raises `DraftkitError` when no linear layer has one of the names asked for.
+    """
+    borrowed = {id(p) for p in draft.parameters() if not p.requires_grad}
+    linear = [
+        name
+        for name, module in draft.named_modules()
+        if isinstance(module, nn.Linear) and id(module.weight) not in borrowed and name.rpartition(".")[2] != HEAD
+    ]
+    targets = [name for name in linear if not settings.targets or name.endswith(settings.targets)]
+    if not targets:
+        raise DraftkitError(
+            f"no linear layer of the draft is named {', '.join(settings.targets)}",
+            expected=", ".join(sorted({name.rpartition(".")[2] for name in linear})),
+        )
+    learned = {id(p) for p in _mask_weights(draft)} - borrowed if parallel else set()
+    configuration = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        use_dora=settings.dora,
+        target_modules=targets,
+    )
+    inject_adapter_in_model(configuration, draft, ADAPTER)
+    for name, parameter in draft.named_parameters():
+        parameter.requires_grad_("lora_" in name or id(parameter) in learned)
+
+
+def _mask_weights(draft: nn.Module) -> Iterator[nn.Parameter]:
+    for name, parameter in draft.named_parameters():
+        if name == MASK_STATE or name.endswith("embed_tokens.weight"):
+            yield parameter
+
+
+def has_adapters(draft: nn.Module) -> bool:
+    return any(isinstance(module, LoraLayer) for module in draft.modules())
+
+
+@torch.no_grad()
+def merged_state(draft: nn.Module) -> dict[str, Tensor]:
+    """The `state_dict` that the draft would have without adapters, their effect in its weights."""
+    if not has_adapters(draft):
+        return draft.state_dict()
+    state = {name: tensor for name, tensor in draft.state_dict().items() if "lora_" not in name}
+    for name, module in draft.named_modules():
+        if isinstance(module, LoraLayer):
+            merged = deepcopy(module)  # merging and taking back would round the weights
+            merged.merge()
+            state[f"{name}.base_layer.weight"] = merged.get_base_layer().weight
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
+
+
+def save_adapter(draft: nn.Module, out: Path) -> None:
+    """Write the adapter as `peft` does, into a new folder."""
+    out.mkdir()
+    state = get_peft_model_state_dict(draft, adapter_name=ADAPTER)
+    learned = {name: p for name, p in draft.named_parameters() if p.requires_grad and "lora_" not in name}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (state | learned).items()}
+    save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
+    draft.peft_config[ADAPTER].save_pretrained(str(out))  # type: ignore[union-attr, index]
+
+
+def load_adapter(draft: nn.Module, folder: Path) -> None:
+    """Go on with what `save_adapter` wrote."""
+    tensors = load_file(folder / WEIGHTS_FILE)
+    own = dict(draft.named_parameters())
+    with torch.no_grad():
+        for name in [name for name in tensors if name in own]:
+            own[name].copy_(tensors.pop(name))
+    set_peft_model_state_dict(draft, tensors, adapter_name=ADAPTER)
