@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -72,6 +73,8 @@ def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
     from draftkit.train.run import train_draft
 
     trained = train_draft(run, resume=resume)
+    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
+        return
     if as_json:
         print_json(trained.to_dict())
         return

@@ -235,13 +235,20 @@ def _finish(
         return Trained(None, last, {})
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()
-    best = Path(state.best_model_checkpoint or last)
+    if trainer.is_world_process_zero():
+        _write_final(Path(state.best_model_checkpoint or last), config, recipe, files, dtype)
+    trainer.accelerator.wait_for_everyone()
+    return Trained(out / "draft", last, trainer.judged_at[1])
+
+
+def _write_final(best: Path, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...], dtype: torch.dtype) -> None:
+    """The final draft: the best checkpoint's, in the target's dtype."""
+    out = Path(config.out)
     tensors = load_tensors(best)
     save_draft(out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, force=True)
     _record(out / "draft", config)
     if (best / ADAPTER_FOLDER).is_dir():
         shutil.copytree(best / ADAPTER_FOLDER, out / "draft" / ADAPTER_FOLDER)
-    return Trained(out / "draft", last, trainer.judged_at[1])
 
 
 def _save_checkpoint(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from draftkit.errors import DraftkitError
@@ -111,6 +112,8 @@ class DraftTrainer(Trainer):
         recipe = self.accelerator.unwrap_model(self.model)
         was_training = recipe.training
         recipe.eval()
+        if isinstance(recipe, FSDPModule):
+            recipe.unshard()  # its forward would, but chains are asked for by name
         judged = []
         for index in range(self.accelerator.process_index, len(rows), self.accelerator.num_processes):
             row = rows[index]
@@ -125,6 +128,8 @@ class DraftTrainer(Trainer):
             gap = self._decode()
             found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}
             show_gap(gap)
+        if isinstance(recipe, FSDPModule):
+            recipe.reshard()
         recipe.train(was_training)
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.judged_at = self.state.global_step, prefixed
