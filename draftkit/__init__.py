@@ -14,14 +14,23 @@ if TYPE_CHECKING:
     from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
     from draftkit.evaluate.evaluate import evaluate_draft
     from draftkit.evaluate.loading import open_draft as load_draft
+    from draftkit.train.run import train_draft
 
-__all__ = ["__version__", "convert_checkpoint", "evaluate_draft", "inspect_checkpoint", "load_draft"]
+__all__ = [
+    "__version__",
+    "convert_checkpoint",
+    "evaluate_draft",
+    "inspect_checkpoint",
+    "load_draft",
+    "train_draft",
+]
 
 _HOMES = {
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
     "load_draft": ("draftkit.evaluate.loading", "open_draft"),
+    "train_draft": ("draftkit.train.run", "train_draft"),
 }
 
 
