@@ -1,0 +1,139 @@
+"""Rows of parallel drafts: chains from many anchors in one pass (PARD, arXiv 2504.18583; P-EAGLE, arXiv 2602.01469).
+
+A row (a, d) belongs to the chain that starts at the anchor a. Those of depth 0 are the true rows; a row of depth d ≥ 1
+holds the mask token and stands at position a + d. N positions, K depths, R rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftkit.errors import DraftkitError
+from draftkit.train.batch import Batch
+from draftkit.train.losses.linear import LinearLoss
+from draftkit.train.losses.reduction import Reduction
+
+ROWS_AT_ONCE = 4096  # mask rows of a pass that has to cover every chain
+SMALLEST_SUM = 1e-6  # of weights that are divided by
+
+
+@dataclass(frozen=True)
+class ConditionalDrop:
+    """Which chains go how deep (COD): depth d keeps max(retention^d, least) of the A chains, of A − d of them.
+
+    `max_anchors`: how many chains of a batch go beyond depth 0, chosen at random; None for all.
+    """
+
+    retention: float = 0.7
+    least: float = 0.2
+    max_anchors: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retention <= 1:
+            raise DraftkitError(f"retention {self.retention}", expected="above 0, at most 1")
+        if not 0 <= self.least <= 1:
+            raise DraftkitError(f"least {self.least}", expected="from 0 to 1")
+        if self.max_anchors is not None and self.max_anchors < 1:
+            raise DraftkitError(f"max_anchors {self.max_anchors}", expected="at least 1")
+
+    def keep(self, drafted: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The part of `drafted` bool [K, N] that is trained: depth 0 whole, and a random part of each further depth.
+
+        A chain kept at a depth was kept at the one before. `generator` is one of the CPU; None for torch's own, whose
+        state the Trainer saves, so that a resumed run draws the same.
+        """
+        possible = drafted.cpu()
+        kept = torch.zeros_like(possible)
+        kept[0] = possible[0]
+        pool = possible[0].nonzero()[:, 0]
+        pool = _some(pool, len(pool) if self.max_anchors is None else self.max_anchors, generator)
+        chains = len(pool)
+        for depth in range(1, len(possible)):
+            pool = pool[possible[depth, pool]]
+            pool = _some(pool, int((chains - depth) * max(self.retention**depth, self.least)), generator)
+            kept[depth, pool] = True
+        return kept.to(drafted.device)
+
+
+def _some(pool: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
+    if len(pool) <= size:
+        return pool
+    return pool[torch.randperm(len(pool), generator=generator)[: max(size, 0)]]
+
+
+class ParallelRows:
+    """The rows of a pass that drafts `kept` bool [K, N]: its mask rows, and all true rows that they see.
+
+    - `anchors`, `depths` int64 [R]: first the true rows, ascending, then the mask rows, chain by chain.
+    - `context`: the positions of the true rows, from the start of the first document with a chain.
+    - `drafting` int64 [M]: which rows those of `kept` are.
+    """
+
+    def __init__(self, kept: Tensor, batch: Batch):
+        anchors = kept.any(0).nonzero()[:, 0]
+        first, last = (int(anchors[0]), int(anchors[-1])) if len(anchors) else (0, 0)
+        self.context = slice(first - int(batch.positions[0, first]), last + 1)
+        true = torch.arange(self.context.start, self.context.stop, device=kept.device)
+        masked = kept[1:].T.nonzero()
+        self.anchors = torch.cat((true, masked[:, 0]))
+        self.depths = torch.cat((torch.zeros_like(true), masked[:, 1] + 1))
+        self.positions = batch.positions[:, self.anchors] + self.depths  # [1, R]
+        self.documents = batch.documents[0, self.anchors]  # [R]
+        self.drafting = kept[self.depths, self.anchors].nonzero()[:, 0]
+
+    @property
+    def drafts(self) -> tuple[Tensor, Tensor]:
+        """Depths and anchors int64 [M] of the rows that draft."""
+        return self.depths[self.drafting], self.anchors[self.drafting]
+
+    def place(self, true: Tensor, mask: Tensor) -> Tensor:
+        """Inputs of all rows: of `true` [1, C, …] each anchor's, of the mask rows all `mask` […]: [1, R, …]."""
+        masks = mask.expand(1, len(self.anchors) - true.shape[1], *mask.shape)
+        return torch.cat((true, masks), dim=1)
+
+
+def partitions(kept: Tensor, number: int) -> list[Tensor]:
+    """`kept` bool [K, N] in up to `number` parts by equal ranges of anchors, empty ones left out; at least one.
+
+    A chain sees true rows and itself, so a part needs, beside its own rows, the true rows before them and nothing else:
+    the losses of the parts add up to that of the whole exactly, gradients too (P-EAGLE's Algorithm 1).
+    """
+    size = kept.shape[1]
+    bucket = torch.arange(size, device=kept.device) * number // size
+    parts = [kept & (bucket == index) for index in range(number)]
+    return [part for part in parts if part.any()] or [kept]
+
+
+def bounded_partitions(drafted: Tensor) -> list[Tensor]:
+    """Parts of bool [K, N] with about `ROWS_AT_ONCE` mask rows at most, or one anchor."""
+    return partitions(drafted, min(-(-drafted.numel() // ROWS_AT_ONCE), drafted.shape[1]))
+
+
+def joined(parts: list[LinearLoss]) -> LinearLoss:
+    """The loss of all parts: their sum, and their rows one after the other."""
+    value, loss, agree, *others = zip(*parts, strict=True)
+    alpha, oov, ratio = (None if rows[0] is None else torch.cat(rows) for rows in others)
+    return LinearLoss(torch.stack(value).sum(), torch.cat(loss), torch.cat(agree), alpha, oov, ratio)
+
+
+def drafts_of(parts: list[ParallelRows]) -> tuple[Tensor, Tensor]:
+    """Depths and anchors int64 [M] of the rows that draft, part by part."""
+    depths, anchors = zip(*(part.drafts for part in parts), strict=True)
+    return torch.cat(depths), torch.cat(anchors)
+
+
+def spread(values: Tensor | None, parts: list[ParallelRows], like: Tensor) -> Tensor:
+    """Values [M] of the rows that draft, part by part, at their places in [K, N]."""
+    assert values is not None
+    out = values.new_zeros(like.shape)
+    out[drafts_of(parts)] = values
+    return out
+
+
+def row_weights(mask: Tensor, reduction: Reduction | None) -> Tensor:
+    """The weight of each row of `mask` [K, N], bool or numbers: float32. Without a reduction all depths are one mean,
+    so that those kept more often count more, as published."""
+    return mask / mask.sum().clamp(min=SMALLEST_SUM) if reduction is None else reduction.weights(mask)

@@ -1,0 +1,170 @@
+"""P-EAGLE: EAGLE-3 that drafts all tokens in one pass, with a learned state for what is unseen (arXiv 2602.01469).
+
+Chains of mask rows start from every position; deeper rows are thinned out (`ConditionalDrop`). The loss of depth d at
+anchor i counts where serving would draft there (`Batch.drafted`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from draftkit.errors import DraftkitError
+from draftkit.layout.spec import EagleSpec, ParallelDrafting
+from draftkit.models.eagle import EagleModel
+from draftkit.train.batch import Batch, ahead
+from draftkit.train.losses.linear import LinearLoss
+from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.losses.teacher import Teacher
+from draftkit.train.mask_token import check_mask_token, default_mask_token
+from draftkit.train.parallel import (
+    ConditionalDrop,
+    ParallelRows,
+    bounded_partitions,
+    drafts_of,
+    joined,
+    partitions,
+    row_weights,
+    spread,
+)
+from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
+from draftkit.train.parallel_attention import VisibleRows
+from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
+from draftkit.train.recipes.eagle_family import EagleFamily, Rows, fresh_eagle, require_eagle, started_eagle
+from draftkit.train.recipes.recipe import Chains, Origin, Outcome
+from draftkit.train.statistics import step_statistics
+
+
+@dataclass(frozen=True)
+class PEagleOptions:
+    """The recipe's settings; those of the architecture hold for a new draft only.
+
+    - `steps`: tokens of a chain. `drop`: which chains are trained how deep.
+    - `partitions`: parts of a batch whose activations are kept one at a time and computed twice; the gradient is the
+      same. For documents so long that their rows do not fit.
+    - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
+    - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
+    - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them.
+    - `layers`, `num_layers`, `norm_before_residual`, `feature_norm`: as in EAGLE-3. `mask_token_id`: a token that no
+      text contains; None for the last one that the target's tokenizer does not use.
+    """
+
+    steps: int = 8
+    drop: ConditionalDrop = field(default_factory=ConditionalDrop)
+    partitions: int = 1
+    loss: str = "kl"
+    reduction: Reduction | None = None
+    temperature: float = 1.0
+    out_of_vocabulary: Literal["keep", "drop"] = "keep"
+    train_head: bool = True
+    train_embeddings: bool = True
+    layers: tuple[int, ...] = ()
+    num_layers: int = 4
+    norm_before_residual: bool = False
+    feature_norm: Literal["none", "joint", "per_layer"] = "none"
+    mask_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("steps", self.steps), ("partitions", self.partitions)):
+            if value < 1:
+                raise DraftkitError(f"{name} {value}", expected="at least 1")
+
+
+class PEagle(EagleFamily):
+    """Trains P-EAGLE drafts."""
+
+    name = "p-eagle"
+    options_type = PEagleOptions
+
+    def __init__(self, origin: Origin, options: PEagleOptions):
+        if origin.draft is None:
+            draft = fresh_p_eagle(origin, options)
+        else:
+            spec = origin.draft.spec.architecture
+            require_eagle(origin, self.name, isinstance(spec, EagleSpec) and spec.method == self.name)
+            draft = started_eagle(origin, PARALLEL_ATTENTION)
+        super().__init__(draft, origin, options.temperature)
+        self.options = options
+        self.loss = parse_loss(options.loss)
+        for mine, layer, trained in (
+            (draft.spec.lm_head, draft.lm_head, options.train_head),
+            (draft.spec.embed_tokens, draft.embed_tokens, options.train_embeddings),
+        ):
+            if mine == "draft":
+                assert layer is not None
+                layer.requires_grad_(trained)
+
+    @classmethod
+    def start(cls, origin: Origin, options: object) -> PEagle:
+        assert isinstance(options, PEagleOptions)
+        return cls(origin, options)
+
+    def forward(self, batch: Batch) -> Outcome:
+        kept = self.options.drop.keep(batch.drafted(self.options.steps))
+        teacher = self.head.teacher(batch.last[0])
+        counted = kept
+        if self.options.out_of_vocabulary == "drop":
+            counted = kept & self.drawable(teacher, kept)
+        weights = row_weights(counted, self.options.reduction)
+        measure = self.measure
+        if self.options.partitions > 1:
+            measure = partial(checkpoint, self.measure, use_reentrant=False)
+        rows = [ParallelRows(part, batch) for part in partitions(kept, self.options.partitions)]
+        found = joined([measure(batch, part, teacher, weights, self.loss) for part in rows])
+        return Outcome(found.value, step_statistics(found, *drafts_of(rows), counted))
+
+    def measure(self, batch: Batch, rows: ParallelRows, teacher: Teacher, weights: Tensor, loss: Loss) -> LinearLoss:
+        """The rows of a pass that draft, against the target's law."""
+        return self.compare(batch, Rows(*rows.drafts, self.hidden(batch, rows)), teacher, weights, loss)
+
+    def hidden(self, batch: Batch, rows: ParallelRows) -> Tensor:
+        """What the head reads of the rows that draft: [M, H]."""
+        parallel = self.draft.spec.parallel
+        features = batch.last if batch.features is None else batch.features
+        assert parallel is not None
+        following = ahead(batch.tokens, 1)[:, rows.context]
+        tokens = rows.place(following, following.new_tensor(parallel.mask_token_id))
+        fused = self.draft.fuse(features[:, rows.context].float())  # the draft's parameters are, whatever the target's
+        states = rows.place(fused, self.draft.fuse(self.draft.mask_hidden)[0, 0])
+        output = self.draft(tokens, states, rows.positions, visible=VisibleRows(rows))
+        return output.head_input[0, rows.drafting]
+
+    @torch.no_grad()
+    def chains(self, batch: Batch, k: int) -> Chains:
+        drafted = batch.drafted(k)
+        teacher = self.head.teacher(batch.last[0])
+        loss = parse_loss("tv")
+        rows = [ParallelRows(part, batch) for part in bounded_partitions(drafted)]
+        found = joined([self.measure(batch, part, teacher, drafted.float(), loss) for part in rows])
+        return Chains(
+            drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
+        )
+
+
+def fresh_p_eagle(origin: Origin, options: PEagleOptions) -> EagleModel:
+    """A new draft: EAGLE-3's, with an embedding table of its own and a random mask state."""
+    target = origin.target.config.get_text_config()
+    token = options.mask_token_id
+    if token is None:
+        token = default_mask_token(origin.target.name_or_path, target.vocab_size)
+    check_mask_token(token, target.vocab_size)
+    like = Eagle3Options(
+        layers=options.layers,
+        num_layers=options.num_layers,
+        norm_before_residual=options.norm_before_residual,
+        feature_norm=options.feature_norm,
+    )
+    spec = replace(
+        eagle3_spec(origin, like),
+        embed_tokens="draft",
+        parallel=ParallelDrafting(mask_token_id=token, mask_state=True),
+    )
+    draft = fresh_eagle(spec, origin, PARALLEL_ATTENTION)
+    nn.init.normal_(draft.mask_hidden)
+    return draft

@@ -1,0 +1,268 @@
+"""PARD: a causal language model made into a parallel draft (arXiv 2504.18583), and PARD-2 (AMD-AGI/PARD).
+
+The draft reads the text up to an anchor and K − 1 mask tokens; depth d drafts the token d + 1 after the anchor. The
+anchor is a token's position here, the i + 1 of the chains that `Batch` and `Chains` index by i. N positions, K depths,
+R rows, H draft width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftkit.errors import DraftkitError
+from draftkit.layout.schema import tensor_schema
+from draftkit.layout.spec import CausalLMSpec, DraftSpec, ParallelDrafting, TargetFeatures
+from draftkit.models.target import FINAL, Taps, load_target
+from draftkit.train.batch import Batch, ahead
+from draftkit.train.losses.head import Head, rows_at_once
+from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.losses.teacher import Teacher
+from draftkit.train.mask_token import check_mask_token, default_mask_token
+from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, joined, row_weights, spread
+from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
+from draftkit.train.parallel_attention import VisibleRows
+from draftkit.train.recipes.eagle_family import INITIAL_STD
+from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
+from draftkit.train.statistics import step_statistics
+from draftkit.train.teaching import require_plain_logits, target_head
+
+KINDS = ("draft-model", "pard", "pard-2")
+
+
+@dataclass(frozen=True)
+class PardOptions:
+    """The recipe's settings, with the defaults of PARD.
+
+    - `steps`: tokens of a chain. `drop`: which chains are trained how deep (PARD-2: 16 steps, at least 0.1).
+    - `loss`: of each row, as `parse_loss` reads it; `ce` is that of the text's tokens, the others ask the target
+      (PARD-2: `0.1*ce + kl`). `reduction`: over rows and steps; None is the mean over all rows. `temperature` divides
+      the logits of both sides where the target teaches.
+    - `train_prompt`: all of a text is drafted, not only what the target produced (PARD-2: false).
+    - `confidence`: a row counts as much as the target believed in the draft tokens before it (PARD-2: true).
+    - `mask_token_id`: a token that no text contains; None for the draft's own, or the last one unused in its tokenizer.
+    - `feature_layers`: the target's states that are added to the embeddings, as indexes of transformers'
+      `hidden_states` (PARD-2: −1, −8, −16, −24), times `feature_scale`; they hold for a draft that has none yet.
+      `feature_dropout`: the share of documents that are drafted without (PARD-2: 0.1), so that the draft can be both.
+    """
+
+    steps: int = 8
+    drop: ConditionalDrop = field(default_factory=ConditionalDrop)
+    loss: str = "ce"
+    reduction: Reduction | None = None
+    temperature: float = 1.0
+    train_prompt: bool = True
+    confidence: bool = False
+    mask_token_id: int | None = None
+    feature_layers: tuple[int, ...] = ()
+    feature_scale: float = 0.02
+    feature_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise DraftkitError(f"steps {self.steps}", expected="at least 1")
+        if not 0 <= self.feature_dropout <= 1:
+            raise DraftkitError(f"feature_dropout {self.feature_dropout}", expected="a share, from 0 to 1")
+
+
+class Pard(Recipe):
+    """Trains PARD and PARD-2 drafts. Of PARD-2, `draft` has the projection as `target_proj`."""
+
+    name = "pard"
+    options_type = PardOptions
+    draft: PreTrainedModel
+
+    def __init__(self, origin: Origin, options: PardOptions):
+        lm = pard_spec(origin, options)
+        assert origin.draft is not None
+        device = origin.target.device
+        draft = load_target(origin.draft.path, device=str(device), dtype=torch.float32, attention=PARALLEL_ATTENTION)
+        require_plain_logits(draft, "draft")
+        if lm.target_features is not None:
+            draft.target_proj = _projection(origin, lm.target_features, draft.config.get_text_config().hidden_size)
+        spec = DraftSpec(architecture=lm, dtype="F32")
+        super().__init__(draft.requires_grad_(True), spec)
+        # A tied head would only repeat the embedding.
+        self._stored = frozenset(name for name, tensor in tensor_schema(spec).items() if tensor.required)
+        if missing := self._stored - draft.state_dict().keys():
+            raise DraftkitError(
+                f"{type(draft).__name__} stores its weights under other names than it trains them: {min(missing)}",
+                expected="a dense model",
+            )
+        assert lm.parallel is not None
+        self.mask_token_id = lm.parallel.mask_token_id
+        self.features = lm.target_features
+        self.num_states = origin.target.config.get_text_config().num_hidden_layers + 1
+        self.head = target_head(origin.target, None, options.temperature)
+        self.options = options
+        self.loss = parse_loss(options.loss)
+
+    @classmethod
+    def start(cls, origin: Origin, options: object) -> Pard:
+        assert isinstance(options, PardOptions)
+        return cls(origin, options)
+
+    @property
+    def taps(self) -> Taps | None:
+        if self.features is None:
+            return None
+        states = (index % self.num_states for index in self.features.layer_ids)  # transformers' last one is normed
+        return Taps(tuple(FINAL if state == self.num_states - 1 else state for state in states))
+
+    def forward(self, batch: Batch) -> Outcome:
+        k = self.options.steps
+        possible = batch.complete(k) if self.options.train_prompt else batch.drafted(k)
+        kept = self.options.drop.keep(possible.roll(1, -1))
+        teacher = self.head.teacher(batch.last[0])
+        believed = kept * self.confidence(batch, teacher, k) if self.options.confidence else kept
+        rows = ParallelRows(kept, batch)
+        weights = row_weights(believed, self.options.reduction)
+        teacher_or_text = teacher if self.loss.needs_target else None
+        found = self.measure(batch, rows, teacher_or_text, weights, self.loss, self._without(batch))
+        return Outcome(found.value, step_statistics(found, *rows.drafts, kept))
+
+    def confidence(self, batch: Batch, teacher: Teacher, k: int) -> Tensor:
+        """The target's probability of all tokens of a chain before the one that depth d drafts: [K, N] by anchors."""
+        probability = _probability(teacher, ahead(batch.tokens[0], 1))
+        steps = [torch.ones_like(probability), *(ahead(probability, d) for d in range(k - 1))]
+        return torch.stack(steps).cumprod(0)
+
+    def _without(self, batch: Batch) -> Tensor | None:
+        """bool [D]: the documents whose features are dropped, by torch's random numbers of the CPU."""
+        if self.features is None or self.options.feature_dropout == 0:
+            return None
+        return torch.rand(int(batch.documents.max()) + 1) < self.options.feature_dropout
+
+    def measure(
+        self,
+        batch: Batch,
+        rows: ParallelRows,
+        teacher: Teacher | None,
+        weights: Tensor,
+        loss: Loss,
+        without: Tensor | None = None,
+    ) -> LinearLoss:
+        """The rows of a pass that draft, against the text and the target's law; `weights` float32 [K, N]."""
+        depths, anchors = rows.drafts
+        taught = (anchors + depths) % batch.tokens.shape[1]
+        following = ahead(batch.tokens[0], 1)[taught]
+        layer = self.draft.get_output_embeddings()
+        return linear_loss(
+            self.hidden(batch, rows, without),
+            Head(layer.weight, layer.bias),
+            None if teacher is None else teacher.at(taught),
+            weights[depths, anchors],
+            loss,
+            labels=following,
+            emitted=None if teacher is None else following,
+        )
+
+    def hidden(self, batch: Batch, rows: ParallelRows, without: Tensor | None = None) -> Tensor:
+        """What the head reads of the rows that draft: [M, H]. `without` bool [D]: documents that have no features."""
+        true = batch.tokens[:, rows.context]
+        tokens = rows.place(true, true.new_tensor(self.mask_token_id))
+        embeddings = self.draft.get_input_embeddings()(tokens)
+        if self.features is not None:
+            embeddings = embeddings + self.projected(batch, rows, without)
+        states = self.draft.get_decoder()(
+            inputs_embeds=embeddings, position_ids=rows.positions, use_cache=False, visible=VisibleRows(rows)
+        ).last_hidden_state
+        return states[0, rows.drafting]
+
+    def projected(self, batch: Batch, rows: ParallelRows, without: Tensor | None) -> Tensor:
+        """What PARD-2 adds to the embeddings [1, R, H]: of the feature before the anchor, zero before the first."""
+        assert batch.features is not None
+        assert self.features is not None
+        absent = batch.positions == 0
+        if without is not None:
+            absent |= without.to(absent.device)[batch.documents]
+        before = batch.features.float().roll(1, 1).masked_fill(absent[..., None], 0)
+        added = self.draft.get_submodule("target_proj")(before[:, rows.context]) * self.features.scale
+        return added[:, rows.anchors - rows.context.start]
+
+    @torch.no_grad()
+    def chains(self, batch: Batch, k: int) -> Chains:
+        drafted = batch.drafted(k)
+        by_anchor = drafted.roll(1, -1)
+        teacher = self.head.teacher(batch.last[0])
+        loss = parse_loss("tv")
+        rows = [ParallelRows(part, batch) for part in bounded_partitions(by_anchor)]
+        found = joined([self.measure(batch, part, teacher, by_anchor.float(), loss) for part in rows])
+        values = (spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
+        return Chains(drafted, *(ahead(value, 1) for value in values))
+
+
+def pard_spec(origin: Origin, options: PardOptions) -> CausalLMSpec:
+    """The architecture of the origin's draft as PARD or PARD-2. Raises `DraftkitError` where it cannot be either."""
+    if origin.draft is None:
+        raise DraftkitError(
+            "recipe pard has no draft to start from", hint="pass a small causal language model as draft"
+        )
+    spec, where = origin.draft.spec.architecture, origin.draft.path
+    if not isinstance(spec, CausalLMSpec):
+        raise DraftkitError(
+            f"the draft is of the kind {origin.draft.spec.method}", where=where, expected=" or ".join(KINDS)
+        )
+    if origin.draft.spec.quantization is not None:
+        raise DraftkitError("the draft's weights are quantised", where=where, hint="train the original checkpoint")
+    target = origin.target.config.get_text_config()
+    if spec.vocab_size != target.vocab_size:
+        raise DraftkitError(
+            f"the draft has {spec.vocab_size} tokens, the target {target.vocab_size}",
+            where=where,
+            hint="give the draft the target's vocabulary first, or train another draft",
+        )
+    mask = options.mask_token_id
+    if mask is None:
+        mask = default_mask_token(where, spec.vocab_size) if spec.parallel is None else spec.parallel.mask_token_id
+    check_mask_token(mask, spec.vocab_size)
+    features = spec.target_features
+    if features is None and options.feature_layers:
+        features = TargetFeatures(
+            layer_ids=options.feature_layers,
+            size=len(options.feature_layers) * target.hidden_size,
+            scale=options.feature_scale,
+            projection_bias=False,
+        )
+    if features is not None:
+        _check_layers(features, target.num_hidden_layers, target.hidden_size)
+    return replace(spec, parallel=ParallelDrafting(mask_token_id=mask, mask_state=False), target_features=features)
+
+
+def _check_layers(features: TargetFeatures, num_layers: int, hidden_size: int) -> None:
+    indexes, size = features.layer_ids, len(features.layer_ids) * hidden_size
+    if min(indexes) < -num_layers - 1 or max(indexes) > num_layers or features.size != size:
+        raise DraftkitError(
+            f"the draft reads {features.size} numbers of the target's states {list(indexes)}",
+            expected=f"{size}, of states from {-num_layers - 1} to {num_layers}",
+        )
+
+
+def _projection(origin: Origin, features: TargetFeatures, hidden_size: int) -> nn.Linear:
+    """The origin's projection where it has one, else a new one."""
+    assert origin.draft is not None
+    projection = nn.Linear(features.size, hidden_size, bias=features.projection_bias)
+    prefix = "target_proj."
+    stored = {name.removeprefix(prefix): t for name, t in origin.draft.tensors.items() if name.startswith(prefix)}
+    if stored:
+        projection.load_state_dict({name: tensor.load() for name, tensor in stored.items()})
+    else:
+        nn.init.normal_(projection.weight, std=INITIAL_STD)
+    return projection.to(origin.target.device)
+
+
+@torch.no_grad()
+def _probability(teacher: Teacher, tokens: Tensor) -> Tensor:
+    """The target's probability of `tokens` int64 [N], each after its position: float32 [N]."""
+    found = []
+    with torch.autocast(tokens.device.type, enabled=False):
+        places = torch.arange(len(tokens), device=tokens.device)
+        for rows in places.split(rows_at_once(len(teacher.head), tokens.device)):
+            law = teacher.logits(rows).log_softmax(-1)
+            found.append(law.gather(-1, tokens[rows, None])[:, 0].exp())
+    return torch.cat(found)
