@@ -1,104 +1,245 @@
-"""Tokens per second of draftkit's runtime and of transformers, on the embedded models, in one process.
+"""Tokens per second on the CPU: draftkit's runtime, transformers and vLLM on the embedded models.
 
-`python scripts/bench_runtime.py [--prompts 16] [--max-new-tokens 128] [--threads 1]`
+`python scripts/bench_runtime.py [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
 
-Peers: `generate()` for plain decoding and `generate(assistant_model=…)` for speculative decoding with the same
-standalone draft and the same K. All run greedily on the same prompts, in float32 on the CPU or bfloat16 on a GPU.
+All tools generate greedily from the same token ids in float32 with the same number of threads, their prompts included
+in the time. The peers are `generate`, assisted generation with the zoo's standalone draft, the same K and its
+confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, eager and with its default compilation,
+of which the faster one counts. What is compared in a row takes turns, so that other load on the machine falls on all;
+the best of the repeats counts, after a warm-up. A batch of 8 stays full in draftkit and vLLM while requests wait, and
+padded on the left in `generate`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit import zoo
-from draftkit.evaluate.loading import load_drafter, load_model, open_draft
+from draftkit.convert.api import convert_checkpoint
+from draftkit.convert.serve import vllm_settings
+from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.models.target import Target
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Request
 
 K = 4
-DRAFTS = ("zoo:eagle", "zoo:eagle3", "zoo:draft-model")
+DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model")
+BATCHES = (1, 8)
+COLUMNS = ("batch", "draft", "generate", "assisted", "vLLM eager", "vLLM", "draftkit plain", "draftkit")
+RATIOS = ("× assisted", "× vLLM", "× plain")
 
 
-def measure(run: Callable[[], int], repeats: int) -> float:
-    """Best tokens per second of several runs; the first run, which warms up, does not count."""
-    run()
-    speeds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        tokens = run()
-        speeds.append(tokens / (time.perf_counter() - began))
-    return max(speeds)
+class Timing(NamedTuple):
+    tokens: int
+    seconds: float
 
 
-def of_transformers(model: PreTrainedModel, requests: list[Request], **options: object) -> Callable[[], int]:
-    """Generation one request at a time, the only batch size of assisted generation."""
-
-    def run() -> int:
-        total = 0
-        for request in requests:
-            ids = torch.tensor([request.prompt], device=model.device)
-            out = model.generate(ids, do_sample=False, max_new_tokens=request.max_new_tokens, pad_token_id=0, **options)
-            total += out.shape[1] - len(request.prompt)
-        return total
-
-    return run
+Run = Callable[[], Timing]
 
 
-def of_draftkit(engine: Engine, requests: list[Request]) -> Callable[[], int]:
-    return lambda: sum(len(generation.tokens) for generation in engine.generate(requests))
+def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
+    """The best tokens per second of each run, taken in turns; a first turn, which warms up, does not count."""
+    best = dict.fromkeys(runs, 0.0)
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            tokens, seconds = run()
+            if turn:
+                best[name] = max(best[name], tokens / seconds)
+    return best
 
 
-def main() -> None:
+class Bench:
+    """The embedded target and what it is asked, in draftkit, in transformers, and for vLLM."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
+        prompts = load_prompts("zoo", options.prompts)
+        self.requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
+        self.eos = sorted(Target(self.model).eos_token_ids)
+        self.peer = _of_transformers("target")
+        self.assistant = _of_transformers("draft-model")
+        self.assistant.generation_config.num_assistant_tokens = K
+        self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        self.assistant.generation_config.assistant_confidence_threshold = 0.0
+
+    def rows(self, name: str | None) -> Iterator[list[str]]:
+        """The table's rows for a draft of the zoo, None for plain decoding."""
+        with ExitStack() as stack:
+            draft = None
+            if name is not None:
+                folder = Path(stack.enter_context(TemporaryDirectory()))
+                draft = read_draft(convert_checkpoint(f"zoo:{name}", folder / name, target="zoo:target"))
+            vllm = {}
+            if self.options.vllm_python:
+                for kind, eager in (("vLLM eager", True), ("vLLM", False)):
+                    vllm[kind] = stack.enter_context(self.vllm(draft, eager=eager))
+            for batch in BATCHES:
+                runs = {kind: lambda worker=worker, batch=batch: worker(batch) for kind, worker in vllm.items()}
+                runs["draftkit plain"] = self.draftkit(None, batch)
+                if draft is None:
+                    runs["generate"] = lambda batch=batch: self.generate(batch)
+                else:
+                    runs["draftkit"] = self.draftkit(draft, batch)
+                if draft is not None and batch == 1:
+                    runs["assisted"] = lambda: self.generate(1, assistant_model=self.assistant)
+                yield [str(batch), name or "–", *_cells(speeds(runs, self.options.repeats))]
+
+    def draftkit(self, draft: Draft | None, batch: int) -> Run:
+        drafter = None if draft is None else load_drafter(draft, self.model)
+        target = Target(self.model, None if drafter is None else drafter.taps)
+        engine = Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
+
+        def run() -> Timing:
+            began = time.perf_counter()
+            generations = engine.generate(self.requests)
+            return Timing(sum(len(g.tokens) for g in generations), time.perf_counter() - began)
+
+        return run
+
+    def generate(self, batch: int, **options: object) -> Timing:
+        """transformers' generation, `batch` prompts at a time."""
+        began, tokens = time.perf_counter(), 0
+        for first in range(0, len(self.requests), batch):
+            prompts = [request.prompt for request in self.requests[first : first + batch]]
+            longest = max(map(len, prompts))
+            ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            most = self.options.max_new_tokens
+            out = self.peer.generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=most, pad_token_id=0, **options
+            )
+            tokens += sum(self._until_end(row) for row in out[:, longest:].tolist())
+        return Timing(tokens, time.perf_counter() - began)
+
+    def _until_end(self, tokens: list[int]) -> int:
+        return min((tokens.index(end) + 1 for end in self.eos if end in tokens), default=len(tokens))
+
+    @contextmanager
+    def vllm(self, draft: Draft | None, *, eager: bool) -> Iterator[Callable[[int], Timing]]:
+        """A process with vLLM's engine, and what runs it at a batch size."""
+        settings = None
+        if draft is not None:
+            settings = vllm_settings(draft.spec, draft.path) | {"num_speculative_tokens": K}
+        job = {
+            "target": str(zoo.path("target")),
+            "speculative": settings,
+            "eager": eager,
+            "num_slots": max(BATCHES),
+            "prompts": [request.prompt for request in self.requests],
+            "max_new_tokens": self.options.max_new_tokens,
+            "eos_token_ids": self.eos,
+        }
+        with (
+            TemporaryDirectory() as folder,
+            (Path(folder) / "log").open("w+") as log,
+            subprocess.Popen(
+                [self.options.vllm_python, str(Path(__file__).with_name("vllm_time.py"))],
+                env=os.environ | {"OMP_NUM_THREADS": str(self.options.threads)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            ) as worker,
+        ):
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+
+            def ask(line: str) -> None:
+                worker.stdin.write(line + "\n")
+                worker.stdin.flush()
+
+            def run(batch: int) -> Timing:
+                ask(str(batch))
+                answer = worker.stdout.readline()
+                if not answer:
+                    log.seek(0)
+                    sys.exit(f"vLLM failed:\n{log.read()[-3000:]}")
+                return Timing(**json.loads(answer))
+
+            ask(json.dumps(job))
+            yield run
+            worker.stdin.close()
+
+
+def _of_transformers(name: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32)
+
+
+def _cells(speed: Mapping[str, float]) -> list[str]:
+    """A row of speeds in tokens/s, then draftkit's against the others."""
+    ours = speed.get("draftkit", speed["draftkit plain"])
+    theirs = {
+        "× assisted": speed.get("assisted"),
+        "× vLLM": max(speed.get("vLLM eager", 0), speed.get("vLLM", 0)) or None,
+        "× plain": speed["draftkit plain"] if "draftkit" in speed else None,
+    }
+    cells = [f"{speed[column]:.0f}" if column in speed else "" for column in COLUMNS[2:]]
+    return cells + [f"{ours / other:.2f}" if (other := theirs[ratio]) else "" for ratio in RATIOS]
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def commit() -> str:
+    """The commit of this checkout, with a `+` where files have changed since."""
+    described = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    ran = subprocess.run(described, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return ran.stdout.strip() or "unknown"
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
+    parser.add_argument("--drafts", nargs="*", choices=DRAFTS, default=DRAFTS, help="drafts of the zoo")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
-    parser.add_argument("--repeats", type=int, default=2)
-    options = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     torch.set_num_threads(options.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-
-    model, tokenizer = load_model("zoo:target", device=device, dtype=dtype)
-    prompts = load_prompts("zoo", options.prompts)
-    requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
-    peer = AutoModelForCausalLM.from_pretrained(zoo.path("target"), dtype=dtype).to(device)
-    assistant = AutoModelForCausalLM.from_pretrained(zoo.path("draft-model"), dtype=dtype).to(device)
-    assistant.generation_config.num_assistant_tokens = K
-    assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    assistant.generation_config.assistant_confidence_threshold = 0.0
-
-    speeds = {
-        "transformers generate": measure(of_transformers(peer, requests), options.repeats),
-        "transformers assisted, zoo:draft-model": measure(
-            of_transformers(peer, requests, assistant_model=assistant), options.repeats
-        ),
-        "draftkit plain": measure(
-            of_draftkit(Engine(Target(model), None, num_speculative_tokens=0, num_slots=1), requests), options.repeats
-        ),
-    }
-    for source in DRAFTS:
-        with open_draft(source, "zoo:target") as draft:
-            drafter = load_drafter(draft, model)
-        engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=K, num_slots=1)
-        speeds[f"draftkit, {source}"] = measure(of_draftkit(engine, requests), options.repeats)
-
+    bench, console = Bench(options), Console(width=140)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, K={K}, best of {options.repeats}"
+    today = datetime.now(UTC).date().isoformat()
     table = Table(
-        "run", "tokens/s", "vs generate", "vs assisted", title=f"batch 1, K={K}, {device}, {options.threads} threads"
+        *COLUMNS,
+        *RATIOS,
+        title=f"tokens/s, {today}, commit {commit()}\n{processor()}, {options.threads} threads, {versions}; {sizes}",
     )
-    plain, assisted = speeds["transformers generate"], speeds["transformers assisted, zoo:draft-model"]
-    for name, speed in speeds.items():
-        table.add_row(name, f"{speed:.1f}", f"{speed / plain:.2f}×", f"{speed / assisted:.2f}×")
-    Console(width=120).print(table)
+    for name in (None, *options.drafts):
+        for row in bench.rows(name):
+            print(*row, sep="\t", file=sys.stderr, flush=True)
+            table.add_row(*row)
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Times generation with vLLM's offline engine; run by bench_runtime.py with the Python of vLLM's own environment.
 
 The first line of standard input is a JSON job: target, speculative (its `speculative_config`, null for plain decoding),
-eager, prompts (token ids), max_new_tokens, eos_token_ids, batches (sizes that will be asked for). Each further line is
-a batch size: all prompts are generated, that many together, and the answer on standard output is one line of JSON,
-tokens and seconds. Threads are the environment's: OMP_NUM_THREADS.
+eager, num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each further line, `1` or `num_slots`, all
+prompts are generated, so many together, and answered on standard output with one line of JSON: tokens and seconds.
+The number of threads is OMP_NUM_THREADS.
 """
 
 import json
@@ -17,7 +17,6 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # other work may b
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-import torch
 from vllm import LLM, SamplingParams  # the settings above must be in the environment first
 
 
@@ -31,22 +30,21 @@ def main() -> None:
         dtype="float32",
         enforce_eager=job["eager"],
         max_model_len=1024,
-        max_num_seqs=max(job["batches"]),
+        max_num_seqs=job["num_slots"],
         enable_prefix_caching=False,  # every repeat pays for its prompts, as the other tools do
         speculative_config=job["speculative"],
     )
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sampling = SamplingParams(
         temperature=0, max_tokens=job["max_new_tokens"], detokenize=False, stop_token_ids=job["eos_token_ids"]
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     for line in sys.stdin:
-        tokens, began = 0, time.perf_counter()
-        together = int(line) if int(line) < max(job["batches"]) else len(prompts)
-        for first in range(0, len(prompts), together):
-            outputs = llm.generate(prompts[first : first + together], sampling, use_tqdm=False)
-            tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
-        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - began}), file=answers, flush=True)
+        batches = [[prompt] for prompt in prompts] if int(line) == 1 else [prompts]
+        began = time.perf_counter()
+        outputs = [output for batch in batches for output in llm.generate(batch, sampling, use_tqdm=False)]
+        seconds = time.perf_counter() - began
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        print(json.dumps({"tokens": tokens, "seconds": seconds}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from draftkit.train.gap import Gap, report_gap
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin
-from draftkit.train.run import load_training_target
-from draftkit.train.states import TARGET_ATTENTION, OnlineStates, States
+from draftkit.train.states import OnlineStates, States
+from draftkit.train.target import ATTENTION as TARGET_ATTENTION
+from draftkit.train.target import load_training_target
 
 torch.set_num_threads(1)
 

@@ -67,7 +67,7 @@ def prepare(
     from draftkit.train.data.tokenizer import load_tokenizer
 
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
-    with _row_progress(limit) as on_rows:
+    with _progress("rows", limit) as on_rows:
         rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)
         if dry_run:
             report = Report()
@@ -147,7 +147,7 @@ def regenerate(
         return
     responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
     before = len(file.done)
-    with _row_progress(limit) as on_rows:
+    with _progress("rows", limit) as on_rows:
         report = answer(
             rows, Renderer(tokenizer, settings.template_options, system), responder, file,
             seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
@@ -211,8 +211,9 @@ def states(
 ) -> None:
     """Store the target's hidden states, so that training does without the target; a killed run is continued."""
     quiet_transformers()
+    from draftkit.layout.records import to_dict
     from draftkit.report.data import states_plan
-    from draftkit.train.target_states import StateSettings, write_target_states
+    from draftkit.train.target_states import StateSettings, open_states_job
 
     settings = StateSettings(
         target=target,
@@ -225,23 +226,19 @@ def states(
         device=device,
         dtype=dtype,
     )
-    with _progress("tokens") as (set_total, on_tokens):
-
-        def on_plan(plan: Plan) -> None:
-            set_total(plan.tokens)
-            if not (dry_run or as_json):
-                print(states_plan(plan.to_dict()), file=sys.stderr)
-
-        plan, manifest = write_target_states(
-            documents, out, settings, on_plan=on_plan, on_tokens=on_tokens, dry_run=dry_run
-        )
+    with open_states_job(documents, out, settings) as job:
+        plan, manifest = to_dict(job.plan), job.manifest
+        if not as_json:
+            print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
+        if not dry_run:
+            with _progress("tokens", job.plan.tokens) as on_tokens:
+                manifest = job.write(on_tokens)
     if as_json:
-        print_json({"schema": 1, "out": None if dry_run else str(out), "plan": plan.to_dict(), "states": manifest.to_dict()})
-    elif dry_run:
-        print(states_plan(plan.to_dict()))
-    else:
-        print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards: {out}")
-        print(f"next: draftkit train … --states {out}", file=sys.stderr)
+        print_json({"schema": 1, "out": None if dry_run else str(out), "plan": plan, "states": to_dict(manifest)})
+    elif not dry_run:
+        size = sum(shard.bytes for shard in manifest.shards)
+        print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes: {out}")
+        print(f"next: draftkit train --data {documents} --states {out} --target {target}", file=sys.stderr)
 
 
 def _responder(
@@ -291,8 +288,8 @@ def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator
 
 
 @contextmanager
-def _row_progress(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar over rows on stderr where that is a terminal; yields what to call with how many are done."""
+def _progress(of: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar over rows or tokens on stderr where that is a terminal; yields what to call with how many are done."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -302,5 +299,5 @@ def _row_progress(total: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(
         BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
     ) as progress:
-        task = progress.add_task("rows", total=total)
+        task = progress.add_task(of, total=total)
         yield lambda count: progress.advance(task, count)

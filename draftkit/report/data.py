@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +34,18 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
         found = "\n".join(text for text in (finding["what"], finding["where"]) if text)
         table.add_row(finding["check"], severity, found, finding["cost"], finding["hint"])
     console.print(table)
+
+
+def states_plan(plan: Mapping[str, Any]) -> str:
+    """What storing hidden states takes."""
+    counts = "{documents:,} documents, {tokens:,} tokens in {shards:,} shards, {bytes_per_token:,} bytes a token: "
+    sizes = f"{_size(plan['bytes'])} of {_size(plan['free_bytes'])} free"
+    time = f"about {timedelta(seconds=round(plan['seconds']))}, from {plan['probe_tokens']:,} tokens"
+    return f"{counts.format(**plan)}{sizes}; {time}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:

@@ -49,6 +49,8 @@ class SlotRows:
     def of_sequences(self, pool: Tensor) -> Tensor:
         """The sequences' part [B, …] of a pool [S, …]: a view where their slots are consecutive."""
         part = self._part
+        if isinstance(part, Tensor):
+            return pool.index_select(0, part)
         return pool if part == slice(0, pool.shape[0]) else pool[part]
 
     def bias(self, length: int, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
@@ -73,4 +75,6 @@ class SlotRows:
         """What selects the sequences from a pool."""
         slots = self._slot_list
         span = slice(slots[0], slots[0] + len(slots))
-        return span if slots[0] >= 0 and slots == list(range(span.start, span.stop)) else self.slots
+        if slots[0] >= 0 and slots == list(range(span.start, span.stop)):
+            return span
+        return self.slots.clamp(min=0)  # what a row without a sequence reads is not used

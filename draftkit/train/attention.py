@@ -19,16 +19,20 @@ NAME = "draftkit_chain"
 
 
 class Visible:
-    """Which positions each position sees: those before it in its document, within the window."""
+    """Which positions each position sees: those before it in its document, within the window.
 
-    def __init__(self, documents: Tensor, window: int | None = None):
+    `step`: rows stand so many positions after their own, where a window moves on with them.
+    """
+
+    def __init__(self, documents: Tensor, window: int | None = None, step: int = 0):
         self._documents = documents[0]  # of [1, N]
         self._window = window
+        self._step = step
 
     def __call__(self, row: Tensor, position: Tensor) -> Tensor:
         """bool, of any indices that broadcast."""
         seen = (position <= row) & (self._documents[row] == self._documents[position])
-        return seen if self._window is None else seen & (position > row - self._window)
+        return seen if self._window is None else seen & (position > row + self._step - self._window)
 
     def bias(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to the scores of `rows` int64 [R]: [1, 1, R, N]."""
@@ -47,20 +51,25 @@ class Visible:
 class ChainSteps:
     """Keys and values of the steps so far, layer by layer; given to the attention function as `chain`.
 
-    `rows` int64 [R] are the positions that the current step runs; `go_on` chooses fewer and starts the next step.
+    `rows` int64 [R] are the positions that the current step runs; `go_on` chooses fewer and starts the next step. The
+    window is wider than the steps are many.
     """
 
     def __init__(self, documents: Tensor, window: int | None = None):
         self.rows = torch.arange(documents.shape[1], device=documents.device)
-        self._visible = Visible(documents, window)
+        self._documents = documents
+        self._window = window
+        self._step = 0
         self._mask: Tensor | BlockMask | None = None
         self._first: dict[int, tuple[Tensor, Tensor]] = {}
         self._later: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def go_on(self, kept: Tensor | None = None) -> None:
         """Start the next step, with the rows `kept` int64 of the current ones; all where None. Only once narrower."""
+        self._step += 1
         if kept is not None:
             self.rows = self.rows[kept]
+        if kept is not None or self._window is not None:
             self._mask = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -77,6 +86,10 @@ class ChainSteps:
             return _flex(query, keys, values, own, self._blocks(), scaling)
         mask = self._bias(query.dtype)
         return _joined(query, _repeated(keys, repeats), _repeated(values, repeats), own, mask, scaling)
+
+    @property
+    def _visible(self) -> Visible:
+        return Visible(self._documents, self._window, self._step)
 
     def _bias(self, dtype: torch.dtype) -> Tensor:
         if self._mask is None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from draftkit.errors import DraftkitError
 from draftkit.models.eagle import EagleModel, EagleOutput
 from draftkit.train.attention import ChainSteps
 from draftkit.train.batch import Batch, ahead
@@ -24,19 +25,27 @@ class Step(NamedTuple):
 
 
 def chain_steps(draft: EagleModel, batch: Batch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
-    """The steps of `drafted` bool [K, N]; the first runs all positions, whose keys and values the others see.
+    """The steps of `drafted` bool [K, N]; the first runs all positions, whose keys and values the others see. Where no
+    chain has a second step, it is the only one.
 
-    `detached`: gradients do not flow from a step into the one before (HASS).
+    `detached`: gradients do not flow from a step into the one before (HASS). Raises `DraftkitError` for chains that are
+    longer than the draft's sliding window.
     """
     features = batch.last if batch.features is None else batch.features
     hidden = draft.fuse(features.float())  # the draft's parameters are, whatever the target's are
     window = draft.spec.decoder.sliding_window
+    if window is not None and window < len(drafted):
+        raise DraftkitError(f"chains of {len(drafted)} drafts", expected=f"at most {window}, the draft's window")
     chain = ChainSteps(batch.documents, window)
     for t in range(len(drafted)):
         if t == 1:
             kept = drafted[1].nonzero()[:, 0]
+            if len(kept) == 0:
+                return
             chain.go_on(kept)
             hidden = hidden[:, kept]
+        elif t > 1:
+            chain.go_on()
         rows = chain.rows
         output = draft(ahead(batch.tokens, 1 + t)[:, rows], hidden, batch.positions[:, rows] + t, chain=chain)
         yield Step(rows, output)

@@ -28,7 +28,8 @@ from draftkit.train.batch import Batch
 from draftkit.train.data.documents import Document
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.recipe import Recipe
-from draftkit.train.states import TARGET_ATTENTION, States
+from draftkit.train.states import States
+from draftkit.train.target import ATTENTION as TARGET_ATTENTION
 from draftkit.train.validation import Judged, acceptance, judge
 from draftkit.train.walk import Mode
 

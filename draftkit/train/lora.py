@@ -21,8 +21,8 @@ from draftkit.train.config import LoraSettings
 
 ADAPTER = "default"
 WEIGHTS_FILE = "adapter_model.safetensors"
-HEAD = "lm_head"  # left as it is: it is most of a draft's weights
-MASK_STATE = "mask_hidden"
+HEADS = {"lm_head", "head"}  # left as they are: they are most of a draft's weights
+LEARNED = ("mask_hidden", "embed_tokens.weight", "target_proj.weight", "target_proj.bias")
 
 
 def add_adapters(draft: nn.Module, settings: LoraSettings, *, parallel: bool) -> None:
@@ -34,7 +34,7 @@ def add_adapters(draft: nn.Module, settings: LoraSettings, *, parallel: bool) ->
     linear = [
         name
         for name, module in draft.named_modules()
-        if isinstance(module, nn.Linear) and id(module.weight) not in borrowed and name.rpartition(".")[2] != HEAD
+        if isinstance(module, nn.Linear) and id(module.weight) not in borrowed and HEADS.isdisjoint(name.split("."))
     ]
     targets = [name for name in linear if not settings.targets or name.endswith(settings.targets)]
     if not targets:
@@ -56,8 +56,9 @@ def add_adapters(draft: nn.Module, settings: LoraSettings, *, parallel: bool) ->
 
 
 def _mask_weights(draft: nn.Module) -> Iterator[nn.Parameter]:
+    """What a parallel draft has beside its layers."""
     for name, parameter in draft.named_parameters():
-        if name == MASK_STATE or name.endswith("embed_tokens.weight"):
+        if name.endswith(LEARNED):
             yield parameter
 
 

@@ -18,20 +18,21 @@ from transformers import AutoConfig, PreTrainedModel, TrainerCallback, TrainingA
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import open_draft
 from draftkit.hub import locate
-from draftkit.layout.folder import Draft
+from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.models.target import load_target
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.data.documents import Document
-from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
+from draftkit.train.dataset import PackedRows, Row, held_out, read_training_documents, token_counts
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
+from draftkit.train.offline import OfflineStates
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.states import TARGET_ATTENTION, OnlineStates, States
-from draftkit.train.trainer import DraftTrainer
+from draftkit.train.states import OnlineStates, States
+from draftkit.train.target import load_target_ends, load_training_target
+from draftkit.train.trainer import DraftTrainer, StatesOf
 from draftkit.train.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
@@ -82,37 +83,34 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     with ExitStack() as stack:
         device = device_named(config.device or None)
         dtype = dtype_named(config.target_dtype or None, device)
-        target = load_training_target(config.target, device=device, dtype=dtype)
+        load = load_target_ends if config.states else load_training_target
+        target = load(config.target, device=device, dtype=dtype)
         limit_threads(target)
         draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
         counts = token_counts(documents, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)
-        files = () if draft is None else draft.files
+        files = draft.files if draft is not None else _tokenizer(config, recipe)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             add_adapters(recipe.draft, config.lora, parallel=parallel)
+        _check_states(config, recipe)
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
-        source = OnlineStates(target, recipe.taps)
+        source = _state_source(config, recipe, target)
         trainer = DraftTrainer(
             recipe,
             training_arguments(config, device),
             PackedRows(documents, training, config.tokens_per_row),
             PackedRows(documents, validating, config.tokens_per_row) if validating else None,
-            states_of=lambda row: source.states(row["tokens"], row["positions"], row["documents"]),
+            states_of=source,
             save_draft=save,
             load_draft=partial(_load_checkpoint, recipe=recipe),
             k=config.validation.k,
             mode=config.validation.mode,
-            decode=_decoding(config, recipe, target, source, documents, validating, save),
+            decode=_decoding(config, recipe, target, documents, validating, save),
             callbacks=callbacks,
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
         return _finish(trainer, config, recipe, files, dtype)
-
-
-def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The target with an attention that takes masks. Raises `DraftkitError`."""
-    return load_target(locate(source).path, device=device, dtype=dtype, attention=TARGET_ATTENTION)
 
 
 def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | None, counts: Tensor) -> Recipe:
@@ -191,11 +189,49 @@ def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int
     return documents, training, validating[: settings.limit]
 
 
+def _state_source(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) -> StatesOf:
+    """What finds the target's states of a row: the target in this process, or the files of `config.states`."""
+    if not config.states:
+        online = OnlineStates(target, recipe.taps)
+        return lambda row: online.states(row["tokens"], row["positions"], row["documents"])
+    files = OfflineStates(
+        Path(config.states),
+        data=Path(config.data),
+        target=locate(config.target).path,
+        taps=recipe.taps,
+        dtype=target.dtype,
+    )
+
+    def of_files(row: Row) -> States:
+        features, last = files.states_of(row["numbers"], row["tokens"].shape[1])
+        return States(None if features is None else features.to(target.device), last.to(target.device))
+
+    return of_files
+
+
+def _tokenizer(config: TrainConfig, recipe: Recipe) -> tuple[Path, ...]:
+    """What a new causal language model takes over from its target."""
+    return tokenizer_files(locate(config.target).path) if recipe.spec.kind == "causal-lm" else ()
+
+
+def _check_states(config: TrainConfig, recipe: Recipe) -> None:
+    """Raise `DraftkitError` for what states in files cannot serve."""
+    settings = config.validation
+    problem = None
+    if settings.documents:
+        problem = "validation.documents: the states are those of the training file"
+    elif settings.decode:
+        problem = "validation.decode: decoding takes the whole target"
+    elif recipe.resamples:
+        problem = "the draft's own text: the target has to read it"
+    if config.states and problem is not None:
+        raise DraftkitError(f"states from files do not go with {problem}", hint="train without --states")
+
+
 def _decoding(
     config: TrainConfig,
     recipe: Recipe,
     target: PreTrainedModel,
-    source: OnlineStates,
     documents: list[Document],
     validating: list[int],
     save: SaveDraft,
@@ -204,6 +240,7 @@ def _decoding(
     settings = config.validation
     if not settings.decode:
         return None
+    source = OnlineStates(target, recipe.taps)
 
     def states_of(document: Document) -> States:
         row = row_tensors([document], len(document))

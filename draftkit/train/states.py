@@ -14,8 +14,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.models.target import Taps, Target
 
-TARGET_ATTENTION = "sdpa"
-
 
 class States(NamedTuple):
     """`features` [1, N, F], None where nothing is tapped; `last` [1, N, H], after the final norm."""
@@ -32,7 +30,7 @@ class StateSource(Protocol):
 
 
 class OnlineStates:
-    """Runs the target, loaded with the attention `TARGET_ATTENTION`."""
+    """Runs the target, loaded by `load_training_target`."""
 
     def __init__(self, model: PreTrainedModel, taps: Taps | None):
         self._target = Target(model, taps)

@@ -15,10 +15,15 @@ CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling"
 
 def target_head(target: PreTrainedModel, d2t_ids: Tensor | None, temperature: float = 1.0) -> TargetHead:
     """The target's output layer as a teacher. Raises `TargetError` where its logits are more than a product."""
-    config = target.config.get_text_config()
+    require_plain_logits(target, "target")
+    layer = target.get_output_embeddings()
+    return TargetHead(Head(layer.weight.detach(), getattr(layer, "bias", None)), d2t_ids, temperature)
+
+
+def require_plain_logits(model: PreTrainedModel, of: str) -> None:
+    """Raise `TargetError` for a model, the target or the draft, whose logits are more than its output layer's."""
+    config = model.config.get_text_config()
     for key, neutral in CHANGES.items():
         value = getattr(config, key, neutral)
         if value is not None and value != neutral:
-            raise TargetError(f"the target's logits are changed by {key} = {value}", expected="a plain output layer")
-    layer = target.get_output_embeddings()
-    return TargetHead(Head(layer.weight.detach(), getattr(layer, "bias", None)), d2t_ids, temperature)
+            raise TargetError(f"the {of}'s logits are changed by {key} = {value}", expected="a plain output layer")

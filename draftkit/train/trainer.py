@@ -22,6 +22,7 @@ from draftkit.errors import DraftkitError
 from draftkit.train.batch import Batch
 from draftkit.train.dataset import PackedRows, Row, only_row
 from draftkit.train.gap import Gap
+from draftkit.train.packing import row_tensors
 from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Outcome, Recipe
 from draftkit.train.states import States
@@ -81,7 +82,7 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
-        outcome: Outcome = model(self._batch(inputs))
+        outcome: Outcome = model(self._batch(self._resampled(inputs)))
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
@@ -91,6 +92,18 @@ class DraftTrainer(Trainer):
             self._sums[name] = self._sums.get(name, 0) + value.detach()
         self._counted += 1
         return outcome.loss
+
+    def _resampled(self, row: Row) -> Row:
+        """The row, in the draft's own words where the recipe trains on them."""
+        recipe = self.accelerator.unwrap_model(self.model)
+        if not recipe.resamples:
+            return row
+        rows = self.train_dataset
+        assert isinstance(rows, PackedRows)
+        documents = [rows.documents[number] for number in row["numbers"]]
+        tensors = row_tensors(recipe.resample(documents, self.state.global_step), rows.size)
+        moved = {name: tensor[None].to(row["tokens"].device) for name, tensor in tensors.items()}
+        return Row(**moved, numbers=row["numbers"])  # type: ignore[typeddict-item]
 
     def _batch(self, inputs: Any) -> Batch:
         states = self._states_of(inputs)

@@ -140,7 +140,7 @@ def fresh_eagle(spec: EagleSpec, origin: Origin, attention: str = CHAIN_ATTENTIO
         if isinstance(model.embed_tokens, nn.Embedding) and spec.decoder.hidden_size == spec.target_hidden_size:
             model.embed_tokens.weight.copy_(embeddings.weight)
     model = model.to(target.device)
-    model.borrow(embeddings, output)
+    model.borrow(embeddings.requires_grad_(False), output.requires_grad_(False))
     return model
 
 

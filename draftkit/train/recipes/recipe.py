@@ -92,6 +92,11 @@ class Recipe(nn.Module, ABC):
     def chains(self, batch: Batch, k: int) -> Chains:
         """Chains of `k` drafts as serving would draft them; without gradients."""
 
+    @property
+    def resamples(self) -> bool:
+        """Whether it trains on the draft's own text, so that `resample` changes documents."""
+        return False
+
     def resample(self, documents: Sequence[Document], seed: int) -> Sequence[Document]:
         """What a row of `documents` is replaced by before the target reads it; nothing gets longer. `seed`: the step's,
         the same on all devices. A recipe that trains on the draft's own text overrides this."""

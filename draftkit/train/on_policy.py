@@ -1,0 +1,59 @@
+"""Documents that go on in the draft's own words (on-policy distillation: DistillSpec, arXiv 2310.08461)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from draftkit.models.target import Target
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Request
+from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.train.data.documents import Document
+
+NUM_SLOTS = 32  # documents that are continued together
+
+
+def continued(documents: Sequence[Document], draft: PreTrainedModel, sampling: SamplingParameters) -> list[Document]:
+    """Each document with its last supervised span, and what follows it, replaced by what `draft` says there.
+
+    Nothing gets longer, and only what the draft has said is supervised. A document that begins with its only span, or
+    has none, stays as it is. Document i is drawn with the seed `sampling.seed` + i. `draft` keeps its weights, mode and
+    attention function.
+    """
+    requests = []
+    for number, document in enumerate(documents):
+        begin, end = document.spans[-1] if document.spans else (0, 0)
+        if begin:
+            prompt = tuple(document.tokens[:begin].tolist())
+            requests.append(Request(str(number), prompt, end - begin, sampling.numbered(number)))
+    out = list(documents)
+    if not requests:
+        return out
+    with _generating(draft) as target:
+        slots = min(NUM_SLOTS, len(requests))
+        # Eager: CUDA graphs would be captured anew at every call.
+        engine = Engine(target, None, num_speculative_tokens=0, num_slots=slots, eager=True)
+        for generation in engine.generate(requests):
+            number, prompt = int(generation.request.id), generation.request.prompt
+            tokens = np.array([*prompt, *generation.tokens], dtype=np.int32)
+            supervised = np.arange(len(tokens)) >= len(prompt)
+            out[number] = replace(documents[number], tokens=tokens, supervised=supervised)
+    return out
+
+
+@contextmanager
+def _generating(draft: PreTrainedModel) -> Iterator[Target]:
+    """A model in training, for a while as one that generates."""
+    was_training, attention = draft.training, draft.config._attn_implementation
+    draft.set_attn_implementation(ATTENTION)
+    try:
+        yield Target(draft)
+    finally:
+        draft.set_attn_implementation(attention)
+        draft.train(was_training)

@@ -1,0 +1,200 @@
+"""A small causal language model distilled to draft for a large one (DistillSpec, arXiv 2310.08461).
+
+The draft learns the target's law at every position whose next token serving would draft. The text is fixed, the
+target's, or, in a share of the steps, the draft's own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from draftkit.errors import DraftkitError
+from draftkit.layout.spec import CausalLMSpec, DraftSpec
+from draftkit.models.target import Taps, load_target
+from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.train.batch import Batch, ahead
+from draftkit.train.data.documents import Document
+from draftkit.train.losses.head import Head
+from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.on_policy import continued
+from draftkit.train.packed import NAME as PACKED_ATTENTION
+from draftkit.train.packed import Packed
+from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
+from draftkit.train.statistics import step_statistics
+from draftkit.train.teaching import require_plain_logits, target_head
+
+
+@dataclass(frozen=True)
+class DraftModelOptions:
+    """The recipe's settings; those of the architecture hold for a new draft only.
+
+    - `loss`: as `parse_loss` reads it; `ce` is that of the text's tokens. `temperature` divides the logits of both
+      sides, as in serving.
+    - `on_policy` λ: in this share of the steps the draft writes the text itself (DistillSpec, GKD), drawn at
+      `sampling_temperature`, 0 for greedy.
+    - `num_layers`, `hidden_size`, `intermediate_size` (0: 8/3 of the width), `num_heads`, `num_key_value_heads`: of a
+      Llama with the target's vocabulary, whose output layer is its embedding.
+    """
+
+    loss: str = "kl"
+    temperature: float = 1.0
+    on_policy: float = 0.0
+    sampling_temperature: float = 1.0
+    num_layers: int = 4
+    hidden_size: int = 512
+    intermediate_size: int = 0
+    num_heads: int = 8
+    num_key_value_heads: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.on_policy <= 1:
+            raise DraftkitError(f"on_policy {self.on_policy}", expected="a share, from 0 to 1")
+
+
+class DraftModel(Recipe):
+    """Trains standalone draft models."""
+
+    name = "draft-model"
+    options_type = DraftModelOptions
+    draft: PreTrainedModel
+
+    def __init__(self, origin: Origin, options: DraftModelOptions):
+        if origin.draft is None:
+            spec = draft_model_spec(origin, options)
+            draft = fresh_draft_model(spec).to(origin.target.device)
+        else:
+            spec = require_draft_model(origin, self.name)
+            device = str(origin.target.device)
+            draft = load_target(origin.draft.path, device=device, dtype=torch.float32, attention=PACKED_ATTENTION)
+        require_plain_logits(draft, "draft")
+        super().__init__(draft.requires_grad_(True), DraftSpec(architecture=spec, dtype="F32"))
+        if missing := self._stored - draft.state_dict().keys():
+            raise DraftkitError(
+                f"{type(draft).__name__} stores its weights under other names than it trains them: {min(missing)}",
+                expected="a dense model",
+            )
+        self.head = target_head(origin.target, None, options.temperature)
+        self.options = options
+        self.loss = parse_loss(options.loss)
+
+    @classmethod
+    def start(cls, origin: Origin, options: object) -> DraftModel:
+        assert isinstance(options, DraftModelOptions)
+        return cls(origin, options)
+
+    @property
+    def taps(self) -> Taps | None:
+        return None
+
+    def forward(self, batch: Batch) -> Outcome:
+        counted = batch.drafted(1).roll(1, -1)  # the row that drafts token i + 2 is that of token i + 1
+        found = self.compare(batch, Reduction().weights(counted)[0], self.loss)
+        rows = torch.arange(counted.shape[1], device=counted.device)
+        return Outcome(found.value, step_statistics(found, torch.zeros_like(rows), rows, counted))
+
+    @torch.no_grad()
+    def chains(self, batch: Batch, k: int) -> Chains:
+        """With the true tokens as prefix a row is the same in every chain: step t is the row 1 + t later."""
+        drafted = batch.drafted(k)
+        needed = drafted[0].roll(1)
+        found = self.compare(batch, needed.float(), parse_loss("tv"))
+
+        def of_steps(values: Tensor | None) -> Tensor:
+            assert values is not None
+            return torch.stack([ahead(values, 1 + t) for t in range(k)])
+
+        return Chains(drafted, *map(of_steps, (found.agree, found.ratio, found.alpha, found.oov)))
+
+    def compare(self, batch: Batch, weights: Tensor, loss: Loss) -> LinearLoss:
+        """The draft's law of every position against the target's of the same; `weights` float32 [N]."""
+        layer = self.draft.get_output_embeddings()
+        following = ahead(batch.tokens[0], 1)
+        return linear_loss(
+            self.states(batch)[0],
+            Head(layer.weight, layer.bias),
+            self.head.teacher(batch.last[0]),
+            weights,
+            loss,
+            labels=following,
+            emitted=following,
+        )
+
+    def states(self, batch: Batch) -> Tensor:
+        """[1, N, H] of the draft, before its output layer; no document sees another."""
+        return (
+            self.draft.get_decoder()(
+                input_ids=batch.tokens,
+                position_ids=batch.positions,
+                use_cache=False,
+                packed=Packed(batch.documents),
+            )
+        ).last_hidden_state
+
+    @property
+    def resamples(self) -> bool:
+        return self.options.on_policy > 0
+
+    def resample(self, documents: Sequence[Document], seed: int) -> Sequence[Document]:
+        """In a share λ of the seeds, the documents in the draft's own words."""
+        if random.Random(seed).random() >= self.options.on_policy:
+            return documents
+        return continued(documents, self.draft, SamplingParameters(self.options.sampling_temperature, seed=seed))
+
+
+def require_draft_model(origin: Origin, recipe: str) -> CausalLMSpec:
+    """The origin's architecture. Raises `DraftkitError` where this recipe cannot train it."""
+    assert origin.draft is not None
+    spec = origin.draft.spec.architecture
+    where = origin.draft.path
+    if not isinstance(spec, CausalLMSpec) or spec.method != recipe:
+        raise DraftkitError(
+            f"the draft is of the kind {origin.draft.spec.method}",
+            where=where,
+            hint=f"recipe {recipe} trains another",
+        )
+    if origin.draft.spec.quantization is not None:
+        raise DraftkitError("the draft's weights are quantised", where=where, hint="train the original checkpoint")
+    size = origin.target.config.get_text_config().vocab_size
+    if spec.vocab_size != size:
+        raise DraftkitError(
+            f"the draft has {spec.vocab_size} tokens, the target {size}",
+            where=where,
+            hint="give the draft the target's vocabulary first, or train another draft",
+        )
+    return spec
+
+
+def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec:
+    """The architecture of a new draft."""
+    if origin.d2t_ids is not None:
+        raise DraftkitError("a draft vocabulary", expected="none: a draft model has all tokens")
+    target = origin.target.config.get_text_config()
+    config = LlamaConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size or options.hidden_size * 8 // 3,
+        num_hidden_layers=options.num_layers,
+        num_attention_heads=options.num_heads,
+        num_key_value_heads=options.num_key_value_heads,
+        max_position_embeddings=target.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=target.bos_token_id,
+        eos_token_id=target.eos_token_id,
+        architectures=[LlamaForCausalLM.__name__],
+    )
+    return CausalLMSpec(config=config.to_dict(), vocab_size=target.vocab_size, parallel=None, target_features=None)
+
+
+def fresh_draft_model(spec: CausalLMSpec) -> LlamaForCausalLM:
+    """A new draft in float32, initialised as transformers does."""
+    config = LlamaConfig.from_dict(spec.config)
+    config._attn_implementation = PACKED_ATTENTION
+    return LlamaForCausalLM(config)

@@ -1,0 +1,134 @@
+"""EAGLE-1 and HASS: the draft's states are regressed onto the target's (arXiv 2401.15077, 2408.15766).
+
+EAGLE-1 trains one pass on true features. HASS adds passes on the draft's own: its forward f at row r is step f − 1 of
+the chain from position r − f + 1, with the same keys, so the steps of `chain_steps` are its forwards, each with
+detached features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from draftkit.convert.fusion import fusion_spec
+from draftkit.errors import DraftkitError
+from draftkit.layout.spec import EagleSpec
+from draftkit.train.batch import Batch
+from draftkit.train.chain import Step
+from draftkit.train.losses.parse import parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.losses.states import smooth_l1
+from draftkit.train.recipes.eagle_family import (
+    EagleFamily,
+    fresh_decoder,
+    fresh_eagle,
+    require_eagle,
+    started_eagle,
+)
+from draftkit.train.recipes.recipe import Origin, Outcome
+from draftkit.train.statistics import step_statistics
+
+NOISE_LENGTH = 512  # of the samples that the published noise was chosen for
+
+
+@dataclass(frozen=True)
+class EagleOptions:
+    """The recipe's settings; those of the architecture hold for a new draft only. `HASS` has those of HASS.
+
+    - `forwards`: 1 is EAGLE-1; the losses of more are added up, as HASS does.
+    - `regression`: the weight of the smooth L1 distance between states. `loss`: of the laws, as `parse_loss` reads it.
+    - `noise`: the width of the uniform noise on the features, 0 for none; `noise_scale`: times 512 / document length
+      (as published in code), or as it is (as published in print).
+    - `temperature` divides the logits of both sides, as in serving.
+    - `num_layers`: of the draft. `fusion_bias`: `fc` has a bias, which vLLM does not read.
+    """
+
+    forwards: int = 1
+    regression: float = 1.0
+    loss: str = "0.1*soft_ce"
+    noise: float = 0.2
+    noise_scale: Literal["length", "fixed"] = "length"
+    temperature: float = 1.0
+    num_layers: int = 1
+    fusion_bias: bool = False
+
+
+HASS = EagleOptions(forwards=3, loss="0.1*soft_ce + top_k(10)")
+
+
+class Eagle(EagleFamily):
+    """Trains EAGLE-1 drafts."""
+
+    name = "eagle"
+    options_type = EagleOptions
+
+    def __init__(self, origin: Origin, options: EagleOptions):
+        if origin.draft is None:
+            draft = fresh_eagle(eagle_spec(origin, options), origin)
+        else:
+            spec = origin.draft.spec.architecture
+            require_eagle(origin, self.name, isinstance(spec, EagleSpec) and spec.method == self.name)
+            draft = started_eagle(origin)
+        super().__init__(draft, origin, options.temperature)
+        self.options = options
+        self.loss = parse_loss(options.loss)
+        self.reduction = Reduction(normalised=False)
+
+    @classmethod
+    def start(cls, origin: Origin, options: object) -> Eagle:
+        assert isinstance(options, EagleOptions)
+        return cls(origin, options)
+
+    def forward(self, batch: Batch) -> Outcome:
+        drafted = batch.drafted(self.options.forwards)
+        steps = self.steps(self.noisy(batch), drafted, detached=True)
+        rows = self.rows(steps)
+        weights = self.reduction.weights(drafted)
+        found = self.compare(batch, rows, self.head.teacher(batch.last[0]), weights, self.loss)
+        distance = torch.dot(weights[rows.steps, rows.positions], state_distances(batch, steps))
+        statistics = step_statistics(found, rows.steps, rows.positions, drafted)
+        statistics["regression"] = distance.detach()
+        return Outcome(found.value + self.options.regression * distance, statistics)
+
+    def noisy(self, batch: Batch) -> Batch:
+        """The batch with noise on what the draft reads; what it is taught stays as it is."""
+        if not self.training or self.options.noise == 0:
+            return batch
+        noise = torch.rand_like(batch.last, dtype=torch.float32) - 0.5
+        width = torch.full_like(noise[..., :1], self.options.noise)
+        if self.options.noise_scale == "length":
+            width *= NOISE_LENGTH / document_lengths(batch.documents)[..., None]
+        return batch._replace(last=batch.last + noise * width)
+
+
+def state_distances(batch: Batch, steps: list[Step]) -> Tensor:
+    """The smooth L1 distance of each row's feedback to the state that it stands for: float32 [R], step after step."""
+    size = batch.tokens.shape[1]
+    distances = []
+    for t, step in enumerate(steps):
+        true = batch.last[0, (step.rows + 1 + t) % size]
+        distances.append(smooth_l1(step.output.feedback[0], true))
+    return torch.cat(distances)
+
+
+def document_lengths(documents: Tensor) -> Tensor:
+    """How long the document of each position is: int64 [1, N], of padding how long that is."""
+    numbers = documents + 1
+    return torch.bincount(numbers[0])[numbers]
+
+
+def eagle_spec(origin: Origin, options: EagleOptions) -> EagleSpec:
+    """The architecture of a new draft."""
+    if origin.d2t_ids is not None:
+        raise DraftkitError(
+            "a draft vocabulary", expected="none: EAGLE-1 drafts read the target's head", hint="or recipe eagle3"
+        )
+    return fusion_spec(
+        fresh_decoder(origin.target, options.num_layers),
+        origin.target.config.get_text_config().vocab_size,
+        fusion_bias=options.fusion_bias,
+        embed_tokens="target",
+    )

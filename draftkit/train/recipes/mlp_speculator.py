@@ -1,0 +1,188 @@
+"""IBM's MLP speculator, in its two stages (arXiv 2404.19124, fms-fsdp).
+
+Head t starts from the target's last state at position i, has read the tokens i + 1 … i + 1 + t, and drafts token
+i + 2 + t. The first stage learns from all tokens of any text, the second from what the target has produced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from draftkit.errors import DraftkitError
+from draftkit.layout.spec import DraftSpec, MlpSpeculatorSpec
+from draftkit.models.loading import load_mlp_speculator
+from draftkit.models.mlp_speculator import MlpSpeculatorModel
+from draftkit.models.target import Taps
+from draftkit.train.batch import Batch
+from draftkit.train.losses.head import Head
+from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.losses.teacher import Teacher
+from draftkit.train.recipes.eagle_family import Rows, spread
+from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
+from draftkit.train.statistics import step_statistics
+from draftkit.train.teaching import target_head
+
+PREFIX = "speculator."  # of the names in the unified layout
+CANDIDATES = (4, 3, 2)  # a head's branches in IBM's tree of candidates; the last holds for all further heads
+NUM_CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class MlpSpeculatorOptions:
+    """The recipe's settings; those of the architecture hold for a new draft only.
+
+    - `stage` 1: all tokens count; 2: those that the target has produced.
+    - `loss`: of each head, as `parse_loss` reads it; `ce` is that of the text's tokens. The heads' losses are added up.
+    - `temperature` divides the logits of both sides, as in serving.
+    - `num_heads`, `inner_size` (0: the target's width), `tied` and `scale_input` as in the spec.
+    """
+
+    stage: Literal[1, 2] = 2
+    loss: str = "ce"
+    temperature: float = 1.0
+    num_heads: int = 4
+    inner_size: int = 0
+    tied: bool = True
+    scale_input: bool = True
+
+
+class MlpSpeculator(Recipe):
+    """Trains MLP speculators."""
+
+    name = "mlp-speculator"
+    options_type = MlpSpeculatorOptions
+    draft: MlpSpeculatorModel
+
+    def __init__(self, origin: Origin, options: MlpSpeculatorOptions):
+        if origin.draft is None:
+            draft = fresh_mlp_speculator(mlp_speculator_spec(origin, options)).to(origin.target.device)
+        else:
+            if not isinstance(origin.draft.spec.architecture, MlpSpeculatorSpec):
+                raise DraftkitError(
+                    f"the draft is of the kind {origin.draft.spec.method}",
+                    where=origin.draft.path,
+                    hint=f"recipe {self.name} trains another",
+                )
+            draft = load_mlp_speculator(origin.draft, origin.target, dtype=torch.float32).requires_grad_(True)
+        super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
+        self.head = target_head(origin.target, None, options.temperature)
+        self.options = options
+        self.loss = parse_loss(options.loss)
+        self.reduction = Reduction(normalised=False)
+
+    @classmethod
+    def start(cls, origin: Origin, options: object) -> MlpSpeculator:
+        assert isinstance(options, MlpSpeculatorOptions)
+        return cls(origin, options)
+
+    @property
+    def taps(self) -> Taps | None:
+        return None
+
+    def forward(self, batch: Batch) -> Outcome:
+        k = self.draft.spec.num_heads
+        counted = batch.complete(k) if self.options.stage == 1 else batch.drafted(k)
+        teacher = self.head.teacher(batch.last[0]) if self.loss.needs_target else None
+        rows = self.rows(batch, counted)
+        found = self.compare(batch, rows, teacher, self.reduction.weights(counted), self.loss)
+        return Outcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
+
+    @torch.no_grad()
+    def chains(self, batch: Batch, k: int) -> Chains:
+        """Raises `DraftkitError` for more drafts than heads."""
+        if k > self.draft.spec.num_heads:
+            raise DraftkitError(f"chains of {k} drafts", expected=f"at most {self.draft.spec.num_heads}, one a head")
+        drafted = batch.drafted(k)
+        rows = self.rows(batch, drafted)
+        found = self.compare(batch, rows, self.head.teacher(batch.last[0]), drafted.float(), parse_loss("tv"))
+        return Chains(
+            drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
+        )
+
+    def rows(self, batch: Batch, drafted: Tensor) -> Rows:
+        """The rows of `drafted` bool [K, N], whose steps run on fewer and fewer."""
+        state = self.draft.start(batch.last[0].float())
+        positions = torch.arange(len(state), device=state.device)
+        steps, places, states = [], [], []
+        for t, wanted in enumerate(drafted):
+            kept = wanted[positions]
+            positions = positions[kept]
+            tokens = batch.tokens[0, positions + 1 + t]
+            state = self.draft.advance(t, state[kept], tokens)
+            steps.append(torch.full_like(positions, t))
+            places.append(positions)
+            states.append(state)
+        return Rows(torch.cat(steps), torch.cat(places), torch.cat(states))
+
+    def compare(self, batch: Batch, rows: Rows, teacher: Teacher | None, weights: Tensor, loss: Loss) -> LinearLoss:
+        """The law of every row against the target's, and against the tokens of the text; `weights` float32 [K, N].
+
+        One call per head, so that of tied heads one gradient is kept.
+        """
+        heads = list(self.draft.head)
+        taught = rows.positions + 1 + rows.steps
+        labels = batch.tokens[0, taught + 1]
+        weights = weights[rows.steps, rows.positions]
+        sizes = [len(rows.steps)] if len(heads) == 1 else torch.bincount(rows.steps, minlength=len(heads)).tolist()
+        found = []
+        for head, part in zip(heads, torch.arange(len(taught), device=taught.device).split(sizes), strict=True):
+            assert isinstance(head, nn.Linear)
+            found.append(
+                linear_loss(
+                    rows.hidden[part],
+                    Head(head.weight),
+                    None if teacher is None else teacher.at(taught[part]),
+                    weights[part],
+                    loss,
+                    labels=labels[part],
+                    emitted=labels[part],
+                )
+            )
+        return joined(found)
+
+    def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return super().stored({PREFIX + name: tensor for name, tensor in state.items()})
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load({name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
+
+
+def joined(found: list[LinearLoss]) -> LinearLoss:
+    """The losses of several heads as one: their values added up, their rows one after the other."""
+    values, *columns = zip(*found, strict=True)
+    whole = (None if column[0] is None else torch.cat(column) for column in columns)
+    return LinearLoss._make([torch.stack(values).sum(), *whole])
+
+
+def mlp_speculator_spec(origin: Origin, options: MlpSpeculatorOptions) -> MlpSpeculatorSpec:
+    """The architecture of a new draft."""
+    target = origin.target.config.get_text_config()
+    if origin.d2t_ids is not None:
+        raise DraftkitError("a draft vocabulary", expected="none: the heads of an MLP speculator have all tokens")
+    further = (CANDIDATES[-1],) * max(options.num_heads - len(CANDIDATES), 0)
+    return MlpSpeculatorSpec(
+        target_hidden_size=target.hidden_size,
+        inner_size=options.inner_size or target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_heads=options.num_heads,
+        tied=options.tied,
+        scale_input=options.scale_input,
+        top_k_per_head=(CANDIDATES + further)[: options.num_heads],
+        num_candidates=NUM_CANDIDATES,
+    )
+
+
+def fresh_mlp_speculator(spec: MlpSpeculatorSpec) -> MlpSpeculatorModel:
+    """A new draft in float32: N(0, 1/√inner) everywhere, norms that do nothing."""
+    model = MlpSpeculatorModel(spec)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=spec.inner_size**-0.5)
+    return model

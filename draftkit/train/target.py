@@ -1,0 +1,48 @@
+"""The target as a training run needs it: whole, or its embedding and output layer alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from draftkit.errors import TargetError
+from draftkit.hub import locate
+from draftkit.layout.tensors import open_checkpoint
+from draftkit.models.target import check_config, load_target
+
+ATTENTION = "sdpa"  # takes masks, which keep packed documents apart
+
+
+def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A target (path, Hub id or `zoo:target`) that can be run on packed rows. Raises `DraftkitError`."""
+    return load_target(locate(source).path, device=device, dtype=dtype, attention=ATTENTION)
+
+
+def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A target with its embedding and output layer; its decoder layers stay on torch's meta device.
+
+    For runs that read the target's states from files. Raises `DraftkitError`.
+    """
+    folder = locate(source).path
+    config = AutoConfig.from_pretrained(folder)
+    check_config(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = config.get_text_config().tie_word_embeddings
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in (embedding,) if tied else (embedding, output):
+        module.weight = _loaded(folder, names[id(module.weight)], device, dtype)
+    if tied:
+        output.weight = embedding.weight
+    return model.eval().requires_grad_(False)
+
+
+def _loaded(folder: Path, name: str, device: str, dtype: torch.dtype) -> nn.Parameter:
+    tensors = open_checkpoint(folder)
+    if name not in tensors:
+        raise TargetError(f"the target's checkpoint has no tensor {name}", where=folder, hint="train without --states")
+    return nn.Parameter(tensors[name].load().to(device, dtype), requires_grad=False)

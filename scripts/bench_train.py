@@ -1,0 +1,423 @@
+"""EAGLE-3 trained by draftkit and by speculators on the embedded target: speed, memory, and acceptance by two engines.
+
+`python scripts/bench_train.py --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
+[--documents 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]`
+
+The target answers training questions greedily (`draftkit data regenerate`); both trainers get the same documents, the
+same states of the target from files, draft vocabulary, architecture, loss, optimiser, schedule and number of optimiser
+steps, in float32 with the same number of threads, one after the other, each in a process of its own. speculators packs
+and orders the documents itself, and keeps the draft's head frozen; draftkit does so in the compared run, and trains the
+head, its default, in another. Tokens are those of documents, not padding. Times are those of steps, from fetching a row
+to the optimiser; the median counts. The peak of memory is that of the whole process. Everything is kept in DIR, and
+what is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+import torch
+import transformers
+import zoo_corpus
+from bench_runtime import commit, processor
+from check_vllm import run_vllm
+from peak import peak_bytes
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from draftkit import zoo
+from draftkit.convert.api import convert_checkpoint
+from draftkit.convert.serve import vllm_settings
+from draftkit.evaluate.loading import load_tokenizer
+from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.layout.folder import read_draft
+from draftkit.models.target import Taps, Target
+from draftkit.train.config import read_config
+from draftkit.train.data.documents import Document
+from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
+from draftkit.train.packing import row_tensors
+from draftkit.train.run import train_draft
+from draftkit.train.states import OnlineStates
+from draftkit.train.target import load_training_target
+from draftkit.train.vocabulary import choose_vocabulary
+
+TARGET = "zoo:target"
+LAYERS = (2, 5, 7)
+STEPS = 3  # of the training-time test
+K = 4
+DRAFT_VOCABULARY = 2048
+HELD_OUT = 0.05
+MAX_QUESTION = 700  # characters
+WARMUP = 0.02
+LEARNING_RATE = 1e-3
+COLD = 5  # steps whose times do not count
+LAST = 50  # steps whose losses are averaged
+RUNS: dict[str, dict[str, object]] = {  # of draftkit, with the settings that differ from speculators'
+    "draftkit": {},
+    "draftkit, its head trained": {"options": {"train_head": True}},
+    "draftkit, target in the process": {"states": ""},
+}
+COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss", "AL", "AL by vLLM")
+
+
+@dataclass(frozen=True)
+class Step:
+    """`seconds` from the end of the step before; `tokens`: the mean of a row where the trainer does not count them."""
+
+    loss: float
+    tokens: float
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that has ended."""
+
+    steps: list[Step]
+    peak_bytes: int
+
+    @property
+    def tokens(self) -> float:
+        return sum(step.tokens for step in self.steps)
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of the median step."""
+        return self.tokens / len(self.steps) / median(step.seconds for step in self.steps[COLD:])
+
+    @property
+    def cpu_speed(self) -> float:
+        """The same by the time that the process had a CPU: less exposed to other load."""
+        return self.tokens / len(self.steps) / median(step.cpu_seconds for step in self.steps[COLD:])
+
+    @property
+    def loss(self) -> float:
+        return fmean(step.loss for step in self.steps[-LAST:])
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance lengths on the held-out prompts: draftkit's with its interval, and vLLM's where it was asked."""
+
+    mean: float
+    low: float
+    high: float
+    vllm: float | None
+
+
+class Clock(TrainerCallback):
+    """Times every step of draftkit's trainer, and keeps the losses that it logs after each."""
+
+    def __init__(self, tokens_per_step: float):
+        self.steps: list[Step] = []
+        self._tokens = tokens_per_step
+        self._times: list[tuple[float, float]] = []
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        self._times.append((time.perf_counter(), time.process_time()))
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self._times.append((time.perf_counter(), time.process_time()))
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
+    ) -> None:
+        if "loss" in logs:
+            (wall, cpu), (wall_before, cpu_before) = self._times[-1], self._times[-2]
+            self.steps.append(Step(logs["loss"], self._tokens, wall - wall_before, cpu - cpu_before))
+
+
+class Bench:
+    """Everything in one folder; each method makes a file or folder that is not there yet."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.work: Path = options.work.resolve()
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.documents_file = self._documents()
+        self.documents = read_training_documents(self.documents_file)
+        self.training, self.judging = held_out(self.documents, HELD_OUT)
+        self.states = self.work / "states"
+        if not self.states.exists():
+            draftkit("data", "states", self.documents_file, self.states, "--target", TARGET, "--encoding", "float32")
+
+    def _documents(self) -> Path:
+        prompts, responses, documents = (
+            self.work / f"{name}.jsonl" for name in ("prompts", "responses", "documents")
+        )
+        if not documents.exists():
+            questions = training_questions(self.options.documents)
+            prompts.write_text("".join(json.dumps({"id": f"q{i:05}", "prompt": q}) + "\n" for i, q in questions))
+            answering = ("--target", TARGET, "--max-new-tokens", 96, "--concurrency", 32)
+            draftkit("data", "regenerate", prompts, responses, *answering)
+            draftkit("data", "prepare", responses, documents, "--target", TARGET, "--max-length", 512)
+        return documents
+
+    def speculators(self) -> tuple[Run, Path]:
+        """Its training and its last checkpoint, as draftkit converts it."""
+        folder, draft = self.work / "speculators", self.work / "speculators-draft"
+        result = folder / "result.json"
+        if not result.exists():
+            data = folder / "data"
+            self._write_speculators_data(folder, data / "hidden_states")
+            job = {
+                "documents": str(folder / "documents.jsonl"),
+                "data": str(data),
+                "arguments": [str(argument) for argument in self._speculators_arguments(folder, data)],
+                "threads": self.options.threads,
+                "result": str(result),
+            }
+            worker = [self.options.speculators_python, str(Path(__file__).with_name("speculators_train.py"))]
+            with (folder / "log.txt").open("w") as log:
+                subprocess.run(worker, input=json.dumps(job), text=True, stdout=log, stderr=log, check=True)
+            last = folder / "checkpoints" / str(self.options.epochs - 1)
+            convert_checkpoint(str(last), draft, target=TARGET)
+        return read_run(result), draft
+
+    def draftkit(self, name: str, settings: Mapping[str, object], steps: int) -> tuple[Run, Path]:
+        """A training by draftkit and its draft."""
+        out = self.work / name.replace(",", "").replace(" ", "-")
+        result = self.work / f"{out.name}.json"
+        if not result.exists():
+            rows = PackedRows(self.documents, self.training, self.options.tokens_per_row)
+            tokens = sum(len(self.documents[number]) for number in self.training) / len(rows)
+            flags = self._draftkit_settings(out, steps)
+            options = flags["options"] | settings.get("options", {})
+            flags = flags | settings | {"options": options}
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                run = process.submit(train_with_draftkit, flags, tokens, self.options.threads).result()
+            result.write_text(json.dumps(asdict(run)))
+        return read_run(result), out / "draft"
+
+    def acceptance(self, draft: Path) -> Acceptance:
+        result = draft.parent / f"{draft.name}-acceptance.json"
+        if not result.exists():
+            found = draftkit("eval", "--target", TARGET, "--draft", draft, "--k", K, "--json")
+            length = json.loads(found)["cells"][0]["acceptance_length"]
+            result.write_text(json.dumps(length | {"vllm": self._by_vllm(draft)}))
+        return Acceptance(**json.loads(result.read_text()))
+
+    def _by_vllm(self, draft: Path) -> float | None:
+        if self.options.vllm_python is None:
+            return None
+        target = zoo.path("target")
+        tokenizer = load_tokenizer(target, "target")
+        settings = vllm_settings(read_draft(draft).spec, draft) | {"num_speculative_tokens": K}
+        job: dict[str, object] = {
+            "target": str(target),
+            "speculative": settings,
+            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo")],
+            "max_new_tokens": 128,
+            "eos_token_ids": sorted(Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids),
+        }
+        found = run_vllm(self.options.vllm_python, job)
+        if found is None:
+            return None
+        counters = found["counters"]
+        return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
+
+    def _write_speculators_data(self, folder: Path, states: Path) -> None:
+        """Documents, the held-out ones last, with states of the layers and before the final norm, and the vocabulary."""
+        states.mkdir(parents=True, exist_ok=True)
+        target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
+        config = target.config
+        online = OnlineStates(target, Taps((*LAYERS, config.num_hidden_layers)))
+        with (folder / "documents.jsonl").open("w") as file:
+            for index, number in enumerate([*self.training, *self.judging]):
+                document = self.documents[number]
+                row = row_tensors([document], len(document))
+                features, _ = online.states(*(row[name][None] for name in ("tokens", "positions", "documents")))
+                assert features is not None
+                hidden = features.view(len(document), len(LAYERS) + 1, config.hidden_size)
+                save_file({"token_ids": row["tokens"], "hidden_states": hidden}, states / f"hs_{index}.safetensors")
+                file.write(json.dumps(speculators_row(document)) + "\n")
+        ids = choose_vocabulary(token_counts(self.documents, self.training, config.vocab_size), DRAFT_VOCABULARY).numpy()
+        np.save(folder / "d2t.npy", ids - np.arange(len(ids)))
+        np.save(folder / "t2d.npy", np.isin(np.arange(config.vocab_size), ids))
+
+    def _speculators_arguments(self, folder: Path, data: Path) -> Iterator[object]:
+        settings = {
+            "verifier-name-or-path": zoo.path("target"),
+            "data-path": data,
+            "save-path": folder / "checkpoints",
+            "log-dir": folder / "logs",
+            "speculator-type": "eagle3",
+            "d2t-path": folder / "d2t.npy",
+            "t2d-path": folder / "t2d.npy",
+            "draft-vocab-size": DRAFT_VOCABULARY,
+            "full-attention-indices": 0,
+            "draft-attn-impl": self.options.speculators_attention,
+            "loss-implementation": "eager",
+            "loss-fn": "kl_div",
+            "hidden-states-dtype": "float32",
+            "total-seq-len": self.options.tokens_per_row,
+            "train-data-ratio": (len(self.training) + 0.5) / len(self.documents),
+            "num-workers": 0,
+            "on-missing": "raise",
+            "ttt-steps": STEPS,
+            "optimizer": "adamw",
+            "lr": LEARNING_RATE,
+            "weight-decay": 0,
+            "scheduler-type": "linear",
+            "scheduler-warmup-ratio": WARMUP,
+            "epochs": self.options.epochs,
+            "checkpoint-freq": self.options.epochs,
+            "seed": 0,
+        }
+        for name, value in settings.items():
+            yield f"--{name}"
+            yield value
+        yield "--target-layer-ids"
+        yield from LAYERS
+
+    def _draftkit_settings(self, out: Path, steps: int) -> dict[str, dict[str, object]]:
+        """The same run in draftkit's terms; the architecture is the one that speculators makes by default."""
+        return {
+            "recipe": "eagle3",
+            "target": TARGET,
+            "data": str(self.documents_file),
+            "states": str(self.states),
+            "out": str(out),
+            "draft_vocab_size": DRAFT_VOCABULARY,
+            "tokens_per_row": self.options.tokens_per_row,
+            "log_every": 1,
+            "optimisation": {
+                "lr": LEARNING_RATE,
+                "schedule": "linear",
+                "warmup": WARMUP,
+                "beta2": 0.999,
+                "clip": 1.0,
+                "max_steps": steps,
+            },
+            "validation": {"share": HELD_OUT, "k": K},
+            "options": {
+                "steps": STEPS,
+                "loss": "kl",
+                "reduction": {"decay": 1.0, "normalised": False},
+                "layers": list(LAYERS),
+                "norm_before_residual": True,
+                "feature_norm": "joint",
+                "norm_output": True,
+                "train_head": False,
+            },
+        }
+
+
+def training_questions(count: int) -> Iterator[tuple[int, str]]:
+    """Numbered questions about sources that are not held out."""
+    files = [path for path in zoo_corpus.source_files() if not zoo_corpus.is_held_out(path)]
+    found = dict.fromkeys(e.question for path in files for e in zoo_corpus.examples_of_file(path))
+    questions = [question for question in found if len(question) <= MAX_QUESTION]
+    random.Random(0).shuffle(questions)
+    return enumerate(questions[:count])
+
+
+def speculators_row(document: Document) -> dict[str, object]:
+    return {
+        "input_ids": document.tokens.tolist(),
+        "loss_mask": document.supervised.tolist(),
+        "seq_len": len(document),
+    }
+
+
+def train_with_draftkit(settings: dict[str, object], tokens_per_step: float, threads: int) -> Run:
+    """In a process of its own."""
+    torch.set_num_threads(threads)
+    clock = Clock(tokens_per_step)
+    train_draft(read_config(None, [], settings), callbacks=(clock,))
+    return Run(clock.steps, peak_bytes())
+
+
+def read_run(path: Path) -> Run:
+    found = json.loads(path.read_text())
+    return Run([Step(**step) for step in found["steps"]], found["peak_bytes"])
+
+
+def draftkit(*arguments: object) -> str:
+    """What a command of draftkit prints."""
+    command = [sys.executable, "-m", "draftkit", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def cells(name: str, run: Run, acceptance: Acceptance) -> list[str]:
+    by_vllm = "" if acceptance.vllm is None else f"{acceptance.vllm:.3f}"
+    return [
+        name,
+        str(len(run.steps)),
+        f"{run.tokens:,.0f}",
+        f"{run.speed:.0f}",
+        f"{run.cpu_speed:.0f}",
+        f"{run.peak_bytes / 1e6:.0f}",
+        f"{run.loss:.3f}",
+        f"{acceptance.mean:.3f} [{acceptance.low:.3f}, {acceptance.high:.3f}]",
+        by_vllm,
+    ]
+
+
+def ratios(ours: Run, theirs: Run, our_acceptance: Acceptance, their_acceptance: Acceptance) -> list[str]:
+    both = our_acceptance.vllm, their_acceptance.vllm
+    return [
+        "draftkit ÷ speculators",
+        "",
+        f"{ours.tokens / theirs.tokens:.2f}",
+        f"{ours.speed / theirs.speed:.2f}",
+        f"{ours.cpu_speed / theirs.cpu_speed:.2f}",
+        f"{ours.peak_bytes / theirs.peak_bytes:.2f}",
+        f"{ours.loss / theirs.loss:.2f}",
+        f"{our_acceptance.mean / their_acceptance.mean:.3f}",
+        f"{both[0] / both[1]:.3f}" if both[0] and both[1] else "",
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="a folder for data, states, drafts and results")
+    parser.add_argument("--speculators-python", required=True, help="the Python of an environment with speculators")
+    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
+    parser.add_argument("--documents", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
+    parser.add_argument("--tokens-per-row", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
+    parser.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    bench = Bench(options)
+    theirs, their_draft = bench.speculators()
+    their_acceptance = bench.acceptance(their_draft)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    today = datetime.now(UTC).date().isoformat()
+    sizes = f"{len(bench.training)} documents, rows of {options.tokens_per_row} tokens, {options.threads} threads, K={K}"
+    table = Table(*COLUMNS, title=f"EAGLE-3 on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}")
+    table.add_row(*cells("speculators", theirs, their_acceptance))
+    for name, settings in RUNS.items():
+        run, draft = bench.draftkit(name, settings, len(theirs.steps))
+        acceptance = bench.acceptance(draft)
+        table.add_row(*cells(name, run, acceptance))
+        if not settings:
+            table.add_row(*ratios(run, theirs, acceptance, their_acceptance))
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The walk over teacher-forced chains against real decoding of the embedded drafts."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.evaluate.loading import load_drafter, load_model, open_draft
+from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.statistics import bootstrap_length
+from draftkit.hub import locate
+from draftkit.models.target import Target
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.train.batch import Batch
+from draftkit.train.data.documents import Document
+from draftkit.train.packing import row_tensors
+from draftkit.train.recipes import recipe_class
+from draftkit.train.recipes.recipe import Origin, Recipe
+from draftkit.train.states import OnlineStates
+from draftkit.train.walk import walk
+
+DRAFTS = ["eagle", "eagle3", "mlp-speculator", "draft-model"]
+TARGET = "zoo:target"
+K = 4
+WALKS = 50  # over the same texts, with other coins
+
+
+@cache
+def serving() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    return load_model(TARGET, device="cpu", dtype=torch.float32)
+
+
+@cache
+def teacher() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(locate(TARGET).path, dtype=torch.float32).requires_grad_(False)
+
+
+def requests(prompts: int, tokens: int, temperature: float, seeds: int = 1) -> list[Request]:
+    _, tokenizer = serving()
+    texts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", prompts)]
+    return [
+        Request(f"{seed}/{i}", text, tokens, SamplingParameters(temperature=temperature, seed=100 * seed + i))
+        for seed in range(seeds)
+        for i, text in enumerate(texts)
+    ]
+
+
+def decoded(name: str, wanted: list[Request], slots: int) -> tuple[list[Generation], Recipe]:
+    """What an embedded draft makes of the requests, and its recipe."""
+    model, _ = serving()
+    with open_draft(f"zoo:{name}", TARGET) as draft:
+        drafter = load_drafter(draft, model)
+        kind = recipe_class(name)
+        recipe = kind.start(Origin(teacher(), draft), kind.options_type())
+    engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=K, num_slots=slots)
+    return engine.generate(wanted), recipe.eval()
+
+
+def as_batch(generations: list[Generation], recipe: Recipe) -> Batch:
+    documents = []
+    for g in generations:
+        begin = len(g.request.prompt)
+        documents.append(Document.of(g.request.id, [*g.request.prompt, *g.tokens], [(begin, g.length)]))
+    size = sum(len(document) for document in documents) + 3
+    row = {name: tensor[None] for name, tensor in row_tensors(documents, size).items()}
+    states = OnlineStates(teacher(), recipe.taps).states(row["tokens"], row["positions"], row["documents"])
+    return Batch(**row, features=states.features, last=states.last)
+
+
+def accepted(generation: Generation) -> list[int]:
+    """Per round, of the drafts that ended up in the text: the last round may have drafted beyond its end."""
+    return [min(r.accepted, generation.length - r.position) for r in generation.rounds]
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_greedy_walk_is_decoding(name: str) -> None:
+    """Round by round."""
+    generations, recipe = decoded(name, requests(4, 40, temperature=0), slots=2)
+    batch = as_batch(generations, recipe)
+    rounds = walk(batch, recipe.chains(batch, K), "greedy")
+    for number, generation in enumerate(generations):
+        assert [r.accepted for r in rounds[number]] == accepted(generation)
+    assert any(map(accepted, generations))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTS)
+def test_sampled_walk_is_decoding_on_average(name: str) -> None:
+    """The decoded length lies within the interval of walks over the same texts, whose coins differ, and these within
+    the interval of the decoded length over texts."""
+    generations, recipe = decoded(name, requests(8, 64, temperature=1, seeds=4), slots=8)
+    kept, rounds = [0] * WALKS, [0] * WALKS
+    for begin in range(0, len(generations), 8):
+        batch = as_batch(generations[begin : begin + 8], recipe)
+        chains = recipe.chains(batch, K)
+        for number in range(WALKS):
+            generator = torch.Generator().manual_seed(1000 * begin + number)
+            walked = [r for own in walk(batch, chains, "sampled", generator).values() for r in own]
+            kept[number] += sum(r.accepted for r in walked)
+            rounds[number] += len(walked)
+    lengths = [1 + a / b for a, b in zip(kept, rounds, strict=True)]
+    decoded_length = bootstrap_length([(sum(accepted(g)), len(g.rounds)) for g in generations])
+    mean, deviation = statistics.mean(lengths), statistics.stdev(lengths)
+    assert abs(decoded_length.mean - mean) < 1.96 * deviation
+    assert decoded_length.low < mean < decoded_length.high
