@@ -12,7 +12,7 @@ demo: $(VENV)/installed
 	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --concurrency 4 --max-new-tokens 96
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
