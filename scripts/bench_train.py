@@ -1,15 +1,21 @@
 """EAGLE-3 trained by draftkit and by speculators on the embedded target: speed, memory, and acceptance by two engines.
 
 `python scripts/bench_train.py --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
-[--documents 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]`
+[--draftkit-python ENV/bin/python] [--documents 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]
+[--recipe p-eagle | pard]`
 
-The target answers training questions greedily (`draftkit data regenerate`); both trainers get the same documents, the
+The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same documents, the
 same states of the target from files, draft vocabulary, architecture, loss, optimiser, schedule and number of optimiser
 steps, in float32 with the same number of threads, one after the other, each in a process of its own. speculators packs
-and orders the documents itself, and keeps the draft's head frozen; draftkit does so in the compared run, and trains the
-head, its default, in another. Tokens are those of documents, not padding. Times are those of steps, from fetching a row
-to the optimiser; the median counts. The peak of memory is that of the whole process. Everything is kept in DIR, and
-what is there already is not made again.
+and orders the documents itself, in rows that it fills less, and keeps the draft's head frozen; draftkit does so too in
+the run that is compared, and trains the head, its default, in another. Tokens are those of documents, not padding.
+Times are those of steps, from fetching a row to the optimiser; the median counts. The peak of memory is that of the
+whole process, libraries included: Triton, which a CPU has no use for, takes 70 MB where it is installed. Everything is
+kept in DIR, and what is there already is not made again.
+
+`--recipe` trains another draft on these data instead, with its own defaults, and prints `draftkit eval` at K=8 of it
+and of what it should be better than: P-EAGLE than draftkit's EAGLE-3 of the first comparison, PARD than the
+autoregressive draft that it is made from.
 """
 
 from __future__ import annotations
@@ -20,12 +26,9 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 
@@ -35,11 +38,9 @@ import transformers
 import zoo_corpus
 from bench_runtime import commit, processor
 from check_vllm import run_vllm
-from peak import peak_bytes
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
@@ -48,11 +49,9 @@ from draftkit.evaluate.loading import load_tokenizer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Taps, Target
-from draftkit.train.config import read_config
 from draftkit.train.data.documents import Document
 from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
 from draftkit.train.packing import row_tensors
-from draftkit.train.run import train_draft
 from draftkit.train.states import OnlineStates
 from draftkit.train.target import load_training_target
 from draftkit.train.vocabulary import choose_vocabulary
@@ -68,48 +67,34 @@ WARMUP = 0.02
 LEARNING_RATE = 1e-3
 COLD = 5  # steps whose times do not count
 LAST = 50  # steps whose losses are averaged
+TRAINED_HEAD = "draftkit, its head trained"
 RUNS: dict[str, dict[str, object]] = {  # of draftkit, with the settings that differ from speculators'
     "draftkit": {},
-    "draftkit, its head trained": {"options": {"train_head": True}},
+    TRAINED_HEAD: {"options": {"train_head": True}},
     "draftkit, target in the process": {"states": ""},
 }
+PARALLEL_K = 8
+PARENT = "zoo:draft-model"  # what PARD is made from
 COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss", "AL", "AL by vLLM")
 
 
 @dataclass(frozen=True)
-class Step:
-    """`seconds` from the end of the step before; `tokens`: the mean of a row where the trainer does not count them."""
-
-    loss: float
-    tokens: float
-    seconds: float
-    cpu_seconds: float
-
-
-@dataclass(frozen=True)
 class Run:
-    """A training that has ended."""
+    """A training that has ended, in numbers for each step; `tokens` of all of them."""
 
-    steps: list[Step]
+    losses: list[float]
+    seconds: list[float]
+    cpu_seconds: list[float]
+    tokens: float
     peak_bytes: int
 
-    @property
-    def tokens(self) -> float:
-        return sum(step.tokens for step in self.steps)
-
-    @property
-    def speed(self) -> float:
+    def speed(self, seconds: list[float]) -> float:
         """Tokens per second of the median step."""
-        return self.tokens / len(self.steps) / median(step.seconds for step in self.steps[COLD:])
-
-    @property
-    def cpu_speed(self) -> float:
-        """The same by the time that the process had a CPU: less exposed to other load."""
-        return self.tokens / len(self.steps) / median(step.cpu_seconds for step in self.steps[COLD:])
+        return self.tokens / len(seconds) / median(seconds[COLD:])
 
     @property
     def loss(self) -> float:
-        return fmean(step.loss for step in self.steps[-LAST:])
+        return fmean(self.losses[-LAST:])
 
 
 @dataclass(frozen=True)
@@ -120,28 +105,6 @@ class Acceptance:
     low: float
     high: float
     vllm: float | None
-
-
-class Clock(TrainerCallback):
-    """Times every step of draftkit's trainer, and keeps the losses that it logs after each."""
-
-    def __init__(self, tokens_per_step: float):
-        self.steps: list[Step] = []
-        self._tokens = tokens_per_step
-        self._times: list[tuple[float, float]] = []
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        self._times.append((time.perf_counter(), time.process_time()))
-
-    def on_step_end(self, *_: object, **__: object) -> None:
-        self._times.append((time.perf_counter(), time.process_time()))
-
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
-    ) -> None:
-        if "loss" in logs:
-            (wall, cpu), (wall_before, cpu_before) = self._times[-1], self._times[-2]
-            self.steps.append(Step(logs["loss"], self._tokens, wall - wall_before, cpu - cpu_before))
 
 
 class Bench:
@@ -159,9 +122,7 @@ class Bench:
             draftkit("data", "states", self.documents_file, self.states, "--target", TARGET, "--encoding", "float32")
 
     def _documents(self) -> Path:
-        prompts, responses, documents = (
-            self.work / f"{name}.jsonl" for name in ("prompts", "responses", "documents")
-        )
+        prompts, responses, documents = (self.work / f"{name}.jsonl" for name in ("prompts", "responses", "documents"))
         if not documents.exists():
             questions = training_questions(self.options.documents)
             prompts.write_text("".join(json.dumps({"id": f"q{i:05}", "prompt": q}) + "\n" for i, q in questions))
@@ -173,43 +134,56 @@ class Bench:
     def speculators(self) -> tuple[Run, Path]:
         """Its training and its last checkpoint, as draftkit converts it."""
         folder, draft = self.work / "speculators", self.work / "speculators-draft"
+        data = folder / "data"
         result = folder / "result.json"
         if not result.exists():
-            data = folder / "data"
             self._write_speculators_data(folder, data / "hidden_states")
             job = {
                 "documents": str(folder / "documents.jsonl"),
                 "data": str(data),
                 "arguments": [str(argument) for argument in self._speculators_arguments(folder, data)],
-                "threads": self.options.threads,
-                "result": str(result),
             }
-            worker = [self.options.speculators_python, str(Path(__file__).with_name("speculators_train.py"))]
-            with (folder / "log.txt").open("w") as log:
-                subprocess.run(worker, input=json.dumps(job), text=True, stdout=log, stderr=log, check=True)
-            last = folder / "checkpoints" / str(self.options.epochs - 1)
-            convert_checkpoint(str(last), draft, target=TARGET)
-        return read_run(result), draft
+            self._train(self.options.speculators_python, "speculators_train.py", job, result)
+            convert_checkpoint(str(folder / "checkpoints" / str(self.options.epochs - 1)), draft, target=TARGET)
+        steps = json.loads(result.read_text())["steps"]
+        return read_run(result, sum(step["tokens"] for step in steps)), draft
 
     def draftkit(self, name: str, settings: Mapping[str, object], steps: int) -> tuple[Run, Path]:
         """A training by draftkit and its draft."""
-        out = self.work / name.replace(",", "").replace(" ", "-")
+        out = self.work / folder_name(name)
         result = self.work / f"{out.name}.json"
         if not result.exists():
-            rows = PackedRows(self.documents, self.training, self.options.tokens_per_row)
-            tokens = sum(len(self.documents[number]) for number in self.training) / len(rows)
-            flags = self._draftkit_settings(out, steps)
-            options = flags["options"] | settings.get("options", {})
-            flags = flags | settings | {"options": options}
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                run = process.submit(train_with_draftkit, flags, tokens, self.options.threads).result()
-            result.write_text(json.dumps(asdict(run)))
-        return read_run(result), out / "draft"
+            common = self._draftkit_settings(out, steps)
+            options = common["options"] | settings.get("options", {})
+            job: dict[str, object] = {"settings": common | settings | {"options": options}}
+            self._train(self.options.draftkit_python, "draftkit_train.py", job, result)
+        rows = PackedRows(self.documents, self.training, self.options.tokens_per_row)
+        tokens = sum(len(self.documents[number]) for number in self.training)
+        return read_run(result, steps * tokens / len(rows)), out / "draft"
+
+    def parallel(self, recipe: str) -> tuple[str, Path]:
+        """A draft that drafts all tokens at once, trained by draftkit; what it is to be compared with goes first."""
+        eagle3, out = self.work / folder_name(TRAINED_HEAD) / "draft", self.work / recipe
+        result = self.work / f"{recipe}.json"
+        if not result.exists():
+            settings = self._draftkit_settings(out, 0) | {"recipe": recipe, "options": {"steps": PARALLEL_K}}
+            settings["optimisation"] |= {"epochs": self.options.epochs}
+            if recipe == "pard":
+                settings |= {"draft": PARENT, "draft_vocab_size": 0}
+            self._train(self.options.draftkit_python, "draftkit_train.py", {"settings": settings}, result)
+        return PARENT if recipe == "pard" else str(eagle3), out / "draft"
+
+    def _train(self, python: str, worker: str, job: dict[str, object], result: Path) -> None:
+        """Run a worker, which writes the result; what it says goes to a file beside it."""
+        job |= {"threads": self.options.threads, "result": str(result)}
+        with result.with_suffix(".log").open("w") as log:
+            command = [python, str(Path(__file__).with_name(worker))]
+            subprocess.run(command, input=json.dumps(job), text=True, stdout=log, stderr=log, check=True)
 
     def acceptance(self, draft: Path) -> Acceptance:
         result = draft.parent / f"{draft.name}-acceptance.json"
         if not result.exists():
-            found = draftkit("eval", "--target", TARGET, "--draft", draft, "--k", K, "--json")
+            found = draftkit("eval", "--target", TARGET, "--draft", draft, "--k", K, "--concurrency", 8, "--json")
             length = json.loads(found)["cells"][0]["acceptance_length"]
             result.write_text(json.dumps(length | {"vllm": self._by_vllm(draft)}))
         return Acceptance(**json.loads(result.read_text()))
@@ -225,7 +199,9 @@ class Bench:
             "speculative": settings,
             "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo")],
             "max_new_tokens": 128,
-            "eos_token_ids": sorted(Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids),
+            "eos_token_ids": sorted(
+                Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids
+            ),
         }
         found = run_vllm(self.options.vllm_python, job)
         if found is None:
@@ -234,7 +210,7 @@ class Bench:
         return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
 
     def _write_speculators_data(self, folder: Path, states: Path) -> None:
-        """Documents, the held-out ones last, with states of the layers and before the final norm, and the vocabulary."""
+        """Documents, the held-out ones last, with states of the layers and before the final norm; the vocabulary."""
         states.mkdir(parents=True, exist_ok=True)
         target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
         config = target.config
@@ -248,7 +224,9 @@ class Bench:
                 hidden = features.view(len(document), len(LAYERS) + 1, config.hidden_size)
                 save_file({"token_ids": row["tokens"], "hidden_states": hidden}, states / f"hs_{index}.safetensors")
                 file.write(json.dumps(speculators_row(document)) + "\n")
-        ids = choose_vocabulary(token_counts(self.documents, self.training, config.vocab_size), DRAFT_VOCABULARY).numpy()
+        ids = choose_vocabulary(
+            token_counts(self.documents, self.training, config.vocab_size), DRAFT_VOCABULARY
+        ).numpy()
         np.save(folder / "d2t.npy", ids - np.arange(len(ids)))
         np.save(folder / "t2d.npy", np.isin(np.arange(config.vocab_size), ids))
 
@@ -320,6 +298,10 @@ class Bench:
         }
 
 
+def folder_name(run: str) -> str:
+    return run.replace(",", "").replace(" ", "-")
+
+
 def training_questions(count: int) -> Iterator[tuple[int, str]]:
     """Numbered questions about sources that are not held out."""
     files = [path for path in zoo_corpus.source_files() if not zoo_corpus.is_held_out(path)]
@@ -337,17 +319,12 @@ def speculators_row(document: Document) -> dict[str, object]:
     }
 
 
-def train_with_draftkit(settings: dict[str, object], tokens_per_step: float, threads: int) -> Run:
-    """In a process of its own."""
-    torch.set_num_threads(threads)
-    clock = Clock(tokens_per_step)
-    train_draft(read_config(None, [], settings), callbacks=(clock,))
-    return Run(clock.steps, peak_bytes())
-
-
-def read_run(path: Path) -> Run:
+def read_run(path: Path, tokens: float) -> Run:
     found = json.loads(path.read_text())
-    return Run([Step(**step) for step in found["steps"]], found["peak_bytes"])
+    losses, seconds, cpu_seconds = (
+        [step[name] for step in found["steps"]] for name in ("loss", "seconds", "cpu_seconds")
+    )
+    return Run(losses, seconds, cpu_seconds, tokens, found["peak_bytes"])
 
 
 def draftkit(*arguments: object) -> str:
@@ -356,45 +333,48 @@ def draftkit(*arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def cells(name: str, run: Run, acceptance: Acceptance) -> list[str]:
-    by_vllm = "" if acceptance.vllm is None else f"{acceptance.vllm:.3f}"
-    return [
+def cells(name: str, run: Run, acceptance: Acceptance | None) -> list[str]:
+    row = [
         name,
-        str(len(run.steps)),
+        str(len(run.losses)),
         f"{run.tokens:,.0f}",
-        f"{run.speed:.0f}",
-        f"{run.cpu_speed:.0f}",
+        f"{run.speed(run.seconds):.0f}",
+        f"{run.speed(run.cpu_seconds):.0f}",
         f"{run.peak_bytes / 1e6:.0f}",
         f"{run.loss:.3f}",
-        f"{acceptance.mean:.3f} [{acceptance.low:.3f}, {acceptance.high:.3f}]",
-        by_vllm,
     ]
+    if acceptance is None:
+        return row
+    by_vllm = [] if acceptance.vllm is None else [f"{acceptance.vllm:.3f}"]
+    return [*row, f"{acceptance.mean:.3f} [{acceptance.low:.3f}, {acceptance.high:.3f}]", *by_vllm]
 
 
 def ratios(ours: Run, theirs: Run, our_acceptance: Acceptance, their_acceptance: Acceptance) -> list[str]:
-    both = our_acceptance.vllm, their_acceptance.vllm
-    return [
+    row = [
         "draftkit ÷ speculators",
-        "",
+        f"{len(ours.losses) / len(theirs.losses):.2f}",
         f"{ours.tokens / theirs.tokens:.2f}",
-        f"{ours.speed / theirs.speed:.2f}",
-        f"{ours.cpu_speed / theirs.cpu_speed:.2f}",
+        f"{ours.speed(ours.seconds) / theirs.speed(theirs.seconds):.2f}",
+        f"{ours.speed(ours.cpu_seconds) / theirs.speed(theirs.cpu_seconds):.2f}",
         f"{ours.peak_bytes / theirs.peak_bytes:.2f}",
         f"{ours.loss / theirs.loss:.2f}",
         f"{our_acceptance.mean / their_acceptance.mean:.3f}",
-        f"{both[0] / both[1]:.3f}" if both[0] and both[1] else "",
     ]
+    by_vllm = our_acceptance.vllm, their_acceptance.vllm
+    return row if by_vllm[0] is None or by_vllm[1] is None else [*row, f"{by_vllm[0] / by_vllm[1]:.3f}"]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="a folder for data, states, drafts and results")
     parser.add_argument("--speculators-python", required=True, help="the Python of an environment with speculators")
+    parser.add_argument("--draftkit-python", default=sys.executable, help="the Python that draftkit trains with")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
     parser.add_argument("--documents", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
+    parser.add_argument("--recipe", choices=("p-eagle", "pard"), help="train this one instead")
     parser.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
     return parser.parse_args()
 
@@ -402,20 +382,28 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    torch.set_num_threads(options.threads)
     bench = Bench(options)
+    if options.recipe is not None:
+        before, draft = bench.parallel(options.recipe)
+        print(draftkit("eval", "--target", TARGET, "--draft", before, "--draft", draft, "--k", PARALLEL_K))
+        return
     theirs, their_draft = bench.speculators()
-    their_acceptance = bench.acceptance(their_draft)
+    runs = {name: bench.draftkit(name, settings, len(theirs.losses)) for name, settings in RUNS.items()}
+    lengths = {name: bench.acceptance(draft) for name, (_, draft) in runs.items() if "states" not in RUNS[name]}
+    their_length = bench.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     today = datetime.now(UTC).date().isoformat()
-    sizes = f"{len(bench.training)} documents, rows of {options.tokens_per_row} tokens, {options.threads} threads, K={K}"
-    table = Table(*COLUMNS, title=f"EAGLE-3 on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}")
-    table.add_row(*cells("speculators", theirs, their_acceptance))
-    for name, settings in RUNS.items():
-        run, draft = bench.draftkit(name, settings, len(theirs.steps))
-        acceptance = bench.acceptance(draft)
-        table.add_row(*cells(name, run, acceptance))
-        if not settings:
-            table.add_row(*ratios(run, theirs, acceptance, their_acceptance))
+    sizes = (
+        f"{len(bench.training)} documents, rows of {options.tokens_per_row} tokens, {options.threads} threads, K={K}"
+    )
+    table = Table(
+        *COLUMNS, title=f"EAGLE-3 on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
+    )
+    table.add_row(*cells("speculators", theirs, their_length))
+    for name, (run, _) in runs.items():
+        table.add_row(*cells(name, run, lengths.get(name)))
+    table.add_row(*ratios(runs["draftkit"][0], theirs, lengths["draftkit"], their_length))
     Console(width=160).print(table)
 
 

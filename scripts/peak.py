@@ -1,4 +1,4 @@
-"""The peak memory of a process; apart from the benchmarks because their workers run in environments without draftkit."""
+"""The peak memory of a process; a module of its own because workers run in environments without draftkit."""
 
 from pathlib import Path
 

@@ -56,13 +56,16 @@ class SlotRows:
     def bias(self, length: int, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
         """What is added to scores over positions 0 … `length` − 1: [B, 1, repeats · T, length], the T rows repeated.
 
-        0 where a row may look: at itself and at earlier positions, `window` of them in all; −∞ elsewhere.
+        0 where a row may look: at itself and at earlier positions, `window` of them in all; −∞ elsewhere. Rows that are
+        not there may look anywhere; what they see is not used.
         """
         key = length, window, repeats, dtype
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
             row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
             hidden = index > row if window is None else (index > row) | (index <= row - window)
+            if not self.complete:  # a row that sees nothing is NaN, which some bfloat16 products spread to its neighbours
+                hidden &= row >= 0
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         return self._biases[key]
 

@@ -19,10 +19,10 @@ from draftkit.train.shards import AGAIN, Shard, read_manifest
 from draftkit.train.states import States
 
 
-class OpenShard(NamedTuple):
-    """A verified file, and where its documents begin: [D + 1]."""
+class Verified(NamedTuple):
+    """A shard that is what was written, and where its documents begin: [D + 1]."""
 
-    file: safe_open
+    path: Path
     offsets: list[int]
 
 
@@ -49,7 +49,7 @@ class OfflineStates:
         self.manifest = read_manifest(folder)
         self.dtype = dtype
         self._firsts = [shard.first for shard in self.manifest.shards]
-        self._open: dict[int, OpenShard] = {}
+        self._verified: dict[int, Verified] = {}
         self._check_origin(data, target)
         self._check_complete()
         self._columns = self._places(taps)
@@ -95,20 +95,21 @@ class OfflineStates:
                 f"document {number} has no states", where=self.folder, expected=f"{self.manifest.num_documents} of them"
             )
         index = bisect_right(self._firsts, number) - 1
-        file, offsets = self._shard(index)
+        path, offsets = self._shard(index)
         place = number - self._firsts[index]
         run = slice(offsets[place], offsets[place + 1])
-        scales = file.get_slice("scales")[run] if self.manifest.encoding in LARGEST else None
-        return decode(Encoded(file.get_slice("states")[run], scales), self.dtype)
+        with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
+            scales = file.get_slice("scales")[run] if self.manifest.encoding in LARGEST else None
+            return decode(Encoded(file.get_slice("states")[run], scales), self.dtype)
 
-    def _shard(self, index: int) -> OpenShard:
-        if index not in self._open:
+    def _shard(self, index: int) -> Verified:
+        if index not in self._verified:
             shard = self.manifest.shards[index]
             path = self.folder / shard.file
             check_shard(path, shard)
-            file = safe_open(path, "pt")
-            self._open[index] = OpenShard(file, file.get_tensor("offsets").tolist())
-        return self._open[index]
+            with safe_open(path, "pt") as file:
+                self._verified[index] = Verified(path, file.get_tensor("offsets").tolist())
+        return self._verified[index]
 
     def _check_origin(self, data: Path, target: Path) -> None:
         manifest = self.manifest
