@@ -7,11 +7,11 @@
 The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same documents, the
 same states of the target from files, draft vocabulary, architecture, loss, optimiser, schedule and number of optimiser
 steps, in float32 with the same number of threads, one after the other, each in a process of its own. speculators packs
-and orders the documents itself, in rows that it fills less, and keeps the draft's head frozen; draftkit does so too in
-the run that is compared, and trains the head, its default, in another. Tokens are those of documents, not padding.
-Times are those of steps, from fetching a row to the optimiser; the median counts. The peak of memory is that of the
-whole process, libraries included: Triton, which a CPU has no use for, takes 70 MB where it is installed. Everything is
-kept in DIR, and what is there already is not made again.
+the documents itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read every
+document as often. speculators keeps the draft's head frozen; so does draftkit in the run that is compared, and trains
+it, its default, in another. Tokens are those of documents, not padding. Times are those of steps, from fetching a row
+to the optimiser; the median counts. The peak of memory is that of the whole process, libraries included: Triton, which
+a CPU has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
 
 `--recipe` trains another draft on these data instead, with its own defaults, and prints `draftkit eval` at K=8 of it
 and of what it should be better than: P-EAGLE than draftkit's EAGLE-3 of the first comparison, PARD than the
@@ -50,8 +50,8 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Taps, Target
 from draftkit.train.data.documents import Document
-from draftkit.train.dataset import PackedRows, held_out, read_training_documents, token_counts
-from draftkit.train.packing import row_tensors
+from draftkit.train.dataset import held_out, read_training_documents, token_counts
+from draftkit.train.packing import pack, row_tensors
 from draftkit.train.states import OnlineStates
 from draftkit.train.target import load_training_target
 from draftkit.train.vocabulary import choose_vocabulary
@@ -68,10 +68,9 @@ LEARNING_RATE = 1e-3
 COLD = 5  # steps whose times do not count
 LAST = 50  # steps whose losses are averaged
 TRAINED_HEAD = "draftkit, its head trained"
-RUNS: dict[str, dict[str, object]] = {  # of draftkit, with the settings that differ from speculators'
+RUNS: dict[str, dict[str, dict[str, object]]] = {  # of draftkit, with the settings that differ from speculators'
     "draftkit": {},
     TRAINED_HEAD: {"options": {"train_head": True}},
-    "draftkit, target in the process": {"states": ""},
 }
 PARALLEL_K = 8
 PARENT = "zoo:draft-model"  # what PARD is made from
@@ -157,9 +156,15 @@ class Bench:
             options = common["options"] | settings.get("options", {})
             job: dict[str, object] = {"settings": common | settings | {"options": options}}
             self._train(self.options.draftkit_python, "draftkit_train.py", job, result)
-        rows = PackedRows(self.documents, self.training, self.options.tokens_per_row)
         tokens = sum(len(self.documents[number]) for number in self.training)
-        return read_run(result, steps * tokens / len(rows)), out / "draft"
+        return read_run(result, self.options.epochs * tokens), out / "draft"
+
+    def _row_size(self, rows: int) -> int:
+        """The most tokens a row with which the documents fill as many rows."""
+        lengths = [len(self.documents[number]) for number in self.training]
+        return max(
+            size for size in range(max(lengths), self.options.tokens_per_row + 1) if len(pack(lengths, size)) >= rows
+        )
 
     def parallel(self, recipe: str) -> tuple[str, Path]:
         """A draft that drafts all tokens at once, trained by draftkit; what it is to be compared with goes first."""
@@ -274,7 +279,7 @@ class Bench:
             "states": str(self.states),
             "out": str(out),
             "draft_vocab_size": DRAFT_VOCABULARY,
-            "tokens_per_row": self.options.tokens_per_row,
+            "tokens_per_row": self._row_size(steps // self.options.epochs),
             "log_every": 1,
             "optimisation": {
                 "lr": LEARNING_RATE,
@@ -333,8 +338,8 @@ def draftkit(*arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def cells(name: str, run: Run, acceptance: Acceptance | None) -> list[str]:
-    row = [
+def cells(name: str, run: Run, acceptance: Acceptance) -> list[str]:
+    return [
         name,
         str(len(run.losses)),
         f"{run.tokens:,.0f}",
@@ -342,11 +347,9 @@ def cells(name: str, run: Run, acceptance: Acceptance | None) -> list[str]:
         f"{run.speed(run.cpu_seconds):.0f}",
         f"{run.peak_bytes / 1e6:.0f}",
         f"{run.loss:.3f}",
+        f"{acceptance.mean:.3f} [{acceptance.low:.3f}, {acceptance.high:.3f}]",
+        "" if acceptance.vllm is None else f"{acceptance.vllm:.3f}",
     ]
-    if acceptance is None:
-        return row
-    by_vllm = [] if acceptance.vllm is None else [f"{acceptance.vllm:.3f}"]
-    return [*row, f"{acceptance.mean:.3f} [{acceptance.low:.3f}, {acceptance.high:.3f}]", *by_vllm]
 
 
 def ratios(ours: Run, theirs: Run, our_acceptance: Acceptance, their_acceptance: Acceptance) -> list[str]:
@@ -390,7 +393,7 @@ def main() -> None:
         return
     theirs, their_draft = bench.speculators()
     runs = {name: bench.draftkit(name, settings, len(theirs.losses)) for name, settings in RUNS.items()}
-    lengths = {name: bench.acceptance(draft) for name, (_, draft) in runs.items() if "states" not in RUNS[name]}
+    lengths = {name: bench.acceptance(draft) for name, (_, draft) in runs.items()}
     their_length = bench.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     today = datetime.now(UTC).date().isoformat()
@@ -402,7 +405,7 @@ def main() -> None:
     )
     table.add_row(*cells("speculators", theirs, their_length))
     for name, (run, _) in runs.items():
-        table.add_row(*cells(name, run, lengths.get(name)))
+        table.add_row(*cells(name, run, lengths[name]))
     table.add_row(*ratios(runs["draftkit"][0], theirs, lengths["draftkit"], their_length))
     Console(width=160).print(table)
 

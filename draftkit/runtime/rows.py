@@ -64,7 +64,7 @@ class SlotRows:
             index = torch.arange(length, device=self.positions.device)
             row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
             hidden = index > row if window is None else (index > row) | (index <= row - window)
-            if not self.complete:  # a row that sees nothing is NaN, which some bfloat16 products spread to its neighbours
+            if not self.complete:  # a row that sees nothing is NaN, which some bfloat16 products spread
                 hidden &= row >= 0
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
         return self._biases[key]
