@@ -27,6 +27,7 @@ from draftkit.train.losses.reduction import Reduction
 from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED_ATTENTION
 from draftkit.train.packed import Packed
+from draftkit.train.recipes.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import require_plain_logits, target_head
@@ -71,24 +72,15 @@ class DraftModel(Recipe):
             spec = draft_model_spec(origin, options)
             draft = fresh_draft_model(spec).to(origin.target.device)
         else:
-            spec = require_draft_model(origin, self.name)
+            spec = require_causal_lm(origin, (self.name,))
             device = str(origin.target.device)
             draft = load_target(origin.draft.path, device=device, dtype=torch.float32, attention=PACKED_ATTENTION)
         require_plain_logits(draft, "draft")
         super().__init__(draft.requires_grad_(True), DraftSpec(architecture=spec, dtype="F32"))
-        if missing := self._stored - draft.state_dict().keys():
-            raise DraftkitError(
-                f"{type(draft).__name__} stores its weights under other names than it trains them: {min(missing)}",
-                expected="a dense model",
-            )
+        require_own_names(self)
         self.head = target_head(origin.target, None, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
-
-    @classmethod
-    def start(cls, origin: Origin, options: object) -> DraftModel:
-        assert isinstance(options, DraftModelOptions)
-        return cls(origin, options)
 
     @property
     def taps(self) -> Taps | None:
@@ -147,29 +139,6 @@ class DraftModel(Recipe):
         if random.Random(seed).random() >= self.options.on_policy:
             return documents
         return continued(documents, self.draft, SamplingParameters(self.options.sampling_temperature, seed=seed))
-
-
-def require_draft_model(origin: Origin, recipe: str) -> CausalLMSpec:
-    """The origin's architecture. Raises `DraftkitError` where this recipe cannot train it."""
-    assert origin.draft is not None
-    spec = origin.draft.spec.architecture
-    where = origin.draft.path
-    if not isinstance(spec, CausalLMSpec) or spec.method != recipe:
-        raise DraftkitError(
-            f"the draft is of the kind {origin.draft.spec.method}",
-            where=where,
-            hint=f"recipe {recipe} trains another",
-        )
-    if origin.draft.spec.quantization is not None:
-        raise DraftkitError("the draft's weights are quantised", where=where, hint="train the original checkpoint")
-    size = origin.target.config.get_text_config().vocab_size
-    if spec.vocab_size != size:
-        raise DraftkitError(
-            f"the draft has {spec.vocab_size} tokens, the target {size}",
-            where=where,
-            hint="give the draft the target's vocabulary first, or train another draft",
-        )
-    return spec
 
 
 def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec:

@@ -23,10 +23,9 @@ from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.states import smooth_l1
 from draftkit.train.recipes.eagle_family import (
     EagleFamily,
+    eagle_draft,
     fresh_decoder,
     fresh_eagle,
-    require_eagle,
-    started_eagle,
 )
 from draftkit.train.recipes.recipe import Origin, Outcome
 from draftkit.train.statistics import step_statistics
@@ -66,21 +65,11 @@ class Eagle(EagleFamily):
     options_type = EagleOptions
 
     def __init__(self, origin: Origin, options: EagleOptions):
-        if origin.draft is None:
-            draft = fresh_eagle(eagle_spec(origin, options), origin)
-        else:
-            spec = origin.draft.spec.architecture
-            require_eagle(origin, self.name, isinstance(spec, EagleSpec) and spec.method == self.name)
-            draft = started_eagle(origin)
+        draft = eagle_draft(origin, self.name, lambda: fresh_eagle(eagle_spec(origin, options), origin))
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
         self.reduction = Reduction(normalised=False)
-
-    @classmethod
-    def start(cls, origin: Origin, options: object) -> Eagle:
-        assert isinstance(options, EagleOptions)
-        return cls(origin, options)
 
     def forward(self, batch: Batch) -> Outcome:
         drafted = batch.drafted(self.options.forwards)

@@ -15,10 +15,9 @@ from draftkit.train.losses.reduction import Reduction
 from draftkit.train.recipes.eagle_family import (
     EagleFamily,
     check_layers,
+    eagle_draft,
     fresh_decoder,
     fresh_eagle,
-    require_eagle,
-    started_eagle,
 )
 from draftkit.train.recipes.recipe import Origin, Outcome
 from draftkit.train.statistics import step_statistics
@@ -58,12 +57,7 @@ class Eagle3(EagleFamily):
     options_type = Eagle3Options
 
     def __init__(self, origin: Origin, options: Eagle3Options):
-        if origin.draft is None:
-            draft = fresh_eagle(eagle3_spec(origin, options), origin)
-        else:
-            spec = origin.draft.spec.architecture
-            require_eagle(origin, self.name, isinstance(spec, EagleSpec) and spec.method == self.name)
-            draft = started_eagle(origin)
+        draft = eagle_draft(origin, self.name, lambda: fresh_eagle(eagle3_spec(origin, options), origin))
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
@@ -73,11 +67,6 @@ class Eagle3(EagleFamily):
         if draft.spec.embed_tokens == "draft":
             assert draft.embed_tokens is not None
             draft.embed_tokens.requires_grad_(options.train_embeddings)
-
-    @classmethod
-    def start(cls, origin: Origin, options: object) -> Eagle3:
-        assert isinstance(options, Eagle3Options)
-        return cls(origin, options)
 
     def forward(self, batch: Batch) -> Outcome:
         drafted = batch.drafted(self.options.steps)

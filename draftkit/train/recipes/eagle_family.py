@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -144,8 +145,26 @@ def fresh_eagle(spec: EagleSpec, origin: Origin, attention: str = CHAIN_ATTENTIO
     return model
 
 
-def started_eagle(origin: Origin, attention: str = CHAIN_ATTENTION) -> EagleModel:
-    """The origin's draft in float32, ready to be trained further."""
+def eagle_draft(
+    origin: Origin, recipe: str, fresh: Callable[[], EagleModel], attention: str = CHAIN_ATTENTION
+) -> EagleModel:
+    """The origin's draft in float32, ready to be trained further; a `fresh` one where there is none.
+
+    Raises `DraftkitError` for a draft of another kind than the recipe trains.
+    """
+    if origin.draft is None:
+        return fresh()
+    spec = origin.draft.spec.architecture
+    if not isinstance(spec, EagleSpec) or spec.method != recipe:
+        raise DraftkitError(
+            f"the draft is of the kind {origin.draft.spec.method}",
+            where=origin.draft.path,
+            hint=f"recipe {recipe} trains another",
+        )
+    return _started(origin, attention)
+
+
+def _started(origin: Origin, attention: str) -> EagleModel:
     assert origin.draft is not None
     model = load_eagle(origin.draft, origin.target, attention=attention, dtype=torch.float32)
     layers = origin.target.get_input_embeddings(), origin.target.get_output_embeddings()
@@ -153,17 +172,6 @@ def started_eagle(origin: Origin, attention: str = CHAIN_ATTENTION) -> EagleMode
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) not in borrowed)
     return model
-
-
-def require_eagle(origin: Origin, recipe: str, fits: bool) -> None:
-    """Raise `DraftkitError` for a draft of another kind than the recipe trains."""
-    if not fits:
-        assert origin.draft is not None
-        raise DraftkitError(
-            f"the draft is of the kind {origin.draft.spec.method}",
-            where=origin.draft.path,
-            hint=f"recipe {recipe} trains another",
-        )
 
 
 def check_layers(ids: tuple[int, ...], target: PreTrainedModel) -> None:

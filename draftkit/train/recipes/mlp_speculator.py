@@ -77,11 +77,6 @@ class MlpSpeculator(Recipe):
         self.loss = parse_loss(options.loss)
         self.reduction = Reduction(normalised=False)
 
-    @classmethod
-    def start(cls, origin: Origin, options: object) -> MlpSpeculator:
-        assert isinstance(options, MlpSpeculatorOptions)
-        return cls(origin, options)
-
     @property
     def taps(self) -> Taps | None:
         return None

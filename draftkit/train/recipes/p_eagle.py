@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import EagleSpec, ParallelDrafting
+from draftkit.layout.spec import ParallelDrafting
 from draftkit.models.eagle import EagleModel
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.linear import LinearLoss
@@ -36,7 +36,7 @@ from draftkit.train.parallel import (
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
-from draftkit.train.recipes.eagle_family import EagleFamily, Rows, fresh_eagle, require_eagle, started_eagle
+from draftkit.train.recipes.eagle_family import EagleFamily, Rows, eagle_draft, fresh_eagle
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome
 from draftkit.train.statistics import step_statistics
 
@@ -83,12 +83,7 @@ class PEagle(EagleFamily):
     options_type = PEagleOptions
 
     def __init__(self, origin: Origin, options: PEagleOptions):
-        if origin.draft is None:
-            draft = fresh_p_eagle(origin, options)
-        else:
-            spec = origin.draft.spec.architecture
-            require_eagle(origin, self.name, isinstance(spec, EagleSpec) and spec.method == self.name)
-            draft = started_eagle(origin, PARALLEL_ATTENTION)
+        draft = eagle_draft(origin, self.name, lambda: fresh_p_eagle(origin, options), PARALLEL_ATTENTION)
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
@@ -99,11 +94,6 @@ class PEagle(EagleFamily):
             if mine == "draft":
                 assert layer is not None
                 layer.requires_grad_(trained)
-
-    @classmethod
-    def start(cls, origin: Origin, options: object) -> PEagle:
-        assert isinstance(options, PEagleOptions)
-        return cls(origin, options)
 
     def forward(self, batch: Batch) -> Outcome:
         kept = self.options.drop.keep(batch.drafted(self.options.steps))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import CausalLMSpec, DraftSpec, ParallelDrafting, TargetFeatures
 from draftkit.models.target import FINAL, Taps, load_target
 from draftkit.train.batch import Batch, ahead
@@ -27,6 +26,7 @@ from draftkit.train.mask_token import check_mask_token, default_mask_token
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, joined, row_weights, spread
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
+from draftkit.train.recipes.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.eagle_family import INITIAL_STD
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
 from draftkit.train.statistics import step_statistics
@@ -87,13 +87,7 @@ class Pard(Recipe):
             draft.target_proj = _projection(origin, lm.target_features, draft.config.get_text_config().hidden_size)
         spec = DraftSpec(architecture=lm, dtype="F32")
         super().__init__(draft.requires_grad_(True), spec)
-        # A tied head would only repeat the embedding.
-        self._stored = frozenset(name for name, tensor in tensor_schema(spec).items() if tensor.required)
-        if missing := self._stored - draft.state_dict().keys():
-            raise DraftkitError(
-                f"{type(draft).__name__} stores its weights under other names than it trains them: {min(missing)}",
-                expected="a dense model",
-            )
+        require_own_names(self)
         assert lm.parallel is not None
         self.mask_token_id = lm.parallel.mask_token_id
         self.features = lm.target_features
@@ -101,11 +95,6 @@ class Pard(Recipe):
         self.head = target_head(origin.target, None, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
-
-    @classmethod
-    def start(cls, origin: Origin, options: object) -> Pard:
-        assert isinstance(options, PardOptions)
-        return cls(origin, options)
 
     @property
     def taps(self) -> Taps | None:
@@ -203,23 +192,15 @@ def pard_spec(origin: Origin, options: PardOptions) -> CausalLMSpec:
         raise DraftkitError(
             "recipe pard has no draft to start from", hint="pass a small causal language model as draft"
         )
-    spec, where = origin.draft.spec.architecture, origin.draft.path
-    if not isinstance(spec, CausalLMSpec):
-        raise DraftkitError(
-            f"the draft is of the kind {origin.draft.spec.method}", where=where, expected=" or ".join(KINDS)
-        )
-    if origin.draft.spec.quantization is not None:
-        raise DraftkitError("the draft's weights are quantised", where=where, hint="train the original checkpoint")
+    spec = require_causal_lm(origin, KINDS)
     target = origin.target.config.get_text_config()
-    if spec.vocab_size != target.vocab_size:
-        raise DraftkitError(
-            f"the draft has {spec.vocab_size} tokens, the target {target.vocab_size}",
-            where=where,
-            hint="give the draft the target's vocabulary first, or train another draft",
-        )
     mask = options.mask_token_id
     if mask is None:
-        mask = default_mask_token(where, spec.vocab_size) if spec.parallel is None else spec.parallel.mask_token_id
+        mask = (
+            default_mask_token(origin.draft.path, spec.vocab_size)
+            if spec.parallel is None
+            else spec.parallel.mask_token_id
+        )
     check_mask_token(mask, spec.vocab_size)
     features = spec.target_features
     if features is None and options.feature_layers:

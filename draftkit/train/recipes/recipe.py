@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -71,13 +71,14 @@ class Recipe(nn.Module, ABC):
         super().__init__()
         self.draft = draft
         self.spec = spec
-        self._stored = frozenset(name for name, schema in tensor_schema(spec).items() if schema.required)
+        self.stored_names = frozenset(name for name, schema in tensor_schema(spec).items() if schema.required)
 
     @classmethod
-    @abstractmethod
-    def start(cls, origin: Origin, options: object) -> Recipe:
+    def start(cls, origin: Origin, options: object) -> Self:
         """A recipe with a new draft, or with the origin's. Raises `DraftkitError` when that draft is of another kind,
         or an option does not fit."""
+        assert isinstance(options, cls.options_type)
+        return cls(origin, options)  # type: ignore[arg-type]  # so are all recipes made
 
     @property
     @abstractmethod
@@ -108,7 +109,7 @@ class Recipe(nn.Module, ABC):
 
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the draft's `state_dict`, what belongs to it and not to the target."""
-        return {name: tensor for name, tensor in state.items() if name in self._stored}
+        return {name: tensor for name, tensor in state.items() if name in self.stored_names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with the tensors of a checkpoint."""
