@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from tqdm import tqdm
+from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
 
 from draftkit.train.gap import Gap
 
@@ -13,8 +14,15 @@ QUIET = ("epoch", "train_runtime", "train_samples_per_second", "train_steps_per_
 DETAIL = ("loss_", "agree_", "alpha_")  # per step: the trackers have them all, a line only the first
 
 
-class LogLines(TrainerCallback):
-    """One short line for each entry of the log."""
+class LogLines(ProgressCallback):
+    """One short line for each entry of the log, under a bar where stderr is a terminal."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        super().on_train_begin(args, state, control, **rest)
+        if self.training_bar is not None:
+            self.training_bar.disable = not sys.stderr.isatty()
 
     def on_log(
         self,
@@ -27,7 +35,8 @@ class LogLines(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         shown = [f"{name.removeprefix('eval_')} {_short(value)}" for name, value in logs.items() if _is_shown(name)]
-        print(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr, flush=True)
+        tqdm.write(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr)
+        sys.stderr.flush()
 
 
 def show_gap(gap: Gap) -> None:

@@ -16,7 +16,15 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from draftkit.errors import DraftkitError
 from draftkit.train.batch import Batch
@@ -61,9 +69,11 @@ class DraftTrainer(Trainer):
             train_dataset=rows,
             eval_dataset=held_out,
             data_collator=only_row,
-            callbacks=[StopSignals(), LogLines(), *callbacks],
+            callbacks=[StopSignals(), *callbacks],
         )
-        self.remove_callback(PrinterCallback)  # it writes to stdout, which is for results
+        for other in (PrinterCallback, ProgressCallback):  # they write to stdout, which is for results
+            self.remove_callback(other)
+        self.add_callback(LogLines())
         self._states_of = states_of
         self._save_draft = save_draft
         self._load_draft = load_draft
