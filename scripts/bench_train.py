@@ -2,7 +2,7 @@
 
 `python scripts/bench_train.py --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
 [--draftkit-python ENV/bin/python] [--documents 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]
-[--recipe p-eagle | pard]`
+[--prompts 80] [--recipe p-eagle | pard]`
 
 The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same documents, the
 same states of the target from files, draft vocabulary, architecture, loss, optimiser, schedule and number of optimiser
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
+from typing import cast
 
 import numpy as np
 import torch
@@ -68,10 +69,7 @@ LEARNING_RATE = 1e-3
 COLD = 5  # steps whose times do not count
 LAST = 50  # steps whose losses are averaged
 TRAINED_HEAD = "draftkit, its head trained"
-RUNS: dict[str, dict[str, dict[str, object]]] = {  # of draftkit, with the settings that differ from speculators'
-    "draftkit": {},
-    TRAINED_HEAD: {"options": {"train_head": True}},
-}
+RUNS = {"draftkit": False, TRAINED_HEAD: True}  # of draftkit: whether the head is trained
 PARALLEL_K = 8
 PARENT = "zoo:draft-model"  # what PARD is made from
 COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss", "AL", "AL by vLLM")
@@ -143,44 +141,53 @@ class Bench:
                 "arguments": [str(argument) for argument in self._speculators_arguments(folder, data)],
             }
             self._train(self.options.speculators_python, "speculators_train.py", job, result)
+        if not draft.exists():
             convert_checkpoint(str(folder / "checkpoints" / str(self.options.epochs - 1)), draft, target=TARGET)
         steps = json.loads(result.read_text())["steps"]
         return read_run(result, sum(step["tokens"] for step in steps)), draft
 
-    def draftkit(self, name: str, settings: Mapping[str, object], steps: int) -> tuple[Run, Path]:
-        """A training by draftkit and its draft."""
+    def draftkit(self, name: str, train_head: bool, steps: int) -> tuple[Run, Path]:
+        """A training by draftkit and its draft; its architecture is the one that speculators makes by default."""
         out = self.work / folder_name(name)
         result = self.work / f"{out.name}.json"
         if not result.exists():
-            common = self._draftkit_settings(out, steps)
-            options = common["options"] | settings.get("options", {})
-            job: dict[str, object] = {"settings": common | settings | {"options": options}}
-            self._train(self.options.draftkit_python, "draftkit_train.py", job, result)
+            options = {
+                "steps": STEPS,
+                "loss": "kl",
+                "reduction": {"decay": 1.0, "normalised": False},
+                "layers": list(LAYERS),
+                "norm_before_residual": True,
+                "feature_norm": "joint",
+                "norm_output": True,
+                "train_head": train_head,
+            }
+            settings = self._settings("eagle3", out, self._row_size(steps // self.options.epochs), {"max_steps": steps})
+            self._train(
+                self.options.draftkit_python, "draftkit_train.py", {"settings": settings | {"options": options}}, result
+            )
         tokens = sum(len(self.documents[number]) for number in self.training)
         return read_run(result, self.options.epochs * tokens), out / "draft"
 
     def _row_size(self, rows: int) -> int:
         """The most tokens a row with which the documents fill as many rows."""
         lengths = [len(self.documents[number]) for number in self.training]
-        return max(
-            size for size in range(max(lengths), self.options.tokens_per_row + 1) if len(pack(lengths, size)) >= rows
-        )
+        return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
 
     def parallel(self, recipe: str) -> tuple[str, Path]:
         """A draft that drafts all tokens at once, trained by draftkit; what it is to be compared with goes first."""
         eagle3, out = self.work / folder_name(TRAINED_HEAD) / "draft", self.work / recipe
         result = self.work / f"{recipe}.json"
         if not result.exists():
-            settings = self._draftkit_settings(out, 0) | {"recipe": recipe, "options": {"steps": PARALLEL_K}}
-            settings["optimisation"] |= {"epochs": self.options.epochs}
+            settings = self._settings(recipe, out, self.options.tokens_per_row, {"epochs": self.options.epochs})
+            settings |= {"options": {"steps": PARALLEL_K}}
             if recipe == "pard":
                 settings |= {"draft": PARENT, "draft_vocab_size": 0}
             self._train(self.options.draftkit_python, "draftkit_train.py", {"settings": settings}, result)
         return PARENT if recipe == "pard" else str(eagle3), out / "draft"
 
-    def _train(self, python: str, worker: str, job: dict[str, object], result: Path) -> None:
+    def _train(self, python: str, worker: str, job: Mapping[str, object], result: Path) -> None:
         """Run a worker, which writes the result; what it says goes to a file beside it."""
-        job |= {"threads": self.options.threads, "result": str(result)}
+        job = {**job, "threads": self.options.threads, "result": str(result)}
         with result.with_suffix(".log").open("w") as log:
             command = [python, str(Path(__file__).with_name(worker))]
             subprocess.run(command, input=json.dumps(job), text=True, stdout=log, stderr=log, check=True)
@@ -188,10 +195,14 @@ class Bench:
     def acceptance(self, draft: Path) -> Acceptance:
         result = draft.parent / f"{draft.name}-acceptance.json"
         if not result.exists():
-            found = draftkit("eval", "--target", TARGET, "--draft", draft, "--k", K, "--concurrency", 8, "--json")
+            found = self.evaluated("--draft", draft, "--k", K, "--concurrency", 8, "--json")
             length = json.loads(found)["cells"][0]["acceptance_length"]
             result.write_text(json.dumps(length | {"vllm": self._by_vllm(draft)}))
         return Acceptance(**json.loads(result.read_text()))
+
+    def evaluated(self, *arguments: object) -> str:
+        """What `draftkit eval` prints, of the held-out prompts."""
+        return draftkit("eval", "--target", TARGET, "--limit", self.options.prompts, *arguments)
 
     def _by_vllm(self, draft: Path) -> float | None:
         if self.options.vllm_python is None:
@@ -202,7 +213,7 @@ class Bench:
         job: dict[str, object] = {
             "target": str(target),
             "speculative": settings,
-            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo")],
+            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo", self.options.prompts)],
             "max_new_tokens": 128,
             "eos_token_ids": sorted(
                 Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids
@@ -211,7 +222,7 @@ class Bench:
         found = run_vllm(self.options.vllm_python, job)
         if found is None:
             return None
-        counters = found["counters"]
+        counters = cast("dict[str, int]", found["counters"])
         return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
 
     def _write_speculators_data(self, folder: Path, states: Path) -> None:
@@ -270,16 +281,16 @@ class Bench:
         yield "--target-layer-ids"
         yield from LAYERS
 
-    def _draftkit_settings(self, out: Path, steps: int) -> dict[str, dict[str, object]]:
-        """The same run in draftkit's terms; the architecture is the one that speculators makes by default."""
+    def _settings(self, recipe: str, out: Path, row_size: int, length: Mapping[str, int]) -> dict[str, object]:
+        """A run of draftkit that optimises as speculators does; `length`: its steps or epochs."""
         return {
-            "recipe": "eagle3",
+            "recipe": recipe,
             "target": TARGET,
             "data": str(self.documents_file),
             "states": str(self.states),
             "out": str(out),
             "draft_vocab_size": DRAFT_VOCABULARY,
-            "tokens_per_row": self._row_size(steps // self.options.epochs),
+            "tokens_per_row": row_size,
             "log_every": 1,
             "optimisation": {
                 "lr": LEARNING_RATE,
@@ -287,19 +298,9 @@ class Bench:
                 "warmup": WARMUP,
                 "beta2": 0.999,
                 "clip": 1.0,
-                "max_steps": steps,
+                **length,
             },
             "validation": {"share": HELD_OUT, "k": K},
-            "options": {
-                "steps": STEPS,
-                "loss": "kl",
-                "reduction": {"decay": 1.0, "normalised": False},
-                "layers": list(LAYERS),
-                "norm_before_residual": True,
-                "feature_norm": "joint",
-                "norm_output": True,
-                "train_head": False,
-            },
         }
 
 
@@ -376,6 +377,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
+    parser.add_argument("--prompts", type=int, default=80, help="held-out prompts, for all measurements of acceptance")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
     parser.add_argument("--recipe", choices=("p-eagle", "pard"), help="train this one instead")
     parser.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
@@ -389,10 +391,10 @@ def main() -> None:
     bench = Bench(options)
     if options.recipe is not None:
         before, draft = bench.parallel(options.recipe)
-        print(draftkit("eval", "--target", TARGET, "--draft", before, "--draft", draft, "--k", PARALLEL_K))
+        print(bench.evaluated("--draft", before, "--draft", draft, "--k", PARALLEL_K))
         return
     theirs, their_draft = bench.speculators()
-    runs = {name: bench.draftkit(name, settings, len(theirs.losses)) for name, settings in RUNS.items()}
+    runs = {name: bench.draftkit(name, trained, len(theirs.losses)) for name, trained in RUNS.items()}
     lengths = {name: bench.acceptance(draft) for name, (_, draft) in runs.items()}
     their_length = bench.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
