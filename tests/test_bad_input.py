@@ -338,7 +338,7 @@ def models(running_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     eagle()(folder / "draft")
     convert_checkpoint(str(folder / "draft"), folder / "unified")
     pico.save_tokenizer(pico.save_llama(folder / "other-target", hidden_size=32, num_hidden_layers=1))
-    pico.save_target_config(folder / "no-weights")
+    pico.save_tokenizer(pico.save_target_config(folder / "no-weights"))
     pico.save_llama(folder / "no-tokenizer", num_hidden_layers=1)
     return folder
 
