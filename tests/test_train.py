@@ -17,9 +17,11 @@ import pytest
 import torch
 from conftest import Command
 from safetensors.torch import load_file
+from torch.utils.checkpoint import checkpoint
 
 from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.layout.folder import read_draft
+from draftkit.train import recompute
 from draftkit.train.config import read_config
 from draftkit.train.data.documents import Document, Origin, write_documents
 from draftkit.train.run import train_draft
@@ -105,6 +107,15 @@ def test_the_saved_run_can_be_repeated(whole: Path, target: Path, data: Path, tm
     again = read_config(whole / "checkpoint-8" / "train.yaml", [], {"out": str(tmp_path / "again")})
     train_draft(again)
     assert_same(weights(tmp_path / "again" / "checkpoint-8"), weights(whole / "checkpoint-8"))
+
+
+def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recompute, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
+        train_draft(config(target, data, tmp_path / "run", **{"optimisation.checkpointing": True}))
+    assert calls
+    assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
 
 def test_a_run_resumes_bit_for_bit(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from draftkit.train.offline import OfflineStates
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
+from draftkit.train.recompute import recompute_activations
 from draftkit.train.states import OnlineStates, States
 from draftkit.train.target import load_target_ends, load_training_target
 from draftkit.train.trainer import DraftTrainer, StatesOf
@@ -93,6 +94,8 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             add_adapters(recipe.draft, config.lora, parallel=parallel)
+        if config.optimisation.checkpointing:
+            recompute_activations(recipe.draft)
         _check_states(config, recipe)
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
         source = _state_source(config, recipe, target)
