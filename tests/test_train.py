@@ -281,3 +281,14 @@ def test_plan_vocab(target: Path, data: Path, tmp_path: Path, draftkit: Command)
     assert ceiling["size"] == V
     assert ceiling["coverage"] == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_causal_lm_says_its_dtype(target: Path, data: Path, tmp_path: Path) -> None:
+    flags = {"recipe": "draft-model", "target": str(target), "data": str(data), "out": str(tmp_path / "run")}
+    settings = ["optimisation.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
+    train_draft(read_config(None, settings, flags))
+    for folder, dtype in (("checkpoint-1", "float32"), ("draft", "bfloat16")):
+        config = json.loads((tmp_path / "run" / folder / "config.json").read_text())
+        assert config["dtype"] == dtype
+        stored = {str(tensor.dtype) for tensor in weights(tmp_path / "run" / folder).values()}
+        assert stored == {f"torch.{dtype}"}

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftkit.layout.dtypes import dtype_name
+from draftkit.layout.dtypes import dtype_name, torch_dtype
 from draftkit.layout.folder import Draft, read_draft, write_draft
 from draftkit.layout.handles import Chunk, TensorHandle, raw_memory
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.spec import DraftSpec
+from draftkit.layout.spec import Architecture, CausalLMSpec, DraftSpec
 from draftkit.version import __version__
 
 
@@ -38,7 +38,7 @@ def save_draft(
             tensor = tensor.to(dtype)
         handles[name] = memory_handle(name, tensor.contiguous(), out)
     floats = [handle.dtype for name, handle in handles.items() if tensors[name].is_floating_point()]
-    spec = replace(spec, dtype=floats[0], quantization=None)
+    spec = replace(spec, architecture=_stored_in(spec.architecture, floats[0]), dtype=floats[0], quantization=None)
     provenance = Provenance(
         source="draftkit train",
         source_revision=None,
@@ -52,6 +52,14 @@ def save_draft(
         draftkit_version=__version__,
     )
     write_draft(out, Draft(out, spec, provenance, handles, files), force=force)
+
+
+def _stored_in(architecture: Architecture, dtype: str) -> Architecture:
+    """The architecture of weights in `dtype`: the configuration of a causal language model says theirs."""
+    if not isinstance(architecture, CausalLMSpec):
+        return architecture
+    old = {key: value for key, value in architecture.config.items() if key != "torch_dtype"}
+    return replace(architecture, config=old | {"dtype": str(torch_dtype(dtype)).removeprefix("torch.")})
 
 
 def memory_handle(name: str, tensor: Tensor, origin: Path) -> TensorHandle:
