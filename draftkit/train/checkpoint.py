@@ -58,8 +58,9 @@ def _stored_in(architecture: Architecture, dtype: str) -> Architecture:
     """The architecture of weights in `dtype`: the configuration of a causal language model says theirs."""
     if not isinstance(architecture, CausalLMSpec):
         return architecture
-    old = {key: value for key, value in architecture.config.items() if key != "torch_dtype"}
-    return replace(architecture, config=old | {"dtype": str(torch_dtype(dtype)).removeprefix("torch.")})
+    name = str(torch_dtype(dtype)).removeprefix("torch.")
+    said = {key: name for key in ("dtype", "torch_dtype") if key in architecture.config}
+    return replace(architecture, config=architecture.config | said)
 
 
 def memory_handle(name: str, tensor: Tensor, origin: Path) -> TensorHandle:
