@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec
 from draftkit.models.footprint import footprint
+from draftkit.models.target import read_target_config
 from draftkit.runtime.memory import MemoryPlan, available_memory, slot_bytes
 
 INT64 = 8
@@ -31,7 +32,7 @@ def plan_memory(
 
     `longest`: tokens of the longest sequence, prompt and output.
     """
-    config = AutoConfig.from_pretrained(target)
+    config = read_target_config(target)
     text = config.get_text_config()
     weights, position = _causal_lm_bytes(target, config, dtype)
     fixed = {"target weights": weights}
@@ -73,7 +74,7 @@ def _draft_bytes(draft: Draft | None, dtype: torch.dtype) -> tuple[int, int]:
         case EagleSpec(decoder=decoder, aux_layer_ids=ids):
             return decoder.cached_numbers * dtype.itemsize, len(ids or (0,))
         case CausalLMSpec(target_features=features):
-            _, position = _causal_lm_bytes(draft.path, AutoConfig.from_pretrained(draft.path), dtype)
+            _, position = _causal_lm_bytes(draft.path, read_target_config(draft.path), dtype)
             return position, len(features.layer_ids) if features else 0
         case _:
             return 0, 1  # heads on the last state

@@ -227,17 +227,27 @@ def _decoder_layers(decoder: nn.Module) -> list[nn.Module]:
     return list(layers)
 
 
+def read_target_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a target. Raises `TargetError` for one that cannot be read or is not supported."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().split("\n", 1)[0]
+        raise TargetError(f"transformers cannot load the target: {first_line}", where=folder) from error
+    check_config(config)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise TargetError(f"transformers has no causal language model of type {config.model_type}", where=folder)
+    check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    return config
+
+
 def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """Load a causal LM for inference with the named attention function.
 
     Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint.
     """
+    config = read_target_config(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        check_config(config)
-        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise TargetError(f"transformers has no causal language model of type {config.model_type}", where=folder)
-        check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
         )

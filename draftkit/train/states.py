@@ -5,7 +5,7 @@ N tokens of a row, F width of the tapped features, H target width.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +20,6 @@ class States(NamedTuple):
 
     features: Tensor | None
     last: Tensor
-
-
-class StateSource(Protocol):
-    """Where the target's states come from."""
-
-    def states(self, tokens: Tensor, positions: Tensor, documents: Tensor) -> States:
-        """Of a row int64 [1, N]; no document sees another. Zeros, or anything finite, for padding."""
 
 
 class OnlineStates:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit.errors import TargetError
 from draftkit.hub import locate
 from draftkit.layout.tensors import open_checkpoint
-from draftkit.models.target import check_config, load_target
+from draftkit.models.target import load_target, read_target_config
 
 ATTENTION = "sdpa"  # takes masks, which keep packed documents apart
 
@@ -27,8 +27,7 @@ def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrai
     For runs that read the target's states from files. Raises `DraftkitError`.
     """
     folder = locate(source).path
-    config = AutoConfig.from_pretrained(folder)
-    check_config(config)
+    config = read_target_config(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
