@@ -56,9 +56,9 @@ MAKINGS = {
     "eagle-bias": EAGLE,
     "eagle3": Making("eagle3", {"steps": 4}, "eagle"),
     "draft-model": Making("draft-model", {}, "hf", torch.bfloat16),
-    "p-eagle": Making("p-eagle", {"steps": 4}, "speculators"),
-    "pard": Making("pard", {"steps": 4, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
-    "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 128}, "mlp-speculator"),
+    "p-eagle": Making("p-eagle", {"steps": 8}, "speculators"),
+    "pard": Making("pard", {"steps": 8, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
+    "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 96}, "mlp-speculator"),
 }
 # SafeAILab's files do not say all that draftkit writes …
 UNSAID = {
@@ -164,7 +164,7 @@ def published_spec(name: str, origin: Origin, mask_token: int) -> EagleSpec:
         spec = eagle_spec(origin, EagleOptions(fusion_bias=True))
         decoder = replace(spec.decoder, num_key_value_heads=spec.decoder.num_attention_heads)
     else:
-        spec = eagle3_spec(origin, Eagle3Options())
+        spec = eagle3_spec(origin, Eagle3Options(num_layers=2 if name == "p-eagle" else 1))
         decoder = spec.decoder
     if name == "p-eagle":
         parallel = ParallelDrafting(mask_token_id=mask_token, mask_state=True)

@@ -45,9 +45,14 @@ SURFACE = {
         "--target",
         "--draft",
         "--k",
+        "--dataset",
         "--prompts",
         "--limit",
+        "--turns",
+        "--thinking",
+        "--no-thinking",
         "--max-new-tokens",
+        "--ignore-eos",
         "--concurrency",
         "--device",
         "--dtype",
@@ -63,10 +68,16 @@ SURFACE = {
         "--acceptance-rates",
         "--disable-above-batch",
         "--k-by-batch",
+        "--require-al",
         "--min-acceptance-length",
+        "--advise",
+        "--predict",
+        "--out",
+        "--resume",
         "--eager",
         "--plan-memory",
         "--json",
+        "--csv",
     ],
     "train": [
         "--config",
@@ -274,7 +285,9 @@ def test_eval_prints_pure_json_and_holds_drafts_to_a_floor(
     (cell,) = json.loads(ran.out)["cells"]
     assert (cell["method"], cell["output_tokens"], cell["matches_greedy"]) == ("eagle", 6, True)
     assert ran.code == code
-    below = f"{source}: acceptance length {cell['acceptance_length']['mean']:.2f} is below 5.1\n"
+    below = (
+        f"{source} (K=4, T=0, concurrency 1): acceptance length {cell['acceptance_length']['mean']:.2f} is below 5.1\n"
+    )
     assert ran.err == (below if code else "")
 
 

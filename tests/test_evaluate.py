@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,15 @@ import pytest
 import draftkit
 from draftkit import zoo
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.evaluate import Settings
-from draftkit.evaluate.options import parse_rates, parse_schedule
-from draftkit.evaluate.prompts import load_prompts
-from draftkit.evaluate.statistics import acceptance_length, accepted_per_position
+from draftkit.evaluate.datasets import load_prompt_set, registry
+from draftkit.evaluate.forecast import TEMPERATURES
+from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
+from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
+from draftkit.evaluate.prompts import Prompt, load_prompts
+from draftkit.evaluate.saved import ResultFile, result_json
+from draftkit.evaluate.settings import Settings, Sweep
+from draftkit.evaluate.speed import RoundTimes, speed_model
+from draftkit.evaluate.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.records import Generation, Request, Round
 from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 
@@ -25,7 +32,10 @@ FIELDS = {
     "num_prompts", "max_new_tokens", "output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
     "num_accepted_tokens_per_pos", "acceptance_length", "by_category", "tokens_per_second",
     "baseline_tokens_per_second", "matches_greedy", "num_matching_prompts", "expected_acceptance_length", "ttft_ms",
-    "tpot_ms", "itl_ms", "top_k", "top_p", "min_p", "seed", "verification",
+    "tpot_ms", "itl_ms", "top_k", "top_p", "min_p", "seed", "verification", "engine", "acceptance_per_pos",
+    "conditional_acceptance_per_pos", "acceptance_length_by_convention", "runtime_s", "speedup", "baseline_ttft_ms",
+    "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
+    "memory",
 }  # fmt: skip
 
 
@@ -59,6 +69,20 @@ def test_result_has_the_documented_fields() -> None:
         assert cell["num_accepted_tokens"] == sum(cell["num_accepted_tokens_per_pos"])
         length = 1 + cell["num_accepted_tokens"] / cell["num_drafts"]
         assert math.isclose(cell["acceptance_length"]["mean"], length)
+        assert math.isclose(1 + sum(cell["acceptance_per_pos"]), length)
+        rate = math.prod(cell["conditional_acceptance_per_pos"])
+        assert math.isclose(rate, cell["acceptance_per_pos"][-1], abs_tol=1e-9)
+    for name in ("date", "hardware", "dataset", "first_prompt_ids", "settings"):
+        assert name in result["provenance"]
+
+
+def test_samples_spell_the_output() -> None:
+    cell = zoo_result()["cells"][0]
+    for sample in cell["samples"]:
+        for r in sample["rounds"]:
+            stood = r["drafted"][: min(r["accepted"], len(r["emitted"]))]
+            assert r["emitted"][: len(stood)] == stood
+            assert len(r["emitted"]) <= r["accepted"] + 1
 
 
 def sampled_cell(**changes: Any) -> dict[str, Any]:
@@ -106,6 +130,8 @@ def test_ngram_lookup_needs_no_checkpoint() -> None:
 
 
 def test_options_written_as_text() -> None:
+    assert parse_integers("--k", "1-3,8", 1, 16) == (1, 2, 3, 8)
+    assert parse_floats("--temperature", "0,0.7") == (0.0, 0.7)
     assert parse_rates("0.8,0.5", 2) == (0.8, 0.5)
     assert parse_rates("2.5", 4) == (1.0, 0.5, 0.0, 0.0)
     assert parse_rates(None, 4) is None
@@ -114,11 +140,168 @@ def test_options_written_as_text() -> None:
     assert parse_schedule(None, None, 4) is None
     for call in (
         lambda: parse_rates("much", 4),
+        lambda: parse_integers("--k", "0-3", 1),
+        lambda: parse_integers("--k", "3-1", 1),
+        lambda: parse_integers("--k", "17", 1, 16),
+        lambda: parse_floats("--temperature", "hot"),
         lambda: parse_schedule("4", None, 4),
         lambda: parse_schedule("1:1", 2, 4),
     ):
         with pytest.raises(DraftkitError):
             call()
+
+
+QUICK = Settings(concurrency=4, limit=6, max_new_tokens=24)
+
+
+def test_a_sweep_varies_k_concurrency_and_temperature() -> None:
+    sweep = Sweep(k=(1, 3), concurrency=(1, 4), temperature=(0.0, 1.0))
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, sweep=sweep)
+    settings = [(c["temperature"], c["concurrency"], c["num_speculative_tokens"]) for c in result["cells"]]
+    assert settings == [(t, b, k) for t in (0.0, 1.0) for b in (1, 4) for k in (1, 3)]
+    greedy = {(c["concurrency"], c["num_speculative_tokens"]): c for c in result["cells"] if c["temperature"] == 0}
+    for k in (1, 3):  # what is accepted does not depend on the batch
+        counts = {tuple(greedy[batch, k]["num_accepted_tokens_per_pos"]) for batch in (1, 4)}
+        assert len(counts) == 1
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+    path, sweep = tmp_path / "result.json", Sweep(k=(1, 2))
+
+    def stop_at_the_second(name: str, *_: object) -> None:
+        if "K=2" in name:
+            raise KeyboardInterrupt
+
+    saved = ResultFile(path, resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, stop_at_the_second, sweep=sweep, saved=saved)
+    (kept,) = json.loads(path.read_text())["cells"]
+    ran = []
+    saved = ResultFile(path, resume=True)
+    draftkit.evaluate_draft(
+        "zoo:target", ["zoo:eagle"], QUICK, lambda name, *_: ran.append(name), sweep=sweep, saved=saved
+    )
+    result = json.loads(path.read_text())
+    assert set(ran) == {"no draft", "zoo:eagle, K=2"}
+    assert result["cells"][0] == kept
+    assert [c["num_speculative_tokens"] for c in result["cells"]] == [1, 2]
+    with pytest.raises(DraftkitError, match="exists"):
+        ResultFile(path, resume=False)
+    with pytest.raises(DraftkitError, match="other settings"):
+        draftkit.evaluate_draft(
+            "zoo:target",
+            ["zoo:eagle"],
+            replace(QUICK, max_new_tokens=16),
+            sweep=sweep,
+            saved=ResultFile(path, resume=True),
+        )
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(DraftkitError, match="not the result"):
+        ResultFile(path, resume=True)
+
+
+def test_a_result_without_numbers_is_still_json() -> None:
+    assert json.loads(result_json({"mean": float("nan"), "all": [1.0, float("inf")]})) == {
+        "mean": None,
+        "all": [1.0, None],
+    }
+
+
+def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl"
+    path.write_text('{"id": "a", "turns": ["def add(a, b):", "Now subtract."]}\n{"id": "b", "turns": ["import os"]}\n')
+    settings = Settings(prompts=str(path), turns="all", max_new_tokens=12)
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings)
+    (cell,) = result["cells"]
+    assert (cell["num_prompts"], cell["matches_greedy"]) == (3, True)
+    second = next(s for s in cell["samples"] if s["id"] == "a/2")
+    first = next(s for s in cell["samples"] if s["id"] == "a")
+    answer = first["first"] + "".join(text for r in first["rounds"] for text in r["emitted"])
+    assert answer.strip() in second["prompt"]
+    assert "Now subtract." in second["prompt"]
+    only_first = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], replace(settings, turns="first"))
+    assert "first-turn-only" in {w["name"] for w in only_first["warnings"]}
+    assert "first-turn-only" not in {w["name"] for w in result["warnings"]}
+
+
+def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperature() -> None:
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, predict=True)
+    (cell,) = result["cells"]
+    assert cell["acceptance_length"]["mean"] == pytest.approx(5)
+    drawn = [p for p in cell["predicted"] if p["draft_sampling"] == "probabilistic"]
+    assert {p["temperature"] for p in drawn} == set(TEMPERATURES)
+    for p in drawn:
+        assert p["acceptance_length"] == pytest.approx(p["num_speculative_tokens"] + 1, rel=1e-3)
+    chosen = [p for p in cell["predicted"] if p["draft_sampling"] == "greedy" and p["num_speculative_tokens"] == 4]
+    lengths = [p["acceptance_length"] for p in sorted(chosen, key=lambda p: p["temperature"])]
+    assert lengths == sorted(lengths, reverse=True)  # one token is ever less of the target's law
+
+
+def test_advice_agrees_with_its_own_measurements() -> None:
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, sweep=Sweep(concurrency=(1, 2)), advise=True)
+    (model,) = result["speed_models"]
+    assert [(m["concurrency"], m["num_speculative_tokens"]) for m in model["measured"]] == [(1, 4), (2, 4)]
+    assert {p["concurrency"] for p in model["predicted"]} == {1, 2}
+    assert model["schedule"][0][0] == 1
+    assert model["schedule"][-1][1] == 2
+    assert all(p["ideal_speedup"] >= p["speedup"] for p in model["predicted"])
+
+
+def speed_cell(**changes: Any) -> dict[str, Any]:
+    times = {"p50": 0.0}
+    return {
+        "num_speculative_tokens": 2, "concurrency": 1, "temperature": 0.0, "acceptance_per_pos": [0.8, 0.4],
+        "ttft_ms": times, "baseline_ttft_ms": times, "output_tokens": 1000, "num_prompts": 1, "speedup": 2.0,
+    } | changes  # fmt: skip
+
+
+def test_speed_up_of_long_answers_is_length_times_step_over_round() -> None:
+    times = RoundTimes({(1, 0): 10.0, (1, 1): 11.0, (1, 3): 13.0, (4, 0): 10.0, (4, 1): 40.0, (4, 3): 80.0})
+    model = speed_model("draft", [speed_cell()], times)
+    predicted = {(p["concurrency"], p["num_speculative_tokens"]): p for p in model["predicted"]}  # type: ignore[attr-defined]
+    assert predicted[1, 2]["speedup"] == pytest.approx(2.2 * 10 / 12)  # the round between K = 1 and 3
+    assert predicted[1, 3]["speedup"] == pytest.approx((2.2 + 0.2) * 10 / 13)  # the third falls as the second did
+    assert predicted[1, 3]["ideal_speedup"] == pytest.approx(4 * 10 / 13)
+    assert (model["best_k"], model["schedule"], model["stop_above"]) == (3, [[1, 1, 3], [2, 4, 0]], 1)
+    assert model["mean_error"] == pytest.approx(1 - 2.2 * 10 / 12 / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"repetition": 0.9}, "loops"),
+        ({"itl_ms": {"mean": 9.0}}, "latency-disagrees"),
+        ({"ttft_quantiles_ms": [1.0] * 100 + [50.0]}, "no-warm-up"),
+        ({"baseline_output_tokens": 80}, "unequal-baseline"),
+        ({}, None),
+    ],
+)
+def test_usual_mistakes_are_noticed(changes: dict[str, Any], name: str | None) -> None:
+    sound = {
+        "draft": "d", "num_speculative_tokens": 4, "concurrency": 1, "temperature": 0.0, "repetition": 0.1,
+        "itl_ms": {"mean": 3.0}, "tpot_ms": {"mean": 1.0}, "acceptance_length_by_convention": {"eagle": 3.0},
+        "ttft_quantiles_ms": [1.0] * 101, "num_prompts": 8, "output_tokens": 100, "baseline_output_tokens": 100,
+    }  # fmt: skip
+    assert [w.name for w in mistakes_of_cell(sound | changes, QUICK)] == ([name] if name else [])
+
+
+def test_two_beginnings_are_noticed() -> None:
+    prompts = load_prompt_set("zoo", 2)
+    assert [w.name for w in mistakes_of_prompts(prompts, (1, 1, 5), 1, QUICK)] == ["double-bos"]
+    assert not [*mistakes_of_prompts(prompts, (1, 5, 1), 1, QUICK)]
+
+
+def test_conventions_count_the_same_rounds() -> None:
+    """Two answers: rounds of 3 and 1 tokens; and a miss of n-gram lookup between rounds of 2."""
+    first = Generation(Request("a", (1,), 9), [0] * 5, [Round(1, 2, 2, 3), Round(4, 2, 0, 1)])
+    second = Generation(Request("b", (1,), 9), [0] * 6, [Round(1, 2, 1, 2), Round(3, 0, 0, 1), Round(4, 2, 1, 2)])
+    assert lengths_by_convention([first, second], ["x", "y"]) == pytest.approx(
+        {
+            "vllm": 1 + 4 / 4, "eagle": 9 / 5, "sglang": 11 / 5, "modelopt": (5 / 3 + 6 / 4) / 2,
+            "macro by prompt": 2.0, "macro by category": 2.0,
+        }
+    )  # fmt: skip
+    assert lengths_by_convention([], []) == {}
 
 
 def generation(*accepted: int) -> Generation:
@@ -164,6 +347,66 @@ def test_prompt_schemas(line: str, tmp_path: Path) -> None:
     path.write_text(line + "\n\n")
     (prompt,) = load_prompts(str(path))
     assert (prompt.id, prompt.category, prompt.text) == ("7", "c", "hello")
+
+
+REAL = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="published prompt files are not part of the repository")
+@pytest.mark.parametrize(
+    ("file", "size", "turns"),
+    [("mt_bench", 80, 2), ("gsm8k_80", 80, 1), ("humaneval_80", 80, 1), ("spec_bench", 480, 2), ("math_500_20", 20, 1)],
+)
+def test_files_that_others_publish(file: str, size: int, turns: int) -> None:
+    prompts = load_prompts(str(REAL / f"{file}.jsonl"))
+    assert len(prompts) == size
+    assert max(len(p.turns) for p in prompts) == turns
+
+
+class FakeHub:
+    """What `datasets` and the Hub give for one dataset."""
+
+    def __init__(self, rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch):
+        datasets = pytest.importorskip("datasets")
+        self.asked: list[object] = []
+
+        def load_dataset(*names: object, **options: object) -> list[dict[str, object]]:
+            self.asked += [*names, options]
+            return rows
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        commit = type("Info", (), {"sha": "c0ffee"})()
+        monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: commit)
+
+
+def test_named_sets_are_read_by_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub([{"prompt": ["one", "two"], "prompt_id": 7, "category": "math"}], monkeypatch)
+    found = load_prompt_set("mt-bench")
+    assert found.prompts == [Prompt("7", "math", ("one", "two"))]
+    assert (found.source, found.revision, found.split) == ("HuggingFaceH4/mt_bench_prompts", "c0ffee", "train")
+    assert hub.asked == ["HuggingFaceH4/mt_bench_prompts", None, {"split": "train", "revision": "c0ffee"}]
+    FakeHub([{"prompt": "def f():", "task_id": "HumanEval/0"}], monkeypatch)
+    (prompt,) = load_prompt_set("humaneval").prompts
+    assert prompt == Prompt("HumanEval/0", "all", ("Complete the code I provided.\n\ndef f():",))
+
+
+def test_masked_rows_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    FakeHub([{"question_id": "1", "turns": [masked]}, {"question_id": "2", "turns": ["real"]}], monkeypatch)
+    found = load_prompt_set("speed-bench")
+    assert ([p.text for p in found.prompts], found.masked) == (["real"], 1)
+    assert [w.name for w in mistakes_of_prompts(found, (1,), None, QUICK)] == ["masked-prompts"]
+
+
+def test_both_sources_of_mt_bench_have_names_of_their_own() -> None:
+    hubs = {name: described.get("hub") for name, described in registry().items() if name.startswith("mt-bench")}
+    assert len(set(hubs.values())) == len(hubs) == 2
+
+
+def test_thinking_reaches_the_template() -> None:
+    """Templates that know no thinking ignore it; the result says what was asked for."""
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], replace(QUICK, limit=2, thinking=False))
+    assert result["provenance"]["dataset"]["thinking"] is False
 
 
 def test_bundled_prompts_are_eight_categories_of_ten() -> None:

@@ -5,32 +5,46 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.evaluate import Progress
+    from draftkit.evaluate.measure import Progress
 
 
 def evaluate(
     target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
     draft: Annotated[list[str], typer.Option(help="A draft of any format, or ngram[:MIN-MAX]; repeat to compare.")],
-    k: Annotated[int, typer.Option("--k", min=1, max=16, help="Draft tokens a round (num_speculative_tokens).")] = 4,
-    prompts: Annotated[
-        str, typer.Option(help="zoo (bundled), or a JSONL file with turns, messages or prompt.")
+    k: Annotated[str, typer.Option("--k", help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12.")] = "4",
+    dataset: Annotated[
+        str,
+        typer.Option(
+            "--dataset", "--prompts", help="zoo (bundled), mt-bench, humaneval, …, a JSONL file, or a Hub dataset."
+        ),
     ] = "zoo",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the file.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the set.")] = None,
+    turns: Annotated[
+        Literal["first", "all"], typer.Option(help="Of prompts with several: the first, or all with their answers.")
+    ] = "first",
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="The chat template's enable_thinking.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 128,
-    concurrency: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Generate as many as that, whatever the model says.")
+    ] = False,
+    concurrency: Annotated[str, typer.Option(help="Sequences decoded together, as 1 or 1,8,100.")] = "1",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 decodes greedily.")] = 0.0,
+    temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as 0,0.7,1.")] = "0",
     top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Draw from tokens with this share of the best one's probability.")] = 0.0,
@@ -57,9 +71,20 @@ def evaluate(
     k_by_batch: Annotated[
         str | None, typer.Option(help="Largest batch:K pairs, as 4:6,16:3; beyond the last nothing is drafted.")
     ] = None,
-    min_acceptance_length: Annotated[
-        float | None, typer.Option(help="Exit with code 3 when a draft's acceptance length is lower.")
+    require_al: Annotated[
+        float | None,
+        typer.Option(
+            "--require-al", "--min-acceptance-length", help="Exit with code 3 when an acceptance length is lower."
+        ),
     ] = None,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Time rounds too, and say which K would be fastest at which batch size.")
+    ] = False,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Predict acceptance at other temperatures and K from the run at 0.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Keep the result in this JSON file, cell by cell.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds already.")] = False,
     eager: Annotated[
         bool, typer.Option("--eager", help="On a GPU, launch every kernel instead of replaying CUDA graphs.")
     ] = False,
@@ -67,52 +92,79 @@ def evaluate(
         bool, typer.Option("--plan-memory", help="Print what the run would take of memory, and load nothing.")
     ] = False,
     as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV on stdout and nothing else.")] = False,
 ) -> None:
     """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     quiet_transformers()
-    from draftkit.evaluate.evaluate import Settings, evaluate_draft, plan_evaluation
-    from draftkit.evaluate.options import parse_rates, parse_schedule
-    from draftkit.report.tables import evaluation_table, memory_table
+    from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
+    from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
+    from draftkit.evaluate.saved import ResultFile, result_json
+    from draftkit.evaluate.settings import Settings, Sweep
+    from draftkit.report.tables import memory_table, show_evaluation
+    from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
     from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 
+    try:
+        ks = parse_integers("--k", k, 1, MAX_SPECULATIVE_TOKENS)
+        sweep = Sweep(ks, parse_integers("--concurrency", concurrency, 1), parse_floats("--temperature", temperature))
+    except DraftkitError as error:
+        raise typer.BadParameter(str(error)) from error
+    if len(ks) > 1 and (acceptance_rates or k_by_batch or disable_above_batch):
+        raise DraftkitError("acceptance rates and schedules are for one K", hint="give one number to --k")
+    if as_json and as_csv:
+        raise DraftkitError("--json and --csv both want stdout", hint="give one of them; --out keeps JSON beside")
+    if resume and out is None:
+        raise DraftkitError("--resume needs the file to go on with", hint="--out FILE --resume")
     settings = Settings(
-        num_speculative_tokens=k,
+        num_speculative_tokens=ks[-1],
         max_new_tokens=max_new_tokens,
-        concurrency=concurrency,
-        prompts=prompts,
+        concurrency=sweep.concurrency[0],
+        prompts=dataset,
         limit=limit,
+        turns=turns,
+        thinking=thinking,
+        ignore_eos=ignore_eos,
         device=device,
         dtype=dtype,
-        sampling=SamplingParameters(temperature, top_k, top_p, min_p, seed),
+        sampling=SamplingParameters(sweep.temperature[0], top_k, top_p, min_p, seed),
         draft_sampling=DraftSampling(draft_sampling, draft_greedy_below, draft_temperature),
         verification=verification,
-        acceptance_rates=parse_rates(acceptance_rates, k),
-        k_by_batch=parse_schedule(k_by_batch, disable_above_batch, k),
+        acceptance_rates=parse_rates(acceptance_rates, ks[-1]),
+        k_by_batch=parse_schedule(k_by_batch, disable_above_batch, ks[-1]),
         eager=eager,
     )
     if plan_memory:
-        plans = plan_evaluation(target, draft, settings)
+        plans = plan_evaluation(target, draft, sweep.largest(settings))
         if as_json:
             print_json({source: plan.to_dict() for source, plan in plans.items()})
         for source, plan in plans.items() if not as_json else ():
             console().print(memory_table(source, plan))
         return
+    saved = None if out is None else ResultFile(out, resume=resume)
     with _prompt_progress() as on_progress:
-        result: dict[str, Any] = evaluate_draft(target, draft, settings, on_progress)
+        result = evaluate_draft(
+            target, draft, settings, on_progress, sweep=sweep, advise=advise, predict=predict, saved=saved
+        )
     if as_json:
-        print_json(result)
+        print(result_json(result))
+    elif as_csv:
+        from draftkit.report.csv import cells_csv
+
+        print(cells_csv(result), end="")
     else:
-        console().print(evaluation_table(result))
-    if min_acceptance_length is not None:
-        _require_acceptance(result, min_acceptance_length)
+        show_evaluation(console(), result)
+    if require_al is not None:
+        _require_acceptance(result, require_al)
 
 
 def _require_acceptance(result: dict[str, Any], floor: float) -> None:
-    for cell in result["cells"]:
-        measured = cell["acceptance_length"]["mean"]
-        if not measured >= floor:
-            print(f"{cell['draft']}: acceptance length {measured:.2f} is below {floor:g}", file=sys.stderr)
-            raise typer.Exit(3)
+    missed = [cell for cell in result["cells"] if not cell["acceptance_length"]["mean"] >= floor]
+    for cell in missed:
+        setting = f"K={cell['num_speculative_tokens']}, T={cell['temperature']:g}, concurrency {cell['concurrency']}"
+        length = cell["acceptance_length"]["mean"]
+        print(f"{cell['draft']} ({setting}): acceptance length {length:.2f} is below {floor:g}", file=sys.stderr)
+    if missed:
+        raise typer.Exit(3)
 
 
 @contextmanager

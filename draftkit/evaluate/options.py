@@ -6,6 +6,29 @@ from draftkit.errors import DraftkitError
 from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
 
 
+def parse_integers(name: str, text: str, least: int, most: int | None = None) -> tuple[int, ...]:
+    """`1-8,12` → every whole number from 1 to 8, and 12; ascending. Raises `DraftkitError` for anything else."""
+    numbers: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            numbers.update(range(int(first), int(last if dash else first) + 1))
+    except ValueError:
+        numbers.clear()
+    if not numbers or min(numbers) < least or (most is not None and max(numbers) > most):
+        limits = f"from {least}" + ("" if most is None else f" to {most}")
+        raise DraftkitError(f"{name} {text}", expected=f"whole numbers {limits}, as 4, 1,8 or 1-4,8")
+    return tuple(sorted(numbers))
+
+
+def parse_floats(name: str, text: str) -> tuple[float, ...]:
+    """`0,0.7,1` → the numbers. Raises `DraftkitError` for anything else."""
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise DraftkitError(f"{name} {text}", expected="numbers, as 0 or 0,0.7,1") from None
+
+
 def parse_rates(text: str | None, k: int) -> tuple[float, ...] | None:
     """`0.8,0.6,0.5` → the rates of K = 3 positions; one number above 1 is a mean acceptance length.
 

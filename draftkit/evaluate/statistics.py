@@ -1,12 +1,17 @@
-"""Acceptance statistics, derived from the record of rounds. Definitions are vLLM's."""
+"""Acceptance statistics, derived from the record of rounds. Definitions are vLLM's, unless they say another tool's.
+
+A round in which nothing was drafted (n-gram lookup without a match, a batch above the schedule) is no round to vLLM.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
-from draftkit.runtime.records import Generation
+from draftkit.runtime.records import Generation, Round
 
 RESAMPLES = 2000
 
@@ -23,12 +28,27 @@ class Interval:
         return asdict(self)
 
 
+def drafted_rounds(generations: Sequence[Generation]) -> list[Round]:
+    """The rounds in which something was drafted."""
+    return [r for g in generations for r in g.rounds if r.drafted]
+
+
 def acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
     """Mean acceptance length 1 + accepted / rounds, the target's own token counted, over all rounds.
 
     Prompts are resampled, not rounds, because the rounds of one answer resemble each other. NaN without any round.
     """
-    return bootstrap_length([(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds], seed)
+    return _bootstrap_rounds(generations, lambda r: r.accepted, seed)
+
+
+def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
+    """The acceptance length that the target's and the draft's probabilities in the same forwards predict.
+
+    Draft token k+1 counts with its probability of standing wherever the k before it stand: Σ_v min(p_v, q_v) where
+    it was drawn from q, p of it where it was chosen. Its mean is that of the measured length, its variance smaller;
+    a gap between the two is a bug. NaN without any round.
+    """
+    return _bootstrap_rounds(generations, lambda r: sum(r.expected[: r.accepted + 1]), seed)
 
 
 def bootstrap_length(sums: Sequence[tuple[float, int]], seed: int = 0) -> Interval:
@@ -40,30 +60,80 @@ def bootstrap_length(sums: Sequence[tuple[float, int]], seed: int = 0) -> Interv
     return Interval(_length(sums), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000])
 
 
-def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
-    """The acceptance length that the target's and the draft's probabilities in the same forwards predict.
+def lengths_by_convention(generations: Sequence[Generation], categories: Sequence[str]) -> dict[str, float]:
+    """The same rounds as other tools count them, and averaged otherwise. Empty without any round.
 
-    Draft token k+1 counts with its probability of standing wherever the k before it stand: Σ_v min(p_v, q_v) where
-    it was drawn from q, p of it where it was chosen. Its mean is that of the measured length, its variance smaller;
-    a gap between the two is a bug. NaN without any round.
+    - `vllm`: 1 + accepted / rounds with a draft. `eagle`: tokens emitted a round, as EAGLE's scripts.
+    - `sglang`: output tokens, the one of the prefill with them, a round; what an end cuts off does not count.
+    - `modelopt`: mean size of a request's chunks, its first token a chunk of one, averaged over requests.
+    - `macro by prompt`, `macro by category`: vLLM's length of each, averaged; long answers do not count more.
     """
-    sums = [(sum(sum(r.expected[: r.accepted + 1]) for r in g.rounds), len(g.rounds)) for g in generations if g.rounds]
-    return bootstrap_length(sums, seed)
+    drafting = [(g, c) for g, c in zip(generations, categories, strict=True) if any(r.drafted for r in g.rounds)]
+    rounds = [r for g, _ in drafting for r in g.rounds]
+    if not rounds:
+        return {}
+    by_category = {c: [g for g, other in drafting if other == c] for _, c in drafting}
+    return {
+        "vllm": acceptance_mean([g for g, _ in drafting]),
+        "eagle": fmean(r.accepted + 1 for r in rounds),
+        "sglang": sum(len(g.tokens) for g, _ in drafting) / len(rounds),
+        "modelopt": fmean(len(g.tokens) / (1 + len(g.rounds)) for g, _ in drafting),
+        "macro by prompt": fmean(acceptance_mean([g]) for g, _ in drafting),
+        "macro by category": fmean(map(acceptance_mean, by_category.values())),
+    }
+
+
+def acceptance_mean(generations: Sequence[Generation]) -> float:
+    """The mean acceptance length of generations with at least one round that drafted."""
+    return 1 + fmean(r.accepted for r in drafted_rounds(generations))
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
     """Mean, median and 99th percentile in milliseconds; None of nothing."""
     if not seconds:
         return None
+    at = quantiles(seconds)
+    assert at is not None
+    return {"mean": 1000 * fmean(seconds), "p50": at[50], "p99": at[99]}
+
+
+def quantiles(seconds: Sequence[float]) -> list[float] | None:
+    """The 0th to the 100th percentile in milliseconds; None of nothing."""
+    if not seconds:
+        return None
     ordered = sorted(seconds)
-    p50, p99 = (ordered[round(share * (len(ordered) - 1))] for share in (0.5, 0.99))
-    return {"mean": 1000 * sum(ordered) / len(ordered), "p50": 1000 * p50, "p99": 1000 * p99}
+    return [1000 * ordered[round(percent / 100 * (len(ordered) - 1))] for percent in range(101)]
 
 
 def accepted_per_position(generations: Sequence[Generation], k: int) -> list[int]:
     """Entry i: in how many rounds draft token i+1 was accepted (vLLM's `num_accepted_tokens_per_pos`)."""
     accepted = [r.accepted for g in generations for r in g.rounds]
     return [sum(a > position for a in accepted) for position in range(k)]
+
+
+def conditional_rates(accepted: Sequence[int], rounds: int) -> list[float]:
+    """Of the rounds that accepted the draft before it, the share that accepted each draft; 0 where there was none."""
+    return [now / before if before else 0.0 for before, now in zip((rounds, *accepted), accepted, strict=False)]
+
+
+def extended_rates(rates: Sequence[float], k: int) -> list[float]:
+    """Unconditional rates of the first `k` positions; those beyond `rates` fall on as the last two did."""
+    extended = list(rates[:k])
+    while len(extended) < k and extended:
+        fall = extended[-1] / extended[-2] if len(extended) > 1 and extended[-2] else extended[-1]
+        extended.append(extended[-1] * fall)
+    return extended
+
+
+def repetition(tokens: Sequence[int]) -> float:
+    """The share of a text's pairs of neighbouring tokens that it has had before; 0 of fewer than two pairs."""
+    pairs = list(itertools.pairwise(tokens))
+    return 1 - len(set(pairs)) / len(pairs) if len(pairs) > 1 else 0.0
+
+
+def _bootstrap_rounds(generations: Sequence[Generation], count: Callable[[Round], float], seed: int) -> Interval:
+    drafting = [[r for r in g.rounds if r.drafted] for g in generations]
+    return bootstrap_length([(sum(map(count, rounds)), len(rounds)) for rounds in drafting if rounds], seed)
 
 
 def _length(sums: Sequence[tuple[float, int]]) -> float:

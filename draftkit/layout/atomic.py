@@ -55,6 +55,21 @@ def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
         raise DraftkitError(f"writing {out.name} failed: {error.strerror}", where=error.filename or out) from error
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Put a whole file on disk in the place of what is there. Raises `DraftkitError` where it cannot be written."""
+    temporary = sibling(path, "tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise DraftkitError(f"the file cannot be written: {error.strerror}", where=path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def start_write_back(file: BinaryIO, begin: int) -> int:
     """Have the system start putting a file on disk, from byte `begin` on; returns where the file ends so far.
 

@@ -255,7 +255,8 @@ class Engine:
         position = generation.length
         emitted = self._extend(generation, outcome.emitted)
         accepted = len(outcome.emitted) - 1
-        generation.rounds.append(Round(position, outcome.drafted, accepted, emitted, outcome.expected))
+        drafted = len(outcome.proposal)
+        generation.rounds.append(Round(position, drafted, accepted, emitted, outcome.expected, outcome.proposal))
 
     def _extend(self, generation: Generation, tokens: list[int]) -> int:
         """Append tokens up to one that ends the generation or the length limit; return how many were appended."""

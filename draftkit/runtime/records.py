@@ -17,6 +17,7 @@ class Round:
     `position`: tokens of prompt and output before it. `drafted` ≤ K and `accepted` count draft tokens, before any
     truncation; `emitted` tokens went into the output (at most accepted + 1, fewer where the generation ended).
     `expected[i]`: the probability that draft token i stands given that those before it do, from the same forwards.
+    `proposal`: the draft tokens.
     """
 
     position: int
@@ -24,6 +25,7 @@ class Round:
     accepted: int
     emitted: int
     expected: tuple[float, ...] = ()
+    proposal: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from draftkit.runtime.verify import RoundDraw, Verification, draw_greedy, verifi
 
 
 class Outcome(NamedTuple):
-    """What became of a sequence in a round: how many tokens were drafted, what the target emitted, and the expected
-    acceptance of each draft (`Round.expected`)."""
+    """What became of a sequence in a round: the draft tokens, what the target emitted, and the expected acceptance of
+    each draft (`Round.expected`)."""
 
-    drafted: int
+    proposal: tuple[int, ...]
     emitted: list[int]
     expected: tuple[float, ...]
 
@@ -57,7 +57,7 @@ class Rounds:
     def run(self, batch: Batch, k: int, length: int) -> Tensor:
         """A round of up to `k` drafts per sequence; `length` bounds the positions it reaches.
 
-        Returns what `outcomes` reads: float64 [B, 2K+3]; token ids are exact in a double.
+        Returns what `outcomes` reads: float64 [B, 3K+3]; token ids are exact in a double.
         """
         state, slots = self.state, batch.slots
         start = state.position[slots] + 1  # of the first draft
@@ -75,7 +75,7 @@ class Rounds:
             drafted, logits, batch.target, start
         )
         state.commit(slots, verdict)
-        return _packed(verdict, lengths)
+        return _packed(verdict, proposed.tokens, lengths)
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
@@ -106,17 +106,17 @@ class Rounds:
         return output.logits
 
 
-def _packed(verdict: Verdict, lengths: Tensor) -> Tensor:
-    columns = lengths[:, None], verdict.counts[:, None], verdict.tokens, verdict.expected
+def _packed(verdict: Verdict, proposal: Tensor, lengths: Tensor) -> Tensor:
+    columns = lengths[:, None], verdict.counts[:, None], verdict.tokens, verdict.expected, proposal
     return torch.cat([column.double() for column in columns], dim=1)
 
 
 def outcomes(packed: Tensor) -> list[Outcome]:
     """The outcome of each row: the one transfer to the host."""
-    k = (packed.shape[1] - 3) // 2
+    k = packed.shape[1] // 3 - 1
     return [
         Outcome(
-            drafted=int(drafted),
+            proposal=tuple(int(token) for token in rest[2 * k + 1 : 2 * k + 1 + int(drafted)]),
             emitted=[int(token) for token in rest[: int(count)]],
             expected=tuple(rest[k + 1 : k + 1 + int(drafted)]),
         )

@@ -1,0 +1,171 @@
+"""Prompt sets: the bundled one, files, and those that the field measures on, which `datasets.json` describes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from draftkit import zoo
+from draftkit.errors import FormatError, SourceError
+from draftkit.evaluate.prompts import Prompt
+
+BUNDLED = "zoo"
+TEXT_KEYS = ("prompt", "data", "question")  # `data` is PARD's
+# What SPEED-Bench's published rows hold instead of texts that its licence does not let it ship.
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+
+Rows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts and where they are from. `masked`: how many rows of the source had no text of their own."""
+
+    name: str
+    source: str
+    revision: str | None
+    split: str | None
+    prompts: list[Prompt]
+    masked: int = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of the texts, so that two runs can be known to have asked the same."""
+        return hashlib.sha256(json.dumps([prompt.turns for prompt in self.prompts]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which columns of a table hold what; `template` wraps each prompt."""
+
+    prompt: str | None = None
+    id: str | None = None
+    category: str | None = None
+    template: str = "{}"
+
+
+def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
+    """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
+
+    A row of a file or an unnamed dataset has `turns` (MT-Bench, Spec-Bench), `messages` (the user's are taken) or
+    `prompt`, `data` or `question`; `question_id` or `id` and `category` are optional. With `limit`, that many
+    prompts are taken evenly over the set, so that every category stays represented. Raises `SourceError` and
+    `FormatError` naming file and line.
+    """
+    described = registry().get(source)
+    path = zoo.prompts_path() if source == BUNDLED else Path(source)
+    revision, split, columns = None, None, _Columns()
+    if described is not None:
+        columns = _Columns(
+            **{key: described[key] for key in ("prompt", "id", "category", "template") if key in described}
+        )
+        split = described.get("split")
+        where = described.get("hub") or described["url"]
+        rows, revision = _published(described)
+    elif source == BUNDLED or path.exists() or source.endswith((".jsonl", ".json")) or source.count("/") != 1:
+        where, rows = str(path), _read_file(path)
+    else:
+        where, _, revision = source.partition("@")
+        rows, revision = _published({"hub": where, "revision": revision or None})
+    parsed = [_prompt(row, columns, at, number) for number, (at, row) in enumerate(rows, start=1)]
+    prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
+    if not prompts:
+        raise FormatError("the set holds no prompts", where=where)
+    masked = len(parsed) - len(prompts)
+    if limit is not None and limit < len(prompts):
+        prompts = [prompts[index * len(prompts) // limit] for index in range(limit)]
+    return PromptSet(source, where, revision, split, prompts, masked)
+
+
+@cache
+def registry() -> dict[str, dict[str, str]]:
+    """The named sets: Hub id or address, split, columns, and what each is."""
+    text = resources.files("draftkit.evaluate").joinpath("datasets.json").read_text(encoding="utf-8")
+    described: dict[str, dict[str, str]] = json.loads(text)
+    return described
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SourceError(
+            f"the prompts cannot be read: {error.strerror}",
+            where=path,
+            expected="a JSONL file, a Hub dataset org/name, zoo, or " + ", ".join(registry()),
+            hint="--prompts zoo uses the bundled ones",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise FormatError("the prompts are not UTF-8 text", where=path) from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise FormatError(f"not valid JSON: {error}", where=where) from error
+        yield where, row if isinstance(row, dict) else {}
+
+
+def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
+    """The rows of a dataset on the Hub, or of a file at an address, and the commit they are from."""
+    try:
+        from datasets import load_dataset
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise SourceError(
+            "published prompt sets are read with the package datasets, which is not installed",
+            where=described.get("hub") or described["url"],
+            hint="pip install 'draftkit[eval]', or pass a JSONL file",
+        ) from error
+    hub, url, split = described.get("hub"), described.get("url"), described.get("split")
+    try:
+        if hub is None:
+            table, revision = load_dataset("json", data_files=url, split="train"), None
+        else:
+            revision = HfApi().dataset_info(hub, revision=described.get("revision")).sha
+            table = load_dataset(hub, described.get("subset"), split=split or "train", revision=revision)
+        rows = [(f"{hub or url}, row {number}", dict(row)) for number, row in enumerate(table, start=1)]
+    except Exception as error:  # of the network, the Hub, a table, a missing split: all in many types
+        first = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+        raise SourceError(
+            f"the prompts cannot be read: {first}",
+            where=hub or url,
+            hint="check the connection and the name; a JSONL file, or --dataset zoo, needs no network",
+        ) from error
+    return rows, revision
+
+
+def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) -> Prompt:
+    turns = _turns(row) if columns.prompt is None else _texts(row.get(columns.prompt))
+    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        keys = f'"{columns.prompt}"' if columns.prompt else '"turns", "messages" or "prompt"'
+        raise FormatError("no prompt in this line", where=where, expected=f"an object with {keys}")
+    known = (row.get(columns.id),) if columns.id else (row.get("question_id"), row.get("id"))
+    own = next((value for value in known if value is not None), number)
+    category = row.get(columns.category or "category")
+    return Prompt(
+        str(own),
+        "all" if category is None else str(category),
+        tuple(columns.template.replace("{}", str(turn)) for turn in turns),
+    )
+
+
+def _turns(row: Mapping[str, Any]) -> Sequence[object]:
+    messages = row.get("messages")
+    if isinstance(row.get("turns"), list):
+        return _texts(row["turns"])
+    if isinstance(messages, list):
+        return [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+    return next((_texts(row[key]) for key in TEXT_KEYS if key in row), [])
+
+
+def _texts(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else [value]

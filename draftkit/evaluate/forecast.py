@@ -1,0 +1,121 @@
+"""Acceptance at other temperatures and K, told from the probabilities of one greedy run.
+
+In every round of the run target and draft say what they expect at each of the K positions after the round's anchor,
+whether the drafts before it stood or not. At temperature T a draft drawn from q_T stands with probability
+Σ_v min(p_T, q_T), a greedy one with p_T(argmax q); the product over the positions up to k is the chance that k drafts
+stand. What follows is predicted, not measured: the run's text is not what would be drawn at T, and rounds begin
+elsewhere. B sequences, K draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftkit.evaluate.measure import Conversations, engine_of
+from draftkit.evaluate.statistics import extended_rates
+from draftkit.models.target import Target, TargetOutput
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+
+TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.3)
+FURTHER = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # K that are predicted
+
+
+class Listener:
+    """Hears the logits of a drafter and of its target in each round; runs in eager mode only."""
+
+    def __init__(self, target: Target, drafter: Drafter):
+        self.target = _HeardTarget(target, self)
+        self.drafter = _HeardDrafter(drafter, self)
+        self.drafted: Proposal | None = None
+        self.draft_logits: list[Tensor] = []  # of each position of the round, [B, V]
+        self.rates: dict[tuple[float, str], list[Tensor]] = {}  # the chance that k drafts stand, [B, K] a round
+
+    def hear(self, logits: Tensor) -> None:
+        """The target's logits [B, K+1, V] for what was drafted last."""
+        if self.drafted is None:
+            return
+        tokens, lengths = self.drafted
+        k = tokens.shape[1]
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        if lengths is not None:
+            valid = torch.arange(k, device=tokens.device) < lengths[:, None]
+        target = logits[:, :k].float()
+        draft = torch.stack(self.draft_logits, dim=1).float() if self.draft_logits else None
+        for temperature in TEMPERATURES:
+            p = (target / temperature).softmax(-1)
+            self._note(temperature, "greedy", p.gather(-1, tokens[..., None])[..., 0], valid)
+            if draft is not None:
+                both = torch.minimum(p, (draft / temperature).softmax(-1))
+                self._note(temperature, "probabilistic", both.sum(-1), valid)
+        self.drafted, self.draft_logits = None, []
+
+    def _note(self, temperature: float, mode: str, stands: Tensor, valid: Tensor) -> None:
+        rounds = valid.any(1)  # one without a draft is none
+        chances = (stands * valid).cumprod(1)[rounds]
+        self.rates.setdefault((temperature, mode), []).append(chances.double().cpu())
+
+
+class _HeardTarget(Target):
+    def __init__(self, target: Target, listener: Listener):
+        super().__init__(target.model, target.taps)
+        self._listener = listener
+
+    def forward(self, *args: Any, last_only: bool = False, **others: Any) -> TargetOutput:
+        output = super().forward(*args, last_only=last_only, **others)
+        if not last_only:  # as the prefill is
+            self._listener.hear(output.logits)
+        return output
+
+
+class _HeardDrafter:
+    """The drafter itself, but for `propose`."""
+
+    def __init__(self, drafter: Drafter, listener: Listener):
+        self._drafter = drafter
+        self._listener = listener
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        vocab_size = self._listener.target.vocab_size
+
+        def heard(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+            if ids is None:
+                full = logits
+            else:
+                full = logits.new_full((len(logits), vocab_size), -torch.inf).index_copy_(1, ids, logits)
+            self._listener.draft_logits.append(full.clone())
+            return draw(step, logits, ids)
+
+        self._listener.draft_logits = []
+        self._listener.drafted = self._drafter.propose(committed, k, heard)
+        return self._listener.drafted
+
+
+def forecast(target: Target, drafter: Drafter, conversations: Conversations) -> list[dict[str, object]]:
+    """Acceptance lengths predicted for other temperatures, ways of drafting and K; the run itself is greedy."""
+    listener = Listener(target, drafter)
+    settings = conversations.settings
+    engine = engine_of(
+        listener.target, listener.drafter, settings, num_slots=min(settings.concurrency, len(conversations.prompts))
+    )
+    engine.eager = True
+    conversations.hold(engine)
+    predicted: list[dict[str, object]] = []
+    for (temperature, mode), rounds in sorted(listener.rates.items()):
+        rates = torch.cat(rounds).mean(0).tolist()
+        for k in FURTHER:
+            predicted.append(
+                {
+                    "temperature": temperature,
+                    "draft_sampling": mode,
+                    "num_speculative_tokens": k,
+                    "acceptance_length": 1 + sum(extended_rates(rates, k)),
+                    "extrapolated": k > len(rates),
+                }
+            )
+    return predicted

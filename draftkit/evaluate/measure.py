@@ -1,0 +1,146 @@
+"""One measurement: all prompts through one engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from draftkit.evaluate.prompts import Message, Prompt, encode_messages
+from draftkit.evaluate.settings import Settings
+from draftkit.models.target import Target
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine, OnRound
+from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+
+Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
+
+
+@dataclass(frozen=True)
+class Run:
+    """Generations with the categories of their prompts, and how long they took, in seconds."""
+
+    generations: list[Generation]
+    categories: list[str]
+    seconds: float
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(g.tokens) for g in self.generations)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds
+
+
+class Conversations:
+    """The prompts of a measurement as requests, turn by turn: a later turn follows the target's own answers."""
+
+    def __init__(self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: Settings):
+        self.prompts = prompts
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.turns = 1 if settings.turns == "first" else max(len(prompt.turns) for prompt in prompts)
+
+    @property
+    def size(self) -> int:
+        """How many answers there will be."""
+        return sum(min(len(prompt.turns), self.turns) for prompt in self.prompts)
+
+    @property
+    def first_requests(self) -> list[Request]:
+        return [self._request(number, [_user(prompt.text)], 0) for number, prompt in enumerate(self.prompts)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation, at most."""
+        return max(
+            len(self._ids([_user(turn) for turn in prompt.turns[: self.turns]]))
+            + min(len(prompt.turns), self.turns) * self.settings.max_new_tokens
+            for prompt in self.prompts
+        )
+
+    def hold(self, engine: Engine, on_round: OnRound | None = None) -> tuple[list[Generation], list[str]]:
+        """All generations, and the categories of their prompts."""
+        histories: list[list[Message]] = [[] for _ in self.prompts]
+        generations: list[Generation] = []
+        categories: list[str] = []
+        for turn in range(self.turns):
+            asked = [number for number, prompt in enumerate(self.prompts) if len(prompt.turns) > turn]
+            for number in asked:
+                histories[number].append(_user(self.prompts[number].turns[turn]))
+            requests = [self._request(number, histories[number], turn) for number in asked]
+            answers = engine.generate(requests, on_round=on_round)
+            for number, answer in zip(asked, answers, strict=True):
+                text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+                histories[number].append({"role": "assistant", "content": text})
+            generations += answers
+            categories += [self.prompts[number].category for number in asked]
+        return generations, categories
+
+    def _request(self, number: int, messages: Sequence[Message], turn: int) -> Request:
+        prompt, settings = self.prompts[number], self.settings
+        return Request(
+            prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
+            self._ids(messages),
+            settings.max_new_tokens,
+            settings.sampling.numbered(number + turn * len(self.prompts)),
+            ignore_eos=settings.ignore_eos,
+        )
+
+    def _ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return encode_messages(messages, self.tokenizer, self.settings.thinking)
+
+
+def measure(
+    target: Target,
+    drafter: Drafter | None,
+    conversations: Conversations,
+    name: str,
+    on_progress: Progress = lambda *_: None,
+) -> Run:
+    """Run all prompts with a drafter, or without one, as the conversations' settings say."""
+    settings = conversations.settings
+    requests = conversations.first_requests
+    engine = engine_of(target, drafter, settings, num_slots=min(settings.concurrency, len(requests)))
+    engine.reserve(conversations.longest)
+    # Warm-up: the first calls compile, tune and capture graphs; they are not part of the measurement.
+    engine.generate([replace(request, max_new_tokens=2 * (engine.k + 1)) for request in requests[: engine.num_slots]])
+    counts = {"finished": 0, "accepted": 0, "rounds": 0}
+
+    def on_round(touched: list[Generation]) -> None:
+        for generation in touched:
+            counts["finished"] += generation.finished is not None
+            counts["accepted"] += generation.rounds[-1].accepted if generation.rounds else 0
+            counts["rounds"] += bool(generation.rounds)
+        length = 1 + counts["accepted"] / max(counts["rounds"], 1)
+        on_progress(name, counts["finished"], conversations.size, length)
+
+    began = time.perf_counter()
+    generations, categories = conversations.hold(engine, on_round)
+    return Run(generations, categories, time.perf_counter() - began)
+
+
+def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int) -> Engine:
+    """The engine that a measurement runs on."""
+    rates = settings.acceptance_rates
+    synthetic = settings.verification == "synthetic" and drafter is not None
+    return Engine(
+        target,
+        drafter,
+        num_speculative_tokens=settings.num_speculative_tokens if drafter is not None else 0,
+        num_slots=num_slots,
+        # Plain decoding draws with the noise that coupled verification compares with, which is also any target's own.
+        verification=settings.verification if drafter is not None else "coupled",
+        draft_sampling=settings.draft_sampling,
+        synthetic=SyntheticAcceptance(rates) if synthetic and rates is not None else None,
+        k_by_batch=settings.k_by_batch if drafter is not None else None,
+        eager=settings.eager,
+    )
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}

@@ -1,0 +1,69 @@
+"""What a result has to say about how it was made, so that it can be compared with others."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.evaluate.datasets import PromptSet
+from draftkit.evaluate.settings import Settings
+from draftkit.version import __version__
+
+SHOWN_IDS = 16  # of the first prompt
+VARIED = ("num_speculative_tokens", "concurrency", "prompts", "device", "dtype", "k_by_batch", "acceptance_rates")
+
+
+def provenance(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSet,
+    first_ids: Sequence[int],
+    settings: Settings,
+) -> dict[str, object]:
+    """Versions, machine, prompts and settings of a run; the settings that a sweep varies are in its cells."""
+    template = tokenizer.chat_template
+    cuda = model.device.type == "cuda"
+    shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
+    del shared["sampling"]["temperature"]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "draftkit": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "hardware": torch.cuda.get_device_name() if cuda else processor(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "convention": "acceptance_length = 1 + accepted draft tokens / rounds",
+        "prompts": settings.prompts,
+        "dataset": {
+            "name": prompts.name,
+            "source": prompts.source,
+            "revision": prompts.revision,
+            "split": prompts.split,
+            "sha256": prompts.sha256,
+            "turns": settings.turns,
+            "thinking": settings.thinking,
+        },
+        "first_prompt_ids": list(first_ids[:SHOWN_IDS]),
+        "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
+        "settings": shared,
+    }
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,86 @@
+"""A result file that grows cell by cell, so that an interrupted sweep can go on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftkit.errors import DraftkitError, FormatError
+from draftkit.layout.atomic import write_file
+
+SCHEMA = 1
+
+
+def key_of(cell: Mapping[str, Any]) -> tuple[object, ...]:
+    """What tells the cells of a sweep apart."""
+    names = ("engine", "target", "draft", "num_speculative_tokens", "temperature", "concurrency")
+    return tuple(cell[name] for name in names)
+
+
+def result_json(result: object) -> str:
+    """A result as JSON; what has no number, as the acceptance length of no rounds, is null."""
+    return json.dumps(_finite(result), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+class ResultFile:
+    """The result in a file: written anew, and whole, after each cell.
+
+    With `resume`, cells that it holds are kept. Raises `DraftkitError` where there is a file and no `resume`, and when
+    it goes on under other settings or versions; `FormatError` for a file that is no result.
+    """
+
+    def __init__(self, path: Path, *, resume: bool):
+        self.path = path
+        self.cells: list[dict[str, Any]] = []
+        self._provenance: dict[str, Any] | None = None
+        if not path.exists():
+            return
+        if not resume:
+            raise DraftkitError(f"{path} exists", where=path, hint="--resume goes on with it; or name another file")
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            self.cells, self._provenance = stored["cells"], stored["provenance"]
+            for cell in self.cells:
+                key_of(cell)
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError("not the result of an evaluation", where=path, hint="name another file") from error
+
+    def begin(self, provenance: dict[str, Any]) -> None:
+        """Say how the cells to come are made."""
+        if self._provenance is not None:
+            before, now = ({k: v for k, v in p.items() if k != "date"} for p in (self._provenance, _plain(provenance)))
+            differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+            if differing:
+                raise DraftkitError(
+                    f"the result was begun with other {', '.join(differing)}",
+                    where=self.path,
+                    hint="resume with the same settings and versions, or name another file",
+                )
+        self._provenance = provenance
+
+    def add(self, cell: dict[str, Any]) -> None:
+        self.cells.append(cell)
+        self.write({"schema": SCHEMA, "provenance": self._provenance, "cells": self.cells})
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        write_file(self.path, (result_json(result) + "\n").encode())
+
+
+def _plain(value: object) -> Any:
+    """The value as a file gives it back."""
+    return json.loads(result_json(value))
+
+
+def _finite(value: object) -> object:
+    match value:
+        case dict():
+            return {key: _finite(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_finite(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value

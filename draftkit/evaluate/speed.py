@@ -1,0 +1,190 @@
+"""What would be faster: round times of this pair on this machine, and the speed-up they predict for every K and batch.
+
+A round of B sequences takes t(B, K), plain decoding t(B, 0); rounds emit A(K) tokens. A prompt is prefilled alone,
+in p with a draft and in p₀ without, and answered in n tokens, so
+
+    speed-up(B, K) = (p₀ + (n − 1) · t(B, 0) / B) / (p + (n − 1) · t(B, K) / (A(K) · B)),
+
+which is A(K) · t(B, 0) / t(B, K) for long answers. The bound is the same with A(K) = K + 1: all drafts accepted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from draftkit.evaluate.measure import engine_of
+from draftkit.evaluate.settings import Settings
+from draftkit.evaluate.statistics import extended_rates
+from draftkit.models.target import Target
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
+from draftkit.runtime.records import Request
+
+ROUNDS = 16  # of which the median counts
+PASSES = 2  # over all batch sizes and K, of which the faster counts: other work only ever makes a round slower
+WORTHWHILE = 1.02  # the speed-up from which drafting is recommended
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Milliseconds of a round by (batch, K); K = 0 is plain decoding. Between the K that were measured, a line."""
+
+    ms: Mapping[tuple[int, int], float]
+
+    @property
+    def batches(self) -> list[int]:
+        return sorted({batch for batch, _ in self.ms})
+
+    @property
+    def largest_k(self) -> int:
+        return max(k for _, k in self.ms)
+
+    def of(self, batch: int, k: int) -> float:
+        known = sorted(other for at, other in self.ms if at == batch)
+        if k in known:
+            return self.ms[batch, k]
+        right = bisect_left(known, k)
+        low, high = known[right - 1], known[right]
+        share = (k - low) / (high - low)
+        return (1 - share) * self.ms[batch, low] + share * self.ms[batch, high]
+
+
+def measure_round_times(
+    plain: Target,
+    target: Target,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    settings: Settings,
+    batches: Sequence[int],
+) -> RoundTimes:
+    """Time rounds at each batch size and a few K; `plain` is the target without taps.
+
+    What is accepted does not change how long a round takes, so nothing is: all sequences of a batch stay as long.
+    """
+    limit = min(drafter.max_tokens or MAX_SPECULATIVE_TOKENS, max(settings.num_speculative_tokens, 8))
+    ks = sorted({k for k in (1, 2, 4, 8, 16) if k < limit} | {limit})
+    times: dict[tuple[int, int], float] = {}
+    for batch in [*batches] * PASSES:
+        asked = [
+            replace(requests[i % len(requests)], id=str(i), max_new_tokens=ROUNDS + 2, ignore_eos=True)
+            for i in range(batch)
+        ]
+        found = {(batch, 0): _round_time(plain, None, asked, settings)}
+        for k in ks:
+            refused = replace(
+                settings,
+                num_speculative_tokens=k,
+                verification="synthetic",
+                acceptance_rates=(0.0,) * k,
+                k_by_batch=None,
+            )
+            found[batch, k] = _round_time(target, drafter, asked, refused)
+        times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}
+    return RoundTimes(times)
+
+
+def _round_time(target: Target, drafter: Drafter | None, requests: Sequence[Request], settings: Settings) -> float:
+    """Milliseconds of the median round in which all requests take part."""
+    engine = engine_of(target, drafter, settings, num_slots=len(requests))
+    engine.reserve(max(request.max_length for request in requests))
+    engine.generate([replace(request, max_new_tokens=3) for request in requests])
+    last = engine.generate(requests)[-1]  # admitted last: all its rounds are of the whole batch
+    return 1000 * median(last.itl)
+
+
+def batches_up_to(largest: int) -> list[int]:
+    """1, 2, 4 … and `largest`."""
+    return sorted({1 << power for power in range(largest.bit_length())} | {largest})
+
+
+def speed_model(draft: str, cells: Sequence[Mapping[str, Any]], times: RoundTimes) -> dict[str, object]:
+    """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured."""
+    widest = max(cells, key=lambda cell: cell["num_speculative_tokens"])
+    costs = _Costs.of(widest, times)
+    grid = [(batch, k) for batch in times.batches for k in range(1, times.largest_k + 1)]
+    best = {batch: _best(costs, batch, times.largest_k) for batch in times.batches}
+    schedule = _ranges(best)
+    measured = [
+        {
+            "concurrency": cell["concurrency"],
+            "num_speculative_tokens": cell["num_speculative_tokens"],
+            "speedup": cell["speedup"],
+            "predicted": costs.speedup(cell["concurrency"], cell["num_speculative_tokens"]),
+        }
+        for cell in cells
+        if cell["concurrency"] in times.batches
+    ]
+    return {
+        "draft": draft,
+        "temperature": widest["temperature"],
+        "rounds_ms": [
+            {"concurrency": batch, "num_speculative_tokens": k, "ms": ms} for (batch, k), ms in sorted(times.ms.items())
+        ],
+        "predicted": [
+            {
+                "concurrency": batch,
+                "num_speculative_tokens": k,
+                "speedup": costs.speedup(batch, k),
+                "ideal_speedup": costs.speedup(batch, k, length=k + 1),
+            }
+            for batch, k in grid
+        ],
+        "measured": measured,
+        "mean_error": fmean(abs(m["predicted"] / m["speedup"] - 1) for m in measured) if measured else None,
+        "best_k": best[times.batches[0]],
+        "schedule": schedule,
+        "stop_above": schedule[-1][0] - 1 if schedule[-1][2] == 0 else None,
+        "largest_batch": times.batches[-1],
+    }
+
+
+@dataclass(frozen=True)
+class _Costs:
+    times: RoundTimes
+    rates: Sequence[float]  # unconditional acceptance by position
+    prefill_ms: float
+    plain_prefill_ms: float
+    tokens: float  # of an answer
+
+    @classmethod
+    def of(cls, cell: Mapping[str, Any], times: RoundTimes) -> _Costs:
+        return cls(
+            times,
+            cell["acceptance_per_pos"],
+            cell["ttft_ms"]["p50"],
+            cell["baseline_ttft_ms"]["p50"],
+            cell["output_tokens"] / cell["num_prompts"],
+        )
+
+    def length(self, k: int) -> float:
+        """A(K)."""
+        return 1 + sum(extended_rates(self.rates, k))
+
+    def speedup(self, batch: int, k: int, length: float | None = None) -> float:
+        length = self.length(k) if length is None else length
+        plain = self.plain_prefill_ms + (self.tokens - 1) * self.times.of(batch, 0) / batch
+        drafted = self.prefill_ms + (self.tokens - 1) * self.times.of(batch, k) / (length * batch)
+        return plain / drafted
+
+
+def _best(costs: _Costs, batch: int, largest_k: int) -> int:
+    k = max(range(1, largest_k + 1), key=lambda k: costs.speedup(batch, k))
+    return k if costs.speedup(batch, k) >= WORTHWHILE else 0
+
+
+def _ranges(best: Mapping[int, int]) -> list[list[int]]:
+    """[first batch, last batch, K], as vLLM's `num_speculative_tokens_per_batch_size` has them.
+
+    A batch between two that were measured takes the K of the larger one.
+    """
+    ranges: list[list[int]] = []
+    for batch, k in sorted(best.items()):
+        if ranges and ranges[-1][2] == k:
+            ranges[-1][1] = batch
+        else:
+            ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, k])
+    return ranges

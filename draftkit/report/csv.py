@@ -1,0 +1,75 @@
+"""Cells of a result as comma-separated values: one row for each, the same columns whatever was measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+# Column by column, where its value lies in a cell.
+CELL = {
+    "target": ("target",),
+    "draft": ("draft",),
+    "method": ("method",),
+    "engine": ("engine",),
+    "dataset": ("dataset",),
+    "num_prompts": ("num_prompts",),
+    "max_new_tokens": ("max_new_tokens",),
+    "num_speculative_tokens": ("num_speculative_tokens",),
+    "temperature": ("temperature",),
+    "draft_sampling": ("draft_sampling",),
+    "verification": ("verification",),
+    "concurrency": ("concurrency",),
+    "output_tokens": ("output_tokens",),
+    "num_drafts": ("num_drafts",),
+    "num_draft_tokens": ("num_draft_tokens",),
+    "num_accepted_tokens": ("num_accepted_tokens",),
+    "acceptance_length": ("acceptance_length", "mean"),
+    "acceptance_length_low": ("acceptance_length", "low"),
+    "acceptance_length_high": ("acceptance_length", "high"),
+    "expected_acceptance_length": ("expected_acceptance_length", "mean"),
+    "acceptance_per_pos": ("acceptance_per_pos",),
+    "conditional_acceptance_per_pos": ("conditional_acceptance_per_pos",),
+    "tokens_per_second": ("tokens_per_second",),
+    "baseline_tokens_per_second": ("baseline_tokens_per_second",),
+    "speedup": ("speedup",),
+    "runtime_s": ("runtime_s",),
+    **{
+        f"{name}_ms_{statistic}": (f"{name}_ms", statistic)
+        for name in ("ttft", "tpot", "itl")
+        for statistic in ("mean", "p50", "p99")
+    },
+    "matches_greedy": ("matches_greedy",),
+    "num_matching_prompts": ("num_matching_prompts",),
+}
+PROVENANCE = ("date", "hardware", "device", "dtype", "draftkit", "torch", "transformers")
+COLUMNS = (*CELL, *PROVENANCE)
+
+
+def cells_csv(result: Mapping[str, Any]) -> str:
+    """A header and one row for each cell of a result object of `eval --json`.
+
+    A value that the cell lacks is empty. Numbers for each position stand in one column, separated by spaces.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    provenance = [_plain(result["provenance"].get(name)) for name in PROVENANCE]
+    for cell in result["cells"]:
+        writer.writerow([_plain(_found(cell, path)) for path in CELL.values()] + provenance)
+    return text.getvalue()
+
+
+def _found(cell: Mapping[str, Any], path: tuple[str, ...]) -> object:
+    value: Any = cell
+    for name in path:
+        value = None if value is None else value.get(name)
+    return value
+
+
+def _plain(value: object) -> object:
+    """What the writer turns into text: a list as its items with spaces between, truth values as in JSON."""
+    if isinstance(value, list | tuple):
+        return " ".join("" if item is None else str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else value
