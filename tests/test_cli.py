@@ -74,6 +74,7 @@ SURFACE = {
         "--predict",
         "--out",
         "--resume",
+        "--records",
         "--eager",
         "--plan-memory",
         "--json",

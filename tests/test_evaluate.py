@@ -200,6 +200,17 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
         ResultFile(path, resume=True)
 
 
+def test_statistics_follow_from_the_records_of_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, records=path)
+    (cell,) = result["cells"]
+    rounds = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rounds) == cell["num_drafts"]
+    assert sum(r["accepted"] for r in rounds) == cell["num_accepted_tokens"]
+    assert sum(r["finished"] is not None for r in rounds) == cell["num_prompts"]
+    assert all(len(r["proposal"]) == r["drafted"] == 4 for r in rounds)
+
+
 def test_a_result_without_numbers_is_still_json() -> None:
     assert json.loads(result_json({"mean": float("nan"), "all": [1.0, float("inf")]})) == {
         "mean": None,

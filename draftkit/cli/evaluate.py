@@ -85,6 +85,9 @@ def evaluate(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the result in this JSON file, cell by cell.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds already.")] = False,
+    records: Annotated[
+        Path | None, typer.Option(help="Append the raw record of every round to this JSONL file.")
+    ] = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="On a GPU, launch every kernel instead of replaying CUDA graphs.")
     ] = False,
@@ -143,7 +146,15 @@ def evaluate(
     saved = None if out is None else ResultFile(out, resume=resume)
     with _prompt_progress() as on_progress:
         result = evaluate_draft(
-            target, draft, settings, on_progress, sweep=sweep, advise=advise, predict=predict, saved=saved
+            target,
+            draft,
+            settings,
+            on_progress,
+            sweep=sweep,
+            advise=advise,
+            predict=predict,
+            saved=saved,
+            records=records,
         )
     if as_json:
         print(result_json(result))

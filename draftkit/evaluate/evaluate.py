@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
-from draftkit.evaluate.saved import SCHEMA, ResultFile, key_of
+from draftkit.evaluate.saved import SCHEMA, ResultFile, append_rounds, key_of
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.hub import locate
@@ -43,13 +44,14 @@ def evaluate_draft(
     advise: bool = False,
     predict: bool = False,
     saved: ResultFile | None = None,
+    records: Path | None = None,
 ) -> dict[str, Any]:
     """Measure drafts against their target.
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints, and `ngram[:MIN-MAX]`.
     `sweep` varies K, concurrency and temperature. `advise` times rounds and says which K would be fastest at which
     batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds are
-    not measured again.
+    not measured again. `records`: a file to which the raw record of every round is appended.
 
     Returns the result object of `eval --json`: provenance, a cell for each draft and combination of settings,
     warnings, and speed models. Raises `DraftkitError`.
@@ -62,7 +64,7 @@ def evaluate_draft(
         plans = _plans(target, opened, asked, sweep.largest(settings))
         for plan in plans.values():
             plan.require()
-        evaluation = _Evaluation(target, opened, prompts, tokenizer, settings, on_progress)
+        evaluation = _Evaluation(target, opened, prompts, tokenizer, settings, on_progress, records)
         first_ids = asked.first_requests[0].prompt
         warned = [*mistakes_of_prompts(prompts, first_ids, tokenizer.bos_token_id, settings)]
         made = provenance(evaluation.model, tokenizer, prompts, first_ids, settings)
@@ -108,6 +110,7 @@ class _Evaluation:
         tokenizer: PreTrainedTokenizerBase,
         settings: Settings,
         on_progress: Progress,
+        records: Path | None = None,
     ):
         device = device_named(settings.device)
         self.target = target
@@ -117,6 +120,7 @@ class _Evaluation:
         self.tokenizer = tokenizer
         self.settings = settings
         self.on_progress = on_progress
+        self.records = records
         limit_threads(self.model)
 
     def group(self, shared: Settings, drafting: Sequence[Settings], done: set[tuple[object, ...]]) -> Iterable[Cell]:
@@ -134,6 +138,8 @@ class _Evaluation:
             loaded = self.drafts[source]
             name = f"{source}, K={settings.num_speculative_tokens}"
             run = measure(loaded.target, loaded.drafter, self._asked(settings), name, self.on_progress)
+            if self.records is not None:
+                append_rounds(self.records, self._heading(source, settings), run.generations)
             yield self._heading(source, settings) | cell_of(run, plain, settings, self.tokenizer)
 
     def predict(self, cells: Sequence[Cell]) -> None:

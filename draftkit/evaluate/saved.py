@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.layout.atomic import write_file
+from draftkit.runtime.records import Generation
 
 SCHEMA = 1
 
@@ -67,6 +69,24 @@ class ResultFile:
 
     def write(self, result: Mapping[str, Any]) -> None:
         write_file(self.path, (result_json(result) + "\n").encode())
+
+
+def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[Generation]) -> None:
+    """Append the raw record of a run: a line for each round, from which every statistic can be had again.
+
+    Raises `DraftkitError` where the file cannot be written.
+    """
+    named = {name: heading[name] for name in ("draft", "num_speculative_tokens", "temperature", "concurrency")}
+    lines = []
+    for g in generations:
+        for number, r in enumerate(g.rounds):
+            ended = g.finished if number == len(g.rounds) - 1 else None
+            lines.append(json.dumps(named | {"request": g.request.id} | asdict(r) | {"finished": ended}))
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as error:
+        raise DraftkitError(f"the records cannot be written: {error.strerror}", where=path) from error
 
 
 def _plain(value: object) -> Any:
