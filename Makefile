@@ -4,15 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format bench
+.PHONY: demo test lint format bench browser
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
 	$(BIN)/draftkit convert zoo:eagle build/demo/eagle
 	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --concurrency 4 --max-new-tokens 96
 
-test: $(VENV)/installed-dev
+test: $(VENV)/installed-dev browser
 	$(BIN)/python -m pytest --numprocesses=auto
+
+# The report's tests look for a browser, and skip where there is none.
+browser:
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || echo "no browser: tests/test_report_browser.py will skip"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
     from draftkit.evaluate.evaluate import evaluate_draft
     from draftkit.evaluate.loading import open_draft as load_draft
+    from draftkit.publish import push_draft
     from draftkit.train.run import train_draft
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "evaluate_draft",
     "inspect_checkpoint",
     "load_draft",
+    "push_draft",
     "train_draft",
 ]
 
@@ -30,6 +32,7 @@ _HOMES = {
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
     "load_draft": ("draftkit.evaluate.loading", "open_draft"),
+    "push_draft": ("draftkit.publish", "push_draft"),
     "train_draft": ("draftkit.train.run", "train_draft"),
 }
 

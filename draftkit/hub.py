@@ -81,7 +81,7 @@ def locate_file(source: str, file: str, revision: str | None = None) -> Path | N
     except RemoteEntryNotFoundError:
         return None
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        raise _explained(error, repo, revision) from (None if _is_bad_token(error) else error)
+        raise _explained(error, repo, revision) from (None if is_bad_token(error) else error)
 
 
 def _refuse_revision(source: str, revision: str | None) -> None:
@@ -119,7 +119,7 @@ def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool
         folder = fetch(repo, revision, weights=weights, tokenizer=tokenizer)
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         # A malformed token is quoted by the error about it, which must not reach a traceback either.
-        raise _explained(error, repo, revision) from (None if _is_bad_token(error) else error)
+        raise _explained(error, repo, revision) from (None if is_bad_token(error) else error)
     return Located(folder, repo, repo=repo, revision=folder.name)
 
 
@@ -141,7 +141,7 @@ def _downloaded(repo: str, revision: str | None, *, weights: bool, tokenizer: bo
     try:
         info = HfApi().repo_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except HTTPError as error:
-        if _is_bad_token(error) or (isinstance(error, HfHubHTTPError) and error.response.status_code < 500):
+        if is_bad_token(error) or (isinstance(error, HfHubHTTPError) and error.response.status_code < 500):
             raise  # the Hub answered, and the cache must not hide what it said
         try:
             folder = _cached(repo, revision, weights=weights, tokenizer=tokenizer)
@@ -218,7 +218,7 @@ def _invalid_id(source: str) -> SourceError:
     )
 
 
-def _is_bad_token(error: BaseException) -> bool:
+def is_bad_token(error: BaseException) -> bool:
     """Whether the token cannot be sent: httpx quotes the header, the codec keeps it."""
     return isinstance(error, UnicodeEncodeError) or "Bearer " in str(error)
 
@@ -238,7 +238,7 @@ def _explained(error: BaseException, repo: str, revision: str | None) -> SourceE
     match error:
         case errors.HFValidationError():
             return _invalid_id(repo)
-        case _ if _is_bad_token(error):
+        case _ if is_bad_token(error):
             return SourceError(
                 "the Hub token holds characters that no token has",
                 where="HF_TOKEN, or the token of `hf auth login`",

@@ -12,12 +12,12 @@ import zoo_target
 from transformers import PreTrainedTokenizerBase
 
 from draftkit import zoo
+from draftkit.documents.document import Document, Origin, write_documents
+from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.models.target import Target, load_target
 from draftkit.runtime import attention
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Request
-from draftkit.train.data.documents import Document, Origin, write_documents
-from draftkit.train.data.tokenizer import load_tokenizer
 
 TARGET = "zoo:target"
 WINDOW = 256  # tokens of a document of source text, and of a prompt at most

@@ -21,41 +21,46 @@ from zoo_documents import TARGET, write_training_documents
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.export import PROVENANCE_FILE
 from draftkit.convert.formats.mlp_speculator import copies_of
+from draftkit.documents.document import read_training_documents
+from draftkit.documents.tokenizer import load_tokenizer
+from draftkit.documents.vocabulary import choose_vocabulary, token_counts
 from draftkit.layout.folder import read_draft
 from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec, ParallelDrafting
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import Optimisation, TrainConfig, Validation
-from draftkit.train.data.tokenizer import load_tokenizer
-from draftkit.train.dataset import read_training_documents, token_counts
 from draftkit.train.recipes.eagle import EagleOptions, eagle_spec
 from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.eagle_family import fresh_eagle
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.run import train_draft
 from draftkit.train.target import load_training_target
-from draftkit.train.vocabulary import choose_vocabulary
 
+TOKENS = 2048  # of a step
 ROPE_BASE = 10000.0  # of the drafts that have another than the target
 DRAFT_VOCABULARY = {"eagle3": 2048, "p-eagle": 1024}
 MASK_TOKEN = "<|reserved_0|>"
 
 
 class Making(NamedTuple):
-    """How a draft is made: a recipe and its options; what `convert --to` gets; the dtype of the published weights."""
+    """How a draft is made: a recipe and its options; what `convert --to` gets; the dtype of the published weights.
+
+    `parts`: how many rows a step's tokens are computed in; attention over more, shorter rows is cheaper.
+    """
 
     recipe: str
     options: dict[str, object]
     layout: str
     dtype: torch.dtype = torch.float16
+    parts: int = 4
 
 
 EAGLE = Making("eagle", {"forwards": 2, "loss": "soft_ce", "noise_scale": "fixed"}, "eagle")
 MAKINGS = {
     "eagle": EAGLE,
     "eagle-bias": EAGLE,
-    "eagle3": Making("eagle3", {"steps": 4}, "eagle"),
-    "draft-model": Making("draft-model", {}, "hf", torch.bfloat16),
+    "eagle3": Making("eagle3", {"steps": 4}, "eagle", parts=1),
+    "draft-model": Making("draft-model", {}, "hf", torch.bfloat16, parts=1),
     "p-eagle": Making("p-eagle", {"steps": 8}, "speculators"),
     "pard": Making("pard", {"steps": 8, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
     "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 96}, "mlp-speculator"),
@@ -96,9 +101,16 @@ def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, see
             target_dtype="float32",
             seed=seed,
             log_every=50,
+            tokens_per_row=TOKENS // MAKINGS[name].parts,
             options=MAKINGS[name].options,
             optimisation=Optimisation(
-                lr=lr, warmup=0.05, weight_decay=0.1, clip=1.0, max_steps=steps, precision="float32"
+                lr=lr,
+                warmup=0.05,
+                weight_decay=0.1,
+                clip=1.0,
+                max_steps=steps,
+                accumulation=MAKINGS[name].parts,
+                precision="float32",
             ),
             validation=Validation(share=0.0),  # the embedded prompts judge
         )

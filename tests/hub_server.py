@@ -30,14 +30,14 @@ class Commit:
 
     @cached_property
     def blobs(self) -> dict[str, str]:
-        return {name: _blob_id(path.read_bytes()) for name, path in self.files.items()}
+        return {name: blob_id(path.read_bytes()) for name, path in self.files.items()}
 
     @cached_property
     def sha(self) -> str:
         return hashlib.sha1(json.dumps(self.blobs, sort_keys=True).encode()).hexdigest()
 
 
-def _blob_id(data: bytes) -> str:
+def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
@@ -48,15 +48,18 @@ class HubServer:
     public and its files are not, as on the Hub.
     """
 
+    handler: type[BaseHTTPRequestHandler]
+
     def __init__(self, repos: Mapping[str, Path], gated: Collection[str] = frozenset()):
         self.gated = frozenset(gated)
+        self.private: set[str] = set()
         self.requests: list[tuple[str, str]] = []
         self._commits: dict[str, dict[str, Commit]] = {}
         for key, folder in repos.items():
             repo, _, revision = key.partition("@")
             commit = Commit(folder)
             self._commits.setdefault(repo, {}).update({revision or "main": commit, commit.sha: commit})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (self.handler,), {"hub": self}))
 
     @property
     def endpoint(self) -> str:
@@ -72,9 +75,9 @@ class HubServer:
 
     def commit(self, repo: str, revision: str) -> Commit:
         if repo not in self._commits:
-            raise _Refusal(401, "RepoNotFound", "Invalid username or password.")
+            raise Refusal(401, "RepoNotFound", "Invalid username or password.")
         if revision not in self._commits[repo]:
-            raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return self._commits[repo][revision]
 
     def __enter__(self) -> HubServer:
@@ -87,12 +90,14 @@ class HubServer:
         self._server.server_close()
 
 
-class _Refusal(Exception):
+class Refusal(Exception):
+    """An answer that is an error, with the Hub's code for it."""
+
     def __init__(self, status: int, code: str, message: str):
         self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
 
@@ -107,20 +112,21 @@ class _Handler(BaseHTTPRequestHandler):
             elif match := _FILE.fullmatch(path):
                 self._send_file(match["repo"], unquote(match["revision"]), unquote(match["file"]))
             else:
-                raise _Refusal(404, "EntryNotFound", f"no such endpoint: {path}")
-        except _Refusal as refusal:
-            self._send(refusal.status, refusal.headers, b"")
+                raise Refusal(404, "EntryNotFound", f"no such endpoint: {path}")
+        except Refusal as refusal:
+            self.send(refusal.status, refusal.headers, b"")
 
     do_HEAD = do_GET
 
     def _send_info(self, repo: str, revision: str) -> None:
         commit = self.hub.commit(repo, revision)
         siblings = [{"rfilename": name} for name in commit.files]
-        self._send_json({"_id": repo, "id": repo, "sha": commit.sha, "siblings": siblings})
+        private = repo in self.hub.private
+        self.send_json({"_id": repo, "id": repo, "sha": commit.sha, "private": private, "siblings": siblings})
 
     def _send_tree(self, repo: str, revision: str) -> None:
         commit = self.hub.commit(repo, revision)
-        self._send_json(
+        self.send_json(
             [
                 {"type": "file", "path": name, "size": path.stat().st_size, "oid": commit.blobs[name]}
                 for name, path in commit.files.items()
@@ -130,22 +136,22 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, repo: str, revision: str, name: str) -> None:
         commit = self.hub.commit(repo, revision)
         if repo in self.hub.gated:
-            raise _Refusal(403, "GatedRepo", f"Access to model {repo} is restricted.")
+            raise Refusal(403, "GatedRepo", f"Access to model {repo} is restricted.")
         if name not in commit.files:
-            raise _Refusal(404, "EntryNotFound", "Entry not found")
+            raise Refusal(404, "EntryNotFound", "Entry not found")
         data = commit.files[name].read_bytes()
         headers = {"ETag": f'"{commit.blobs[name]}"', "X-Repo-Commit": commit.sha, "Accept-Ranges": "bytes"}
         if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             start, end = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-            self._send(206, headers, data[start : end + 1])
+            self.send(206, headers, data[start : end + 1])
         else:
-            self._send(200, headers, data)
+            self.send(200, headers, data)
 
-    def _send_json(self, value: object) -> None:
-        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+    def send_json(self, value: object, status: int = 200) -> None:
+        self.send(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
-    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -156,3 +162,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Keep the tests' output clean; `HubServer.requests` is the log."""
+
+
+HubServer.handler = Handler

@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from templates import tokenizer
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from draftkit.documents.document import Document, Origin, read_documents, read_origin, write_documents
+from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.layout.atomic import HOST
 from draftkit.layout.folder import read_draft
 from draftkit.train.data import data_checks, draft_checks, model_checks
 from draftkit.train.data.check import CHECKS, check_data
-from draftkit.train.data.documents import Document, Origin, read_documents, read_origin, write_documents
 from draftkit.train.data.findings import Evidence, Finding
 from draftkit.train.data.prepare import documents_of, prepare
 from draftkit.train.data.report import Reason, Report
 from draftkit.train.data.sources import Conversation, Row, parse_row, read_rows
 from draftkit.train.data.spans import Renderer, Turn, merged
-from draftkit.train.data.tokenizer import load_tokenizer
 
 Message = dict[str, str]
 

@@ -35,7 +35,7 @@ FIELDS = {
     "tpot_ms", "itl_ms", "top_k", "top_p", "min_p", "seed", "verification", "engine", "acceptance_per_pos",
     "conditional_acceptance_per_pos", "acceptance_length_by_convention", "runtime_s", "speedup", "baseline_ttft_ms",
     "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
-    "memory",
+    "memory", "draft_sha256",
 }  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from test_runtime import requests
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftkit.documents.document import Document
 from draftkit.evaluate.loading import open_draft
 from draftkit.models.target import Taps, Target
 from draftkit.runtime import ATTENTION, Engine
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.data.documents import Document
 from draftkit.train.gap import Gap, report_gap
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options

@@ -187,6 +187,7 @@ FACTS = [
     pytest.param(name, path, id=f"{name}: {'.'.join(path)}")
     for name in ("p-eagle", "pard-2", "mlp-speculator", "medusa")
     for path in facts_of(SPECS[name].to_dict()["architecture"])  # type: ignore[arg-type]
+    if path != ("head_ids",)  # younger than some folders, which may lack it
 ]
 
 

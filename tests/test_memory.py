@@ -33,11 +33,11 @@ def test_caches_take_what_was_planned(case: Case) -> None:  # noqa: F811
 
 
 def test_the_largest_batch_is_the_largest() -> None:
-    plan = MemoryPlan({"weights": 100}, {"cache": 7, "logits": 3}, num_slots=5, available=149)
+    plan = MemoryPlan({"weights": 100}, {"cache": 7, "logits": 3}, num_slots=5, capacity=8, available=149)
     assert (plan.total, plan.largest_batch) == (150, 4)
     with pytest.raises(DraftkitError, match=r"decode at most 4 together \(--concurrency 4\)"):
         plan.require()
-    MemoryPlan(plan.fixed, plan.per_slot, 4, 149).require()
+    MemoryPlan(plan.fixed, plan.per_slot, 4, 8, 149).require()
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.documents.document import Origin as TextOrigin
+from draftkit.documents.document import write_documents
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
@@ -35,8 +37,6 @@ from draftkit.runtime.records import Request
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config
-from draftkit.train.data.documents import Origin as TextOrigin
-from draftkit.train.data.documents import write_documents
 from draftkit.train.mask_token import pick_mask_token
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
 from draftkit.train.parallel_attention import VisibleRows, attend_rows

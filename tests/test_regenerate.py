@@ -20,6 +20,8 @@ from templates import tokenizer
 from transformers.utils import logging
 
 from draftkit import zoo
+from draftkit.documents.document import read_documents
+from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.evaluate.loading import load_model
 from draftkit.models.target import Target
@@ -27,7 +29,6 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Request
 from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.data import responders
-from draftkit.train.data.documents import read_documents
 from draftkit.train.data.prepare import documents_of, prepare
 from draftkit.train.data.regenerate import plan, regenerate, row_seed
 from draftkit.train.data.report import Reason, Report
@@ -35,7 +36,6 @@ from draftkit.train.data.responders import EndpointResponder, EngineResponder, P
 from draftkit.train.data.response_file import ResponseFile
 from draftkit.train.data.sources import Conversation, Row, Served, read_rows
 from draftkit.train.data.spans import Renderer
-from draftkit.train.data.tokenizer import load_tokenizer
 
 TARGET = tokenizer(templates.CHATML)
 END = TARGET.tokenizer.convert_tokens_to_ids("<|im_end|>")

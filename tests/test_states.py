@@ -25,11 +25,11 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from draftkit.documents.document import Document, Origin, write_documents
 from draftkit.errors import DraftkitError
 from draftkit.layout.safetensors_file import read_safetensors
 from draftkit.models.target import FINAL, Taps
 from draftkit.train import extract
-from draftkit.train.data.documents import Document, Origin, write_documents
 from draftkit.train.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
 from draftkit.train.extract import TargetExtractor, check_room, write_states
 from draftkit.train.extract_vllm import VllmExtractor, Worker, layer_ids

@@ -19,13 +19,13 @@ from conftest import Command
 from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
+from draftkit.documents.document import Document, Origin, write_documents
+from draftkit.documents.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.layout.folder import read_draft
 from draftkit.train import recompute
 from draftkit.train.config import read_config
-from draftkit.train.data.documents import Document, Origin, write_documents
 from draftkit.train.run import train_draft
-from draftkit.train.vocabulary import choose_vocabulary, plan_vocabulary
 
 torch.set_num_threads(1)
 V = 320

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from draftkit.documents.document import Document
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.statistics import bootstrap_length
@@ -18,7 +19,6 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Request
 from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.batch import Batch
-from draftkit.train.data.documents import Document
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe

@@ -12,15 +12,20 @@ from typing import Annotated
 
 import typer
 
-from draftkit.cli import data
+from draftkit.cli import data, prepare
+from draftkit.cli.card import card
 from draftkit.cli.convert import convert, formats, inspect
+from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import evaluate
+from draftkit.cli.prune_vocab import prune_vocab
+from draftkit.cli.push import push
+from draftkit.cli.report import report
 from draftkit.cli.train import train
 from draftkit.errors import DraftkitError
 from draftkit.version import __version__
 
 app = typer.Typer(
-    help="Convert, measure and explain draft models for speculative decoding.",
+    help="Convert, train, measure, explain and publish draft models for speculative decoding.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,8 +35,14 @@ app.command()(convert)
 app.command()(inspect)
 app.command()(formats)
 app.command(name="eval")(evaluate)
+app.command()(doctor)
 app.command()(train)
+app.command()(report)
+app.command()(card)
+app.command()(push)
 app.add_typer(data.app, name="data")
+prepare.app.command()(prune_vocab)
+app.add_typer(prepare.app, name="prepare")
 
 
 def _version(value: bool) -> None:

@@ -59,12 +59,12 @@ def prepare(
 ) -> None:
     """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
     quiet_transformers()
+    from draftkit.documents.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
     from draftkit.train.data.prepare import documents_of, prepare
     from draftkit.train.data.report import Report
     from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
-    from draftkit.train.data.tokenizer import load_tokenizer
 
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
     with _progress("rows", limit) as on_rows:
@@ -113,13 +113,13 @@ def regenerate(
 ) -> None:
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
     quiet_transformers()
+    from draftkit.documents.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
     from draftkit.train.data.regenerate import Settings, plan
     from draftkit.train.data.regenerate import regenerate as answer
     from draftkit.train.data.response_file import ResponseFile
     from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
-    from draftkit.train.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(target)
     settings = Settings(

@@ -15,6 +15,9 @@ from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
     from draftkit.evaluate.measure import Progress
+    from draftkit.evaluate.settings import Settings
+
+CERTIFIED_PROMPTS = 8
 
 
 def evaluate(
@@ -83,6 +86,9 @@ def evaluate(
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict acceptance at other temperatures and K from the run at 0.")
     ] = False,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Test that each draft leaves the target's output and law as they are.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the result in this JSON file, cell by cell.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds already.")] = False,
     records: Annotated[
@@ -91,6 +97,23 @@ def evaluate(
     eager: Annotated[
         bool, typer.Option("--eager", help="On a GPU, launch every kernel instead of replaying CUDA graphs.")
     ] = False,
+    engine: Annotated[
+        Literal["draftkit", "vllm"], typer.Option(help="vllm runs the prompts through vLLM too, and compares.")
+    ] = "draftkit",
+    vllm_python: Annotated[
+        str | None, typer.Option(help="Python of an environment with vLLM; default: this one.")
+    ] = None,
+    vllm_url: Annotated[
+        str | None, typer.Option(help="A vLLM server that runs with the draft, as http://host:8000.")
+    ] = None,
+    vllm_baseline_url: Annotated[
+        str | None, typer.Option(help="A vLLM server with the same target and no draft.")
+    ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that vLLM splits the target over.")] = 1,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of a GPU's memory that vLLM takes.")
+    ] = None,
+    vllm_arguments: Annotated[str | None, typer.Option(help="Further arguments of vllm.LLM, as a JSON object.")] = None,
     plan_memory: Annotated[
         bool, typer.Option("--plan-memory", help="Print what the run would take of memory, and load nothing.")
     ] = False,
@@ -100,9 +123,10 @@ def evaluate(
     """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     quiet_transformers()
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
-    from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
+    from draftkit.evaluate.options import parse_floats, parse_integers, parse_object, parse_rates, parse_schedule
     from draftkit.evaluate.saved import ResultFile, result_json
     from draftkit.evaluate.settings import Settings, Sweep
+    from draftkit.evaluate.vllm import VllmSettings
     from draftkit.report.tables import memory_table, show_evaluation
     from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
     from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
@@ -136,6 +160,18 @@ def evaluate(
         k_by_batch=parse_schedule(k_by_batch, disable_above_batch, ks[-1]),
         eager=eager,
     )
+    vllm = None
+    if engine == "vllm":
+        vllm = VllmSettings(
+            vllm_python,
+            tensor_parallel_size,
+            gpu_memory_utilization,
+            parse_object("--vllm-arguments", vllm_arguments),
+            vllm_url,
+            vllm_baseline_url,
+        )
+    elif vllm_python or vllm_url or vllm_baseline_url or vllm_arguments:
+        raise DraftkitError("options of vLLM without it", hint="add --engine vllm")
     if plan_memory:
         plans = plan_evaluation(target, draft, sweep.largest(settings))
         if as_json:
@@ -155,7 +191,12 @@ def evaluate(
             predict=predict,
             saved=saved,
             records=records,
+            vllm=vllm,
         )
+    if certify:
+        result["certificates"] = _certificates(target, draft, settings)
+        if saved is not None:
+            saved.write(result)
     if as_json:
         print(result_json(result))
     elif as_csv:
@@ -164,6 +205,8 @@ def evaluate(
         print(cells_csv(result), end="")
     else:
         show_evaluation(console(), result)
+    if bugs := [c["draft"] for c in result.get("certificates", ()) if c["verdict"] == "bug"]:
+        raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
     if require_al is not None:
         _require_acceptance(result, require_al)
 
@@ -176,6 +219,32 @@ def _require_acceptance(result: dict[str, Any], floor: float) -> None:
         print(f"{cell['draft']} ({setting}): acceptance length {length:.2f} is below {floor:g}", file=sys.stderr)
     if missed:
         raise typer.Exit(3)
+
+
+def _certificates(target: str, drafts: list[str], settings: Settings) -> list[dict[str, object]]:
+    """A certificate for each draft, at the settings of the measurement."""
+    from draftkit.evaluate.certificate.certify import certify
+    from draftkit.evaluate.certificate.settings import CertificateSettings
+
+    if settings.verification not in ("rejection", "block"):
+        raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
+    asked = CertificateSettings(
+        num_speculative_tokens=settings.num_speculative_tokens,
+        concurrency=max(settings.concurrency, 2),
+        prompts=settings.prompts,
+        limit=min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS),
+        device=settings.device,
+        dtype=settings.dtype,
+        temperature=settings.sampling.temperature or 1.0,
+        verification=settings.verification,
+        seed=settings.sampling.seed,
+    )
+
+    def on_progress(step: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"certificate: {step} ({done + 1} of {total})", file=sys.stderr)
+
+    return [certify(target, draft, asked, on_progress).to_dict() for draft in drafts]
 
 
 @contextmanager

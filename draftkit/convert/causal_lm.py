@@ -75,6 +75,13 @@ def exported_config(draft: Draft) -> dict[str, object]:
     return draft.spec.architecture.config | said
 
 
+def exported_losses(draft: Draft) -> tuple[str, ...]:
+    """What the layout of transformers has no place for."""
+    assert isinstance(draft.spec.architecture, CausalLMSpec)
+    ids = draft.spec.architecture.head_ids
+    return () if ids is None else (f"the {len(ids)} tokens that it proposes: it will propose all",)
+
+
 def _check_quantiser(checkpoint: Checkpoint, facts: Facts) -> None:
     stated = facts.mapping("quantization_config")
     if stated is not None and not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):

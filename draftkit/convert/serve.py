@@ -27,35 +27,38 @@ VLLM_METHODS = {
 SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft-model": "STANDALONE"}
 
 
-def serve_commands(conversion: Conversion, out: Path) -> dict[str, str]:
-    """Engine → the command that serves the target with the folder written; engines that cannot are left out."""
+def serve_commands(conversion: Conversion, out: Path, k: int | None = None) -> dict[str, str]:
+    """Engine → the command that serves the target with the folder written; engines that cannot are left out.
+
+    `k`: draft tokens a round; None for a usual number of the method.
+    """
     spec = conversion.require_draft().spec
     target = conversion.target.name if conversion.target else conversion.require_draft().provenance.target or "TARGET"
     commands = {}
     if conversion.destination in ("unified", "vllm", "speculators", "hf", "pard") and refusal_by_vllm(spec) is None:
-        commands["vLLM"] = _vllm(spec, target, out)
+        commands["vLLM"] = _vllm(spec, target, out, k)
     if conversion.destination == "sglang" or (spec.method == "draft-model" and conversion.destination != "vllm"):
-        commands["SGLang"] = _sglang(spec, target, out)
+        commands["SGLang"] = _sglang(spec, target, out, k)
     return commands
 
 
-def vllm_settings(spec: DraftSpec, out: Path) -> dict[str, object]:
+def vllm_settings(spec: DraftSpec, out: Path, k: int | None = None) -> dict[str, object]:
     """vLLM's `speculative_config` for a draft in the folder `out`."""
     settings: dict[str, object] = {
         "model": str(out),
         "method": VLLM_METHODS[spec.method],
-        "num_speculative_tokens": _draft_tokens(spec),
+        "num_speculative_tokens": _draft_tokens(spec) if k is None else k,
     }
     return settings | ({"parallel_drafting": True} if spec.method in ("p-eagle", "pard") else {})
 
 
-def _vllm(spec: DraftSpec, target: str, out: Path) -> str:
-    settings = json.dumps(vllm_settings(spec, out))
+def _vllm(spec: DraftSpec, target: str, out: Path, k: int | None) -> str:
+    settings = json.dumps(vllm_settings(spec, out, k))
     return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
 
 
-def _sglang(spec: DraftSpec, target: str, out: Path) -> str:
-    steps = _draft_tokens(spec)
+def _sglang(spec: DraftSpec, target: str, out: Path, k: int | None) -> str:
+    steps = _draft_tokens(spec) if k is None else k
     options = {
         "model-path": target,
         "speculative-algorithm": SGLANG_ALGORITHMS[spec.method],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,21 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from draftkit.errors import DraftkitError
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
 from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, load_tokenizer, ngram_drafter, open_draft
 from draftkit.evaluate.measure import Conversations, Progress, measure
-from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
+from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.saved import SCHEMA, ResultFile, append_rounds, key_of
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
+from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
 from draftkit.hub import locate
+from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
@@ -45,13 +49,15 @@ def evaluate_draft(
     predict: bool = False,
     saved: ResultFile | None = None,
     records: Path | None = None,
+    vllm: VllmSettings | None = None,
 ) -> dict[str, Any]:
     """Measure drafts against their target.
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints, and `ngram[:MIN-MAX]`.
     `sweep` varies K, concurrency and temperature. `advise` times rounds and says which K would be fastest at which
     batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds are
-    not measured again. `records`: a file to which the raw record of every round is appended.
+    not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
+    prompts run through vLLM too, and through it alone where draftkit's engine cannot run the pair.
 
     Returns the result object of `eval --json`: provenance, a cell for each draft and combination of settings,
     warnings, and speed models. Raises `DraftkitError`.
@@ -60,34 +66,84 @@ def evaluate_draft(
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         prompts, tokenizer, asked = _prompts(target, settings)
-        opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
-        plans = _plans(target, opened, asked, sweep.largest(settings))
-        for plan in plans.values():
-            plan.require()
-        evaluation = _Evaluation(target, opened, prompts, tokenizer, settings, on_progress, records)
+        device = device_named(settings.device)
         first_ids = asked.first_requests[0].prompt
         warned = [*mistakes_of_prompts(prompts, first_ids, tokenizer.bos_token_id, settings)]
-        made = provenance(evaluation.model, tokenizer, prompts, first_ids, settings)
+        made = provenance(device, dtype_named(settings.dtype, device), tokenizer, prompts, first_ids, settings)
         if saved is not None:
             saved.begin(made)
         cells = [] if saved is None else list(saved.cells)
-        for shared, drafting in sweep.groups(settings):
-            for cell in evaluation.group(shared, drafting, {key_of(cell) for cell in cells}):
-                cell["memory"] = plans[cell["draft"]].to_dict()
-                cells.append(cell)
-                if saved is not None:
-                    saved.add(cell)
+        done = {key_of(cell) for cell in cells}
+        measured: list[Iterator[Cell]] = []
+        evaluation = None
+        try:
+            opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
+            plans = _plans(target, opened, asked, sweep.largest(settings))
+            for plan in plans.values():
+                plan.require()
+            evaluation = _Evaluation(target, opened, plans, prompts, tokenizer, settings, on_progress, records)
+            measured.append(evaluation.cells(sweep, done))
+        except DraftkitError as error:
+            if vllm is None:
+                raise
+            warned.append(Warned("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
+        if vllm is not None:
+            measured.append(_with_vllm(target, drafts, asked, sweep, vllm, done, on_progress))
+        for cell in itertools.chain.from_iterable(measured):
+            warned += [Warned(**concern) for concern in cell.pop("warnings", ())]
+            cells.append(cell)
+            if saved is not None:
+                saved.add(cell)
         for cell in cells:
             warned += mistakes_of_cell(cell, settings)
         result: dict[str, Any] = {"schema": SCHEMA, "provenance": made, "cells": cells}
-        if predict:
-            evaluation.predict(cells)
-        if advise:
-            result["speed_models"] = [evaluation.speed_model(source, cells) for source in drafts]
+        if evaluation is not None:
+            own = [cell for cell in cells if cell["engine"] == "draftkit"]
+            if predict:
+                evaluation.predict(own)
+            if advise:
+                result["speed_models"] = [evaluation.speed_model(source, own) for source in drafts]
         result["warnings"] = [warning.to_dict() for warning in dict.fromkeys(warned)]
         if saved is not None:
             saved.write(result)
         return result
+
+
+def _with_vllm(
+    target: str,
+    drafts: Sequence[str],
+    asked: Conversations,
+    sweep: Sweep,
+    vllm: VllmSettings,
+    done: set[tuple[object, ...]],
+    on_progress: Progress,
+) -> Iterator[Cell]:
+    """The cells that vLLM measures, but for those that are done."""
+    categories = [prompt.category for prompt in asked.prompts]
+    for shared, drafting in sweep.groups(asked.settings):
+        headings = [
+            (source, settings, {"target": target, "draft": source, "engine": "vllm"} | _varied(settings))
+            for source in drafts
+            for settings in drafting
+        ]
+        wanted = [(source, settings) for source, settings, heading in headings if key_of(heading) not in done]
+        if not wanted:
+            continue
+        requests = Conversations(asked.prompts, asked.tokenizer, shared).first_requests
+        plain = run_plain(target, requests, shared, vllm, on_progress)
+        for source, settings in wanted:
+            yield measure_with_vllm(
+                target, source, requests, settings, vllm, plain=plain, categories=categories, on_progress=on_progress
+            )
+
+
+def _varied(settings: Settings) -> Cell:
+    """What a sweep varies, by the names of a cell."""
+    return {
+        "num_speculative_tokens": settings.num_speculative_tokens,
+        "temperature": settings.sampling.temperature,
+        "concurrency": settings.concurrency,
+    }
 
 
 def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
@@ -106,16 +162,18 @@ class _Evaluation:
         self,
         target: str,
         opened: Mapping[str, Draft | None],
+        plans: Mapping[str, MemoryPlan],
         prompts: PromptSet,
         tokenizer: PreTrainedTokenizerBase,
         settings: Settings,
         on_progress: Progress,
-        records: Path | None = None,
+        records: Path | None,
     ):
         device = device_named(settings.device)
         self.target = target
         self.model, _ = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
         self.drafts = {source: _Loaded.of(source, draft, self.model, tokenizer) for source, draft in opened.items()}
+        self.plans = plans
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.settings = settings
@@ -123,8 +181,13 @@ class _Evaluation:
         self.records = records
         limit_threads(self.model)
 
-    def group(self, shared: Settings, drafting: Sequence[Settings], done: set[tuple[object, ...]]) -> Iterable[Cell]:
-        """The cells of settings that share a run without a draft, but for those that are done."""
+    def cells(self, sweep: Sweep, done: set[tuple[object, ...]]) -> Iterator[Cell]:
+        """All cells but those that are done."""
+        for shared, drafting in sweep.groups(self.settings):
+            yield from self._group(shared, drafting, done)
+
+    def _group(self, shared: Settings, drafting: Sequence[Settings], done: set[tuple[object, ...]]) -> Iterator[Cell]:
+        """The cells of settings that share a run without a draft."""
         wanted = [
             (source, settings)
             for source in self.drafts
@@ -140,7 +203,8 @@ class _Evaluation:
             run = measure(loaded.target, loaded.drafter, self._asked(settings), name, self.on_progress)
             if self.records is not None:
                 append_rounds(self.records, self._heading(source, settings), run.generations)
-            yield self._heading(source, settings) | cell_of(run, plain, settings, self.tokenizer)
+            cell = self._heading(source, settings) | cell_of(run, plain, settings, self.tokenizer)
+            yield cell | {"memory": self.plans[source].to_dict()}
 
     def predict(self, cells: Sequence[Cell]) -> None:
         """Give each draft's greedy cell of the most draft tokens what it predicts for other settings."""
@@ -176,11 +240,9 @@ class _Evaluation:
             "draft": source,
             "method": self.drafts[source].method,
             "dataset": self.prompts.name,
+            "draft_sha256": self.drafts[source].sha256,
             "engine": "draftkit",
-            "num_speculative_tokens": settings.num_speculative_tokens,
-            "temperature": settings.sampling.temperature,
-            "concurrency": settings.concurrency,
-        }
+        } | _varied(settings)
 
 
 @dataclass(frozen=True)
@@ -188,6 +250,7 @@ class _Loaded:
     """A draft's drafter, and the target with the taps that it reads."""
 
     method: str
+    sha256: str | None
     target: Target
     drafter: Drafter
 
@@ -197,7 +260,7 @@ class _Loaded:
     ) -> _Loaded:
         drafter = ngram_drafter(source, model) if draft is None else load_drafter(draft, model, tokenizer)
         method = "ngram" if draft is None else draft.spec.method
-        return cls(method, Target(model, drafter.taps), drafter)
+        return cls(method, None if draft is None else draft_sha256(draft), Target(model, drafter.taps), drafter)
 
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:

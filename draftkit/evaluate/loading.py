@@ -18,6 +18,7 @@ from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
 from draftkit.models.target import load_target
+from draftkit.models.tokens import same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
@@ -27,7 +28,7 @@ from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.p_eagle import PEagleDrafter
 from draftkit.runtime.drafters.pard import Pard2Drafter, PardDrafter
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary, same_vocabulary
+from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 
 NGRAM = (2, 4)  # tokens looked up, where the user does not say
 TOKENIZERS = ("tokenizer.", "tekken.", "vocab.", "spiece.")  # how the files begin that tokenizers are loaded from
@@ -102,12 +103,13 @@ def load_drafter(
             return MedusaDrafter(load_medusa(draft, target))
         case CausalLMSpec(parallel=parallel, target_features=features) as lm:
             vocabulary = _shared_vocabulary(draft, lm.vocab_size, target, tokenizer)
+            head_ids = None if lm.head_ids is None else torch.tensor(lm.head_ids, device=target.device)
             if parallel is None:
-                return CausalLMDrafter(load_causal_lm(draft, target, attention=ATTENTION), vocabulary)
+                return CausalLMDrafter(load_causal_lm(draft, target, attention=ATTENTION), vocabulary, head_ids)
             mask = parallel.mask_token_id
             if features is None or not target_features:
-                return PardDrafter(load_causal_lm(draft, target, attention=ATTENTION), mask, vocabulary)
-            return Pard2Drafter(*load_pard2(draft, target, attention=ATTENTION), mask, vocabulary)
+                return PardDrafter(load_causal_lm(draft, target, attention=ATTENTION), mask, vocabulary, head_ids)
+            return Pard2Drafter(*load_pard2(draft, target, attention=ATTENTION), mask, vocabulary, head_ids)
 
 
 def _shared_vocabulary(

@@ -78,7 +78,11 @@ def mistakes_of_cell(cell: Mapping[str, Any], settings: Settings) -> Iterator[Wa
             "warming up",
         )
     baseline = cell["baseline_output_tokens"]
-    if cell["temperature"] == 0 and abs(cell["output_tokens"] / max(baseline, 1) - 1) > SAME_WORK:
+    if (
+        cell["temperature"] == 0
+        and baseline is not None
+        and abs(cell["output_tokens"] / max(baseline, 1) - 1) > SAME_WORK
+    ):
         yield Warned(
             "unequal-baseline",
             f"{name}: {cell['output_tokens']} tokens with the draft and {baseline} without one: the speed-up compares "

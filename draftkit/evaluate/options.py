@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from draftkit.errors import DraftkitError
 from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
 
@@ -27,6 +29,17 @@ def parse_floats(name: str, text: str) -> tuple[float, ...]:
         return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise DraftkitError(f"{name} {text}", expected="numbers, as 0 or 0,0.7,1") from None
+
+
+def parse_object(name: str, text: str | None) -> dict[str, object]:
+    """A JSON object; empty where nothing is given. Raises `DraftkitError` for anything else."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise DraftkitError(f"{name} {text}", expected="a JSON object")
+    return value
 
 
 def parse_rates(text: str | None, k: int) -> tuple[float, ...] | None:

@@ -52,7 +52,7 @@ def plan_memory(
             capacity=longest + k + 1,
             k=k,
         )
-        plans[source] = MemoryPlan(fixed, per_slot, num_slots, available)
+        plans[source] = MemoryPlan(fixed, per_slot, num_slots, longest + k + 1, available)
     return plans
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.datasets import PromptSet
 from draftkit.evaluate.settings import Settings
@@ -22,7 +22,8 @@ VARIED = ("num_speculative_tokens", "concurrency", "prompts", "device", "dtype",
 
 
 def provenance(
-    model: PreTrainedModel,
+    device: str,
+    dtype: torch.dtype,
     tokenizer: PreTrainedTokenizerBase,
     prompts: PromptSet,
     first_ids: Sequence[int],
@@ -30,7 +31,7 @@ def provenance(
 ) -> dict[str, object]:
     """Versions, machine, prompts and settings of a run; the settings that a sweep varies are in its cells."""
     template = tokenizer.chat_template
-    cuda = model.device.type == "cuda"
+    cuda = device.startswith("cuda")
     shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
     del shared["sampling"]["temperature"]
     return {
@@ -42,7 +43,7 @@ def provenance(
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "hardware": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "convention": "acceptance_length = 1 + accepted draft tokens / rounds",
         "prompts": settings.prompts,
         "dataset": {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from draftkit.errors import FormatError
-from draftkit.layout.dtypes import tensor_bytes, torch_dtype
+from draftkit.layout.dtypes import dtype_name, tensor_bytes, torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -80,3 +80,13 @@ def raw_memory(tensor: torch.Tensor) -> memoryview:
 
     # Not reshape(-1): torch calls a tensor of one element contiguous whatever its stride, and then refuses the view.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def memory_handle(name: str, tensor: torch.Tensor, origin: Path) -> TensorHandle:
+    """A contiguous CPU tensor in memory as one that can be written."""
+
+    def chunks(size: int) -> Iterator[Chunk]:
+        memory = raw_memory(tensor)
+        return (memory[begin : begin + size] for begin in range(0, len(memory), size))
+
+    return TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), origin, chunks)

@@ -1,4 +1,7 @@
-"""Frozen dataclasses to JSON values and back, strictly: no fact is missing, unknown or of another type."""
+"""Frozen dataclasses to JSON values and back, strictly: no fact is missing, unknown or of another type.
+
+Only a field with a default may be missing: it is younger than some of the folders.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ def _read_record(cls: type, value: object, path: str, problems: list[str]) -> ob
         return None
     kinds = _kinds(cls)
     names = [field.name for field in dataclasses.fields(cls)]
-    problems += [f"{path}.{name}: missing" for name in names if name not in value]
+    required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+    problems += [f"{path}.{name}: missing" for name in required if name not in value]
     problems += [f"{path}.{name}: unknown" for name in value if name not in names]
     fields = {name: _read(kinds[name], value[name], f"{path}.{name}", problems) for name in names if name in value}
     return None if problems else cls(**fields)  # a record may check itself, and must not see ill-typed fields

@@ -152,13 +152,25 @@ class TargetFeatures:
 class CausalLMSpec:
     """A causal language model as draft: standalone, PARD (`parallel`), PARD-2 (`target_features`).
 
-    `config` is its transformers configuration, verbatim.
+    `config` is its transformers configuration, verbatim. `head_ids`: the tokens that it proposes, ascending; None for
+    all. The tensors are those of the whole vocabulary all the same, so that engines load the folder and ignore this;
+    draftkit's runtime computes the logits of these tokens only.
     """
 
     config: dict[str, object]
     vocab_size: int
     parallel: ParallelDrafting | None
     target_features: TargetFeatures | None
+    head_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        ids = self.head_ids
+        if ids is not None and (
+            not ids or list(ids) != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < self.vocab_size
+        ):
+            raise LayoutError(
+                f"the {len(ids)} head_ids are no tokens in order", expected=f"ascending ids below {self.vocab_size}"
+            )
 
     @property
     def method(self) -> str:

@@ -68,11 +68,22 @@ def load_mlp_speculator(
 
 
 def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> Target:
-    """A causal language model; of PARD-2 without its projection."""
+    """A causal language model, of PARD-2 without its projection; its logits are those of the spec's `head_ids`."""
     spec = draft.spec.architecture
     assert isinstance(spec, CausalLMSpec)
     _check_mask_token(draft, spec.parallel, spec.vocab_size)
-    return Target(load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=attention))
+    model = load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=attention)
+    if spec.head_ids is not None:
+        _keep_rows(model, torch.tensor(spec.head_ids, device=target.device))
+    return Target(model)
+
+
+def _keep_rows(model: PreTrainedModel, ids: Tensor) -> None:
+    """Give a model an output layer with the rows `ids` int64 [Vd] of its own; a tied embedding stays whole."""
+    whole = model.get_output_embeddings()
+    rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+    kept = {name: weight.detach()[ids] for name, weight in whole.named_parameters()}
+    model.set_output_embeddings(_fill(rows, kept))
 
 
 def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tuple[Pard2Model, Taps]:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from draftkit.report.certificate import certificate
+from draftkit.report.engines import engines_table
+
 if TYPE_CHECKING:
     from draftkit.runtime.memory import MemoryPlan
 
@@ -29,11 +32,15 @@ def show_evaluation(console: Console, result: Mapping[str, Any]) -> None:
         console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
     if len(result["cells"]) > 1 or len(next(iter(result["cells"]))["by_category"]) > 1:
         console.print(category_table(result))
+    if any(cell.get("engine") == "vllm" for cell in result["cells"]):
+        console.print(engines_table(result["cells"]))
     for model in result.get("speed_models", ()):
         show_speed_model(console, model)
     for cell in result["cells"]:
         if cell.get("predicted"):
             console.print(prediction_table(cell))
+    for certified in result.get("certificates", ()):
+        console.print(certificate(certified))
     for warning in result.get("warnings", ()):
         console.print(f"warning: {warning['message']} [{warning['name']}]")
 

@@ -19,12 +19,14 @@ FLOAT32 = 4
 class MemoryPlan:
     """Bytes by what they are for: `fixed` whatever the number of slots, `per_slot` for each of `num_slots`.
 
-    `available` bytes are free on the device. Activations and the kernels' workspaces are not in it.
+    A slot has `capacity` positions. `available` bytes are free on the device. Activations and the kernels' workspaces
+    are not in it.
     """
 
     fixed: dict[str, int]
     per_slot: dict[str, int]
     num_slots: int
+    capacity: int
     available: int
 
     @property
@@ -88,7 +90,7 @@ def require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, c
         capacity=capacity,
         k=k,
     )
-    MemoryPlan({}, per_slot, num_slots, available_memory(target.device)).require()
+    MemoryPlan({}, per_slot, num_slots, capacity, available_memory(target.device)).require()
 
 
 def available_memory(device: torch.device) -> int:

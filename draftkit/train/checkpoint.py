@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from draftkit.layout.dtypes import dtype_name, torch_dtype
+from draftkit.layout.dtypes import torch_dtype
 from draftkit.layout.folder import Draft, read_draft, write_draft
-from draftkit.layout.handles import Chunk, TensorHandle, raw_memory
+from draftkit.layout.handles import memory_handle
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import Architecture, CausalLMSpec, DraftSpec
 from draftkit.version import __version__
@@ -61,16 +61,6 @@ def _stored_in(architecture: Architecture, dtype: str) -> Architecture:
     name = str(torch_dtype(dtype)).removeprefix("torch.")
     said = {key: name for key in ("dtype", "torch_dtype") if key in architecture.config}
     return replace(architecture, config=architecture.config | said)
-
-
-def memory_handle(name: str, tensor: Tensor, origin: Path) -> TensorHandle:
-    """A contiguous CPU tensor in memory as one that can be written."""
-
-    def chunks(size: int) -> Iterator[Chunk]:
-        memory = raw_memory(tensor)
-        return (memory[begin : begin + size] for begin in range(0, len(memory), size))
-
-    return TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), origin, chunks)
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:

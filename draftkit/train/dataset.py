@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypedDict
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from draftkit.errors import DraftkitError
-from draftkit.train.data.documents import Document, read_documents
+from draftkit.documents.document import Document
 from draftkit.train.packing import pack, row_tensors
 
 Numbers = Sequence[int]
@@ -51,16 +48,6 @@ def only_row(rows: Sequence[Row]) -> Row:
     return row
 
 
-def read_training_documents(path: Path) -> list[Document]:
-    """All documents of a prepared file. Raises `DraftkitError` when none has a supervised token."""
-    documents = list(read_documents(path))
-    if not any(document.num_supervised for document in documents):
-        raise DraftkitError(
-            "no document has a supervised token", where=path, hint="draftkit data prepare … reports why"
-        )
-    return documents
-
-
 def held_out(documents: Sequence[Document], share: float) -> tuple[list[int], list[int]]:
     """The numbers of documents to train on and of a share that is held out, by their ids alone: more data leave the
     old documents on their side."""
@@ -68,13 +55,3 @@ def held_out(documents: Sequence[Document], share: float) -> tuple[list[int], li
     aside = [int.from_bytes(hashlib.sha256(d.id.encode()).digest()[:4], "big") < limit for d in documents]
     kept = [number for number, out in enumerate(aside) if not out]
     return kept, [number for number, out in enumerate(aside) if out]
-
-
-def token_counts(documents: Sequence[Document], numbers: Numbers, vocab_size: int) -> Tensor:
-    """How often each token is supervised: int64 [V]."""
-    counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for number in numbers:
-        document = documents[number]
-        tokens = torch.from_numpy(document.tokens[document.supervised]).long()
-        counts += torch.bincount(tokens, minlength=vocab_size)
-    return counts

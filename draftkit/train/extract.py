@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.target import Taps
-from draftkit.train.data.documents import Document
 from draftkit.train.encoding import DTYPES, LARGEST, encode
 from draftkit.train.packing import pack, row_tensors
 from draftkit.train.shards import Manifest, offsets_of, shard_ranges, write_manifest, write_shard

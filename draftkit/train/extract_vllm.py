@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.layout.atomic import settle_leftovers, sibling
-from draftkit.train.data.documents import Document
 from draftkit.train.final_norm import load_final_norm
 
 WORKER = Path(__file__).with_name("vllm_worker.py")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftkit.documents.document import Document
 from draftkit.evaluate.loading import load_drafter
 from draftkit.evaluate.statistics import Interval, bootstrap_length
 from draftkit.layout.folder import read_draft
@@ -25,7 +26,6 @@ from draftkit.runtime import ATTENTION, DraftSampling, Engine, Generation, Reque
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.train.batch import Batch
-from draftkit.train.data.documents import Document
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.states import States

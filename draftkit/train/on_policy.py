@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedModel
 
+from draftkit.documents.document import Document
 from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Request
 from draftkit.runtime.sampling.parameters import SamplingParameters
-from draftkit.train.data.documents import Document
 
 NUM_SLOTS = 32  # documents that are continued together
 

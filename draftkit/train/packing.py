@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError
-from draftkit.train.data.documents import Document
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:

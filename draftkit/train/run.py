@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from draftkit.documents.document import Document, read_training_documents
+from draftkit.documents.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import open_draft
 from draftkit.hub import locate
@@ -22,8 +24,7 @@ from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
-from draftkit.train.data.documents import Document
-from draftkit.train.dataset import PackedRows, Row, held_out, read_training_documents, token_counts
+from draftkit.train.dataset import PackedRows, Row, held_out
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
 from draftkit.train.offline import OfflineStates
@@ -34,7 +35,6 @@ from draftkit.train.recompute import recompute_activations
 from draftkit.train.states import OnlineStates, States
 from draftkit.train.target import load_target_ends, load_training_target
 from draftkit.train.trainer import DraftTrainer, StatesOf
-from draftkit.train.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from draftkit.documents.jsonl import atomic_file
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.layout.atomic import settle_leftovers
 from draftkit.layout.dtypes import dtype_name
@@ -25,7 +26,6 @@ from draftkit.layout.handles import TensorToWrite, raw_memory
 from draftkit.layout.jsonfile import dump, read_object
 from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.safetensors_file import write_safetensors
-from draftkit.train.data.jsonl import atomic_file
 from draftkit.train.encoding import Encoding, vector_bytes
 from draftkit.train.fingerprint import file_sha256
 

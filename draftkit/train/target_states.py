@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from draftkit.documents.document import Document, read_documents
 from draftkit.errors import TargetError
 from draftkit.hub import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.train.data.documents import Document, read_documents
 from draftkit.train.encoding import Encoding
 from draftkit.train.extract import (
     Extractor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import exported_config, is_causal_lm, plan_causal_lm
+from draftkit.convert.causal_lm import exported_config, exported_losses, is_causal_lm, plan_causal_lm
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
@@ -32,4 +32,5 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    return Export(config=exported_config(outgoing.draft), moves=tuple(outgoing.renamed({})))
+    draft = outgoing.draft
+    return Export(config=exported_config(draft), moves=tuple(outgoing.renamed({})), losses=exported_losses(draft))

@@ -6,7 +6,7 @@ Source: AMD-AGI/PARD `pard/pard_infer.py`.
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import exported_config, is_causal_lm, plan_causal_lm, read_mask_token
+from draftkit.convert.causal_lm import exported_config, exported_losses, is_causal_lm, plan_causal_lm, read_mask_token
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
@@ -35,4 +35,4 @@ def export(outgoing: Outgoing) -> Export:
     assert isinstance(model, CausalLMSpec)
     assert model.parallel is not None
     config = exported_config(outgoing.draft) | {"pard_token": model.parallel.mask_token_id}
-    return Export(config=config, moves=tuple(outgoing.renamed({})))
+    return Export(config=config, moves=tuple(outgoing.renamed({})), losses=exported_losses(outgoing.draft))

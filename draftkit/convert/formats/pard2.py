@@ -6,7 +6,7 @@ norm). Keys had other names before. Source: AMD-AGI/PARD `pard/pard2_infer.py`, 
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import exported_config, is_causal_lm, plan_causal_lm, read_mask_token
+from draftkit.convert.causal_lm import exported_config, exported_losses, is_causal_lm, plan_causal_lm, read_mask_token
 from draftkit.convert.checkpoint import PROJECTION_FILE, Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
@@ -63,7 +63,8 @@ def export(outgoing: Outgoing) -> Export:
     unsaid = {key for key, value in DEFAULTS.items() if key not in model.config and stated.get(key) == value}
     config = exported_config(outgoing.draft) | {key: value for key, value in stated.items() if key not in unsaid}
     projection = tuple(name for name in (WEIGHT, BIAS_TENSOR) if name in outgoing.draft.tensors)
-    return Export(config, tuple(outgoing.renamed({})), torch_files={PROJECTION_FILE: projection})
+    losses = exported_losses(outgoing.draft)
+    return Export(config, tuple(outgoing.renamed({})), losses, torch_files={PROJECTION_FILE: projection})
 
 
 def _read_features(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> TargetFeatures | None:

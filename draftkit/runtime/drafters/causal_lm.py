@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftkit.errors import TargetError
 from draftkit.models.target import Taps, Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -16,13 +17,15 @@ class CausalLMDrafter:
     """Newly accepted tokens are fed together with the bonus token, which saves a pass a round.
 
     `vocabulary`: what the draft shares with a target of another vocabulary; None where the two are the same.
+    `head_ids` int64 [Vd]: the draft's tokens that the model has logits for, ascending; None for all.
     """
 
     max_tokens = None
 
-    def __init__(self, model: Target, vocabulary: SharedVocabulary | None = None):
+    def __init__(self, model: Target, vocabulary: SharedVocabulary | None = None, head_ids: Tensor | None = None):
         self.model = model
         self.vocabulary = vocabulary
+        self.columns, self.target_ids = _proposed(vocabulary, head_ids)
         self.cache = SlotCache(0, 0)
 
     @property
@@ -62,6 +65,17 @@ class CausalLMDrafter:
 
     def _draw(self, draw: Draw, step: int, logits: Tensor) -> Tensor:
         """The target token [B] drawn from the draft's logits [B, Vd]."""
-        if self.vocabulary is None:
-            return draw(step, logits)
-        return draw(step, logits[:, self.vocabulary.draft_ids], self.vocabulary.target_ids)
+        return draw(step, logits if self.columns is None else logits[:, self.columns], self.target_ids)
+
+
+def _proposed(vocabulary: SharedVocabulary | None, head_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The columns of the logits that are drawn from, None for all, and their tokens in the target's vocabulary, None
+    where columns are tokens."""
+    if vocabulary is None:
+        return None, head_ids
+    if head_ids is None:
+        return vocabulary.draft_ids, vocabulary.target_ids
+    has = torch.isin(vocabulary.draft_ids, head_ids)
+    if not has.any():
+        raise TargetError("the draft proposes no token that the target has", hint="prune it for this target")
+    return torch.searchsorted(head_ids, vocabulary.draft_ids[has]), vocabulary.target_ids[has]

@@ -21,8 +21,14 @@ from draftkit.runtime.kernels.expand_rows import Rows, expand_rows
 class PardDrafter(CausalLMDrafter):
     """PARD, and PARD-2 without the target's features. `mask_token_id` is in the draft's own vocabulary."""
 
-    def __init__(self, model: Target, mask_token_id: int, vocabulary: SharedVocabulary | None = None):
-        super().__init__(model, vocabulary)
+    def __init__(
+        self,
+        model: Target,
+        mask_token_id: int,
+        vocabulary: SharedVocabulary | None = None,
+        head_ids: Tensor | None = None,
+    ):
+        super().__init__(model, vocabulary, head_ids)
         self.mask_token_id = mask_token_id
 
     @torch.inference_mode()
@@ -47,8 +53,15 @@ class PardDrafter(CausalLMDrafter):
 class Pard2Drafter(PardDrafter):
     """PARD-2: a token is fed with the target's feature of the token before it, a mask token with the last one known."""
 
-    def __init__(self, model: Pard2Model, taps: Taps, mask_token_id: int, vocabulary: SharedVocabulary | None = None):
-        super().__init__(model.lm, mask_token_id, vocabulary)
+    def __init__(
+        self,
+        model: Pard2Model,
+        taps: Taps,
+        mask_token_id: int,
+        vocabulary: SharedVocabulary | None = None,
+        head_ids: Tensor | None = None,
+    ):
+        super().__init__(model.lm, mask_token_id, vocabulary, head_ids)
         self.projected = model
         self._taps = taps
 

@@ -10,7 +10,6 @@ same name only, so that a draft with another end token never proposes the end. A
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
-
-SPACE = "▁"  # how tokenizers of the SentencePiece kind write a space, and bytes that are no character of theirs
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-# How byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on.
-BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {
-    chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(0x100)) - set(PRINTABLE)))
-}
-Name = bytes | str  # of a token: its bytes, or a special token's name
+from draftkit.models.tokens import token_names
 
 
 @dataclass(frozen=True)
@@ -68,37 +59,3 @@ class SharedVocabulary:
         to_draft = torch.full((vocab_size,), fallback, device=device)
         to_draft[target_ids] = draft_ids
         return cls(draft_ids.contiguous(), target_ids.contiguous(), to_draft)
-
-
-def same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> bool:
-    """Whether both give the same ids to the same text; special tokens may have other names."""
-    ordinary = [
-        {name: token for name, token in token_names(tokenizer, vocab_size).items() if isinstance(name, bytes)}
-        for tokenizer in (target, draft)
-    ]
-    return ordinary[0] == ordinary[1]
-
-
-def token_names(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[Name, int]:
-    """What each token below `vocab_size` stands for; of several tokens with the same bytes, the first."""
-    added = tokenizer.added_tokens_decoder
-    words = {token: word for word, token in tokenizer.get_vocab().items() if token not in added}
-    is_byte_level = all(character in BYTE_OF for word in words.values() for character in word)
-    names: dict[Name, int] = {}
-    for token, word in sorted(words.items()):
-        if token < vocab_size:
-            names.setdefault(_byte_level(word) if is_byte_level else _sentencepiece(word), token)
-    for token, extra in sorted(added.items()):
-        if token < vocab_size:
-            names.setdefault(extra.content if extra.special else extra.content.encode(), token)
-    return names
-
-
-def _byte_level(word: str) -> bytes:
-    return bytes(BYTE_OF[character] for character in word)
-
-
-def _sentencepiece(word: str) -> bytes:
-    if byte := BYTE_TOKEN.fullmatch(word):
-        return bytes.fromhex(byte[1])
-    return word.replace(SPACE, " ").encode()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from transformers import AutoConfig, PretrainedConfig
 
+from draftkit.documents.document import Document, read_documents, read_origin
+from draftkit.documents.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import SourceError, TargetError
 from draftkit.evaluate.loading import load_model, open_draft
 from draftkit.hub import locate
 from draftkit.models.devices import device_named, dtype_named
 from draftkit.train.data import data_checks, draft_checks, model_checks
-from draftkit.train.data.documents import Document, read_documents, read_origin
 from draftkit.train.data.findings import Check, Evidence, Finding
-from draftkit.train.data.tokenizer import TargetTokenizer, load_tokenizer
 
 CHECKS = (
     Check("tokenizer", data_checks.tokenizer),

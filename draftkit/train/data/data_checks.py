@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from draftkit.documents.document import Document, Origin
+from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
-from draftkit.train.data.documents import Document, Origin
 from draftkit.train.data.findings import Evidence, Finding, Survey
 from draftkit.train.data.report import Tally
-from draftkit.train.data.tokenizer import TargetTokenizer
 
 SMALL_SHARE = 0.05  # of the documents, below which a loss is not worth a warning
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftkit.evaluate.loading import load_tokenizer
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
-from draftkit.runtime.drafters.shared_vocabulary import same_vocabulary
+from draftkit.models.rope import target_rope
+from draftkit.models.tokens import same_vocabulary
 from draftkit.train.data.findings import Evidence, Finding
 
 GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained
@@ -100,7 +100,7 @@ def rope(evidence: Evidence) -> Iterator[Finding]:
     if not isinstance(eagle, EagleSpec):
         yield Finding("ok", f"a {evidence.draft.spec.method} draft has positions of its own, or none")
         return
-    base, scaling = _target_rope(getattr(text, "rope_parameters", None) or {})
+    base, scaling = target_rope(evidence.config)
     mine = eagle.decoder.rope
     fine = True
     for name, own, theirs in (("base", mine.base, base), ("scaling", mine.scaling, scaling)):
@@ -127,13 +127,3 @@ def rope(evidence: Evidence) -> Iterator[Finding]:
         )
     if fine:
         yield Finding("ok", f"rope as the target's: base {base:g}, {longest} positions")
-
-
-def _target_rope(parameters: dict[str, object]) -> tuple[float | None, dict[str, object] | None]:
-    """Base and scaling of a target; of several kinds of layers, those with full attention."""
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    if nested:
-        parameters = cast("dict[str, object]", parameters.get("full_attention", nested[0]))
-    rest = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    plain = rest.keys() <= {"rope_type"} and rest.get("rope_type", "default") == "default"
-    return cast("float | None", parameters.get("rope_theta")), None if plain else rest

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedModel
 
+from draftkit.documents.document import Document, Origin
+from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.layout.folder import Draft
-from draftkit.train.data.documents import Document, Origin
 from draftkit.train.data.report import Tally
-from draftkit.train.data.tokenizer import TargetTokenizer
 
 Severity = Literal["ok", "note", "warning", "error"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from draftkit.documents.document import Document, Origin, Span, write_documents
 from draftkit.errors import FormatError
-from draftkit.train.data.documents import Document, Origin, Span, write_documents
 from draftkit.train.data.report import CONSEQUENCES, Reason, Report
 from draftkit.train.data.sources import Conversation, Refused, Row, Served
 from draftkit.train.data.spans import Renderer, TemplateRejection, Turn, merged

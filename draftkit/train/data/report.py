@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from draftkit.train.data.documents import Document
+from draftkit.documents.document import Document
 
 EXAMPLES = 5  # rows named for each reason
 

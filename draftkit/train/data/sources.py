@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+from draftkit.documents.document import Span, parse_tokens
+from draftkit.documents.jsonl import read_lines
 from draftkit.errors import FormatError, SourceError
-from draftkit.train.data.documents import Span, parse_tokens
-from draftkit.train.data.jsonl import read_lines
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
 SUFFIXES = (".jsonl", ".json", ".parquet")

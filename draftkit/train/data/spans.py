@@ -16,11 +16,11 @@ from itertools import takewhile
 import numpy as np
 from jinja2 import TemplateError
 
+from draftkit.documents.document import Span, spans_of
+from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
-from draftkit.train.data.documents import Span, spans_of
 from draftkit.train.data.report import Reason
 from draftkit.train.data.sources import Message
-from draftkit.train.data.tokenizer import TargetTokenizer
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # What a template does with a row that it was not written for: its own errors, and those of Python's operators.

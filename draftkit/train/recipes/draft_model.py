@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError
 from draftkit.layout.spec import CausalLMSpec, DraftSpec
 from draftkit.models.target import Taps, load_target
 from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.batch import Batch, ahead
-from draftkit.train.data.documents import Document
 from draftkit.train.losses.head import Head
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, parse_loss

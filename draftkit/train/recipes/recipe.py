@@ -13,12 +13,12 @@ from typing import ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftkit.documents.document import Document
 from draftkit.layout.folder import Draft
 from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
-from draftkit.train.data.documents import Document
 from draftkit.train.lora import merged_state
 
 

@@ -40,7 +40,11 @@ class TargetTokenizer:
 def load_tokenizer(target: str) -> TargetTokenizer:
     """The tokenizer of a target: a folder, Hub id or `zoo:target`. Raises `DraftkitError` where there is none."""
     folder = locate(target, weights=False).path
-    tokenizer = load_any_tokenizer(folder, "target")
+    return served_with(target, folder, load_any_tokenizer(folder, "target"))
+
+
+def served_with(target: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> TargetTokenizer:
+    """The same, of a tokenizer that has been loaded from the target's folder."""
     end_ids = _end_ids(folder) | ({tokenizer.eos_token_id} - {None})
     if not end_ids:
         raise TargetError(

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkit.errors import FormatError
-from draftkit.train.data.jsonl import atomic_file, dump_line, read_lines
+from draftkit.documents.jsonl import atomic_file, dump_line, read_lines
+from draftkit.errors import DraftkitError, FormatError
 
 FORMAT = "draftkit-documents"
 MAX_TOKEN = 2**31 - 1
@@ -119,6 +119,16 @@ def read_documents(path: Path) -> Iterator[Document]:
                 expected="id, category, tokens and supervised spans [begin, end), ascending, within the tokens",
                 hint="prepare the data again",
             ) from error
+
+
+def read_training_documents(path: Path) -> list[Document]:
+    """All documents of a prepared file. Raises `DraftkitError` when none has a supervised token."""
+    documents = list(read_documents(path))
+    if not any(document.num_supervised for document in documents):
+        raise DraftkitError(
+            "no document has a supervised token", where=path, hint="draftkit data prepare … reports why"
+        )
+    return documents
 
 
 def _line(document: Document) -> dict[str, object]:

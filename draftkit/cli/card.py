@@ -1,0 +1,42 @@
+"""`draftkit card`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftkit.cli.shared import JsonOption, print_json
+
+DraftArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a unified draft.")]
+LicenseOption = Annotated[
+    str | None,
+    typer.Option(help="The licence, by the Hub's name for it; default: that of the draft's source or of its target."),
+]
+
+
+def card(
+    folder: DraftArgument,
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RESULT.json…", help="What `draftkit eval --json` printed; kept in DIR/eval."),
+    ] = None,
+    repo: Annotated[
+        str | None, typer.Option(help="org/name under which the draft will be found; default: the folder.")
+    ] = None,
+    license: LicenseOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a card that says something else.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a draft's model card into its folder, with what was measured and figures of it."""
+    from draftkit.publish import write_card
+
+    written = write_card(folder, results or [], repo=repo, license=license, force=force)
+    if as_json:
+        print_json({"schema": 1, "files": [str(path) for path in written]})
+        return
+    for path in written:
+        print(path)
+    print(f"next: draftkit push {folder} {repo or 'ORG/NAME'} --dry-run", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""`draftkit doctor`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+
+if TYPE_CHECKING:
+    from draftkit.evaluate.doctor.compare import Progress
+
+
+def doctor(
+    target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
+    draft: Annotated[str, typer.Option(help="The draft to examine, of any format.")],
+    k: Annotated[int, typer.Option("--k", min=1, max=16, help="Draft tokens a round (num_speculative_tokens).")] = 4,
+    prompts: Annotated[
+        str, typer.Option(help="zoo (bundled), or a JSONL file with turns, messages or prompt.")
+    ] = "zoo",
+    limit: Annotated[
+        int, typer.Option(min=1, help="Use this many prompts; a quarter of them tries every change, the rest confirm.")
+    ] = 48,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 48,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out why a draft accepts little: known defects, its tensors, and what single changes would gain."""
+    quiet_transformers()
+    from draftkit.evaluate.doctor.diagnose import diagnose_draft
+    from draftkit.report.diagnosis import show_diagnosis
+
+    with _trial_progress() as on_progress:
+        diagnosis = diagnose_draft(
+            target,
+            draft,
+            prompts=prompts,
+            limit=limit,
+            num_speculative_tokens=k,
+            max_new_tokens=max_new_tokens,
+            device=device,
+            dtype=dtype,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(diagnosis.to_dict())
+    else:
+        show_diagnosis(console(), diagnosis.to_dict())
+
+
+@contextmanager
+def _trial_progress() -> Iterator[Progress]:
+    """A bar over the measurements, on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("loading", total=None)
+        yield lambda name, done, total: bars.update(task, description=name, completed=done, total=total)

@@ -1,0 +1,78 @@
+"""`draftkit push`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftkit.cli.card import DraftArgument, LicenseOption
+from draftkit.cli.shared import JsonOption, console, print_json
+
+if TYPE_CHECKING:
+    from draftkit.publish import Publication
+
+
+def push(
+    folder: DraftArgument,
+    repo: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the Hugging Face Hub.")],
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(help="What `draftkit eval --json` printed, for a folder without a card; repeatable."),
+    ] = None,
+    license: LicenseOption = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    revision: Annotated[str | None, typer.Option(help="The branch, made when there is none.")] = None,
+    allow_unmeasured: Annotated[
+        bool, typer.Option("--allow-unmeasured", help="Upload a draft whose card has no measured result.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the files and the card, and upload nothing; takes no token.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Upload a draft with its model card to the Hugging Face Hub; started again, an upload goes on where it was."""
+    _quiet_hub()
+    from draftkit.publish import plan_push, upload_draft
+
+    publication = plan_push(folder, repo, results=results or [], license=license, allow_unmeasured=allow_unmeasured)
+    if dry_run:
+        _show(publication, as_json)
+        return
+    uploaded = upload_draft(publication, private=private, revision=revision)
+    if as_json:
+        print_json({"schema": 1, "repo": repo} | uploaded.to_dict())
+    else:
+        print(f"{uploaded.url}: " + (f"commit {uploaded.commit}" if uploaded.new else "nothing has changed"))
+        at = "" if revision is None else f"@{revision}"
+        print(f"next: draftkit eval --target TARGET --draft {repo}{at}", file=sys.stderr)
+
+
+def _quiet_hub() -> None:
+    """No advice of the Hub's client, which is meant for programmers, and no bars off a terminal."""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _show(publication: Publication, as_json: bool) -> None:
+    """What would be uploaded."""
+    from rich.table import Table
+
+    files = [{"path": name, "bytes": size} for name, size in publication.sizes.items()]
+    if as_json:
+        left_out, card = list(publication.left_out), publication.card
+        print_json({"schema": 1, "repo": publication.repo, "files": files, "left_out": left_out, "card": card})
+        return
+    table = Table("file", "bytes", title=f"would be uploaded to {publication.repo}")
+    table.columns[1].justify = "right"
+    for file in files:
+        table.add_row(str(file["path"]), f"{file['bytes']:,}")
+    console().print(table)
+    if publication.left_out:
+        print(f"left out: {', '.join(publication.left_out)}")
+    print(f"results in the card's header: {publication.num_results}\n")
+    print(publication.card, end="")

@@ -1,0 +1,43 @@
+"""`draftkit report`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftkit.errors import DraftkitError
+
+
+def report(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Files that eval --json wrote.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures as PNG files into this folder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
+) -> None:
+    """Show measurements as one HTML page that needs no network, with the figures as PNG files on request."""
+    if find_spec("matplotlib") is None:
+        raise DraftkitError("figures need matplotlib", hint="pip install 'draftkit[report]'")
+    from draftkit.documents.jsonl import atomic_file
+    from draftkit.layout.atomic import atomic_folder
+    from draftkit.report.figures import all_figures, save_figures
+    from draftkit.report.page import page
+    from draftkit.report.results import read_result
+    from draftkit.report.series import join
+
+    read = [read_result(path) for path in results]
+    series = join(read)
+    drawn = all_figures(series)
+    with ExitStack() as stack:
+        file = stack.enter_context(atomic_file(out, force))
+        if figures is not None:
+            folder = stack.enter_context(atomic_folder(figures, force))
+            save_figures(drawn, folder)
+        file.write(page(read, series, drawn).encode())
+    print(out)
+    if figures is not None:
+        print(f"{len(drawn)} figures in {figures}", file=sys.stderr)

@@ -1,0 +1,93 @@
+"""Contexts of the target's own texts, with its logits and the draft's. V vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftkit.evaluate.certificate.pair import Pair
+from draftkit.evaluate.certificate.replay import teacher_forced
+from draftkit.models.target import Taps
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+from draftkit.runtime.records import Request
+
+
+@dataclass(frozen=True)
+class Context:
+    """Token ids, and the logits float32 [V] of what follows them: the target's, and the draft's, −∞ for tokens that
+    it does not have."""
+
+    tokens: tuple[int, ...]
+    target: Tensor
+    draft: Tensor
+
+    @property
+    def entropy(self) -> float:
+        """Of the target's law at temperature 1, in nats."""
+        return float(torch.special.entr(self.target.double().softmax(-1)).sum())
+
+
+def open_contexts(pair: Pair, count: int, k: int) -> list[Context]:
+    """For each of the first `count` requests, the context after which most is possible among those where rounds began.
+
+    The draft's logits are those of the first draft there.
+    """
+    contexts = [_most_open(pair, request, k) for request in pair.requests[:count]]
+    return sorted(contexts, key=lambda context: -context.entropy)
+
+
+def _most_open(pair: Pair, request: Request, k: int) -> Context:
+    recorder = _Recorder(pair.drafter, pair.model.config.get_text_config().vocab_size)
+    (output,) = pair.speculative([request], k=k, num_slots=1, drafter=recorder, eager=True)
+    logits = teacher_forced(pair.model, request.prompt, output.tokens)
+    begin, ids = len(request.prompt), (*request.prompt, *output.tokens)
+    contexts = [
+        Context(ids[:position], logits[position - begin], draft)
+        for position, draft in recorder.logits.items()
+        if position < len(ids)
+    ]
+    return max(contexts, key=lambda context: context.entropy)
+
+
+class _Recorder:
+    """A drafter for one sequence that keeps the `logits` [V] of each round's first draft, by its position."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int):
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self.logits: dict[int, Tensor] = {}
+
+    @property
+    def taps(self) -> Taps | None:
+        return self._drafter.taps
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self._drafter.max_tokens
+
+    @property
+    def position_bytes(self) -> int:
+        return self._drafter.position_bytes
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        self._drafter.allocate(num_slots, capacity)
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        self._drafter.prefill(slot, prompt, features)
+
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        position = int(committed.start[0] + committed.counts[0])
+
+        def recording(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+            if step == 0:
+                full = logits.new_full((self._vocab_size,), -torch.inf, dtype=torch.float32)
+                self.logits[position] = full.index_copy(0, _all(logits) if ids is None else ids, logits[0].float())
+            return draw(step, logits, ids)
+
+        return self._drafter.propose(committed, k, recording)
+
+
+def _all(logits: Tensor) -> Tensor:
+    return torch.arange(logits.shape[-1], device=logits.device)

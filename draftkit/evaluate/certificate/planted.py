@@ -1,0 +1,95 @@
+"""Targets that misuse their cache, and one that proves that what was rejected is not read.
+
+They look at values on the host, so their rounds run eagerly. Every forward but those of a prefill is a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from draftkit.models.target import KeyValues, Target, TargetOutput
+from draftkit.runtime.cache import CacheRows
+from draftkit.runtime.rows import SlotRows
+
+
+class PoisonedTarget(Target):
+    """Fills what the last round of a slot has written beyond the new anchor, its rejected rows, with NaN.
+
+    A NaN that is read reaches every logit of its row.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._ends: dict[int, int] = {}  # of what has been written, by slot
+        self._pools: dict[int, tuple[Tensor, Tensor]] = {}  # views of the last round's, by layer
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KeyValues,
+        *,
+        last_only: bool = False,
+        embeddings: Tensor | None = None,
+    ) -> TargetOutput:
+        rows = cast(CacheRows, kv)
+        slots, written = rows.rows.slots.tolist(), rows.rows.positions.tolist()
+        if not last_only:
+            for slot, row in zip(slots, positions.tolist(), strict=True):
+                self._poison(slot, row[0])
+        self._ends |= {slot: max(row) + 1 for slot, row in zip(slots, written, strict=True)}
+        watched = cast(KeyValues, _WatchedRows(rows, self._pools))
+        return super().forward(tokens, positions, watched, last_only=last_only, embeddings=embeddings)
+
+    def _poison(self, slot: int, anchor: int) -> None:
+        for pools in self._pools.values():
+            for pool in pools:
+                pool[slot, :, anchor : self._ends[slot]] = torch.nan
+
+
+class _WatchedRows:
+    """`CacheRows` that leaves the pools of each layer in `pools`."""
+
+    def __init__(self, rows: CacheRows, pools: dict[int, tuple[Tensor, Tensor]]):
+        self._rows = rows
+        self._pools = pools
+
+    @property
+    def rows(self) -> SlotRows:
+        return self._rows.rows
+
+    @property
+    def windows(self) -> Mapping[int, int | None]:
+        return self._rows.windows
+
+    def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        self._pools[layer] = self._rows.update(layer, key, value, window)
+        return self._pools[layer]
+
+
+class OffByOneTarget(Target):
+    """Stores each round's anchor one entry too early, so that rows read what the last round left in its place."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv: KeyValues,
+        *,
+        last_only: bool = False,
+        embeddings: Tensor | None = None,
+    ) -> TargetOutput:
+        rows = cast(CacheRows, kv)
+        if not last_only:
+            early = torch.zeros_like(positions)
+            early[:, 0] = 1
+            rows.rows = SlotRows(rows.rows.slots, rows.rows.positions - early)
+        return super().forward(tokens, positions, kv, last_only=last_only, embeddings=embeddings)
+
+
+class PoisonedOffByOneTarget(OffByOneTarget, PoisonedTarget):
+    """Reads poisoned entries: the proof that poison would be noticed."""

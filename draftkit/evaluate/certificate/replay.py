@@ -1,0 +1,93 @@
+"""A: every emitted token against one teacher-forced pass over its text.
+
+The pass shares nothing with the engine but the weights: it is transformers' own forward with its own attention and
+without a cache. N emitted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.records import Generation
+from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.runtime.sampling.random import gumbel, target_stream
+
+EDGES = (0.0, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0)  # of the histogram, in noise floors
+
+
+@dataclass(frozen=True)
+class ReplaySummary:
+    """Of `tokens` emitted in `texts` different texts, `best` are the most likely; the others' margins are `behind`.
+
+    A margin is how far a token's logit lies below the largest, its noise included where tokens are drawn with shared
+    noise. `histogram`: upper edges in logits, and how many tokens lie up to each and above the one before.
+    """
+
+    texts: int
+    tokens: int
+    best: int
+    largest: float
+    histogram: tuple[tuple[float, int], ...]
+
+
+class Replay:
+    """Teacher-forced passes over the outputs of one model, each made once."""
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+        self._margins: dict[tuple[tuple[int, ...], tuple[int, ...], SamplingParameters], Tensor] = {}
+
+    def margins(self, generation: Generation) -> Tensor:
+        """float32 [N], on the CPU: how far below the best each emitted token lies; 0 for the best.
+
+        Of a drawn generation, whose tokens must have been drawn with the target's noise, the noise takes part.
+        """
+        request = generation.request
+        key = request.prompt, tuple(generation.tokens), request.sampling
+        if key not in self._margins:
+            logits = teacher_forced(self._model, request.prompt, generation.tokens)
+            if request.sampling.temperature:
+                logits = logits + request.sampling.temperature * _noise(request.sampling, len(request.prompt), logits)
+            emitted = torch.tensor(generation.tokens, device=logits.device)
+            self._margins[key] = (logits.amax(-1) - logits.gather(1, emitted[:, None])[:, 0]).cpu()
+        return self._margins[key]
+
+    def summary(self, floor: float) -> ReplaySummary:
+        """Of all texts so far; `floor` scales the histogram."""
+        margins = torch.cat(list(self._margins.values()))
+        edges = [edge * floor for edge in EDGES] + [torch.inf]
+        below = [int((margins <= edge).sum()) for edge in edges]
+        counts = [after - before for before, after in zip([0, *below], below, strict=False)]
+        histogram = tuple(zip(edges, counts, strict=True))
+        return ReplaySummary(len(self._margins), len(margins), below[0], float(margins.max()), histogram)
+
+
+@torch.inference_mode()
+def teacher_forced(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """The logits float32 [N, V] that decide each of `tokens` after those before it."""
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    rows = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=model.device)
+    with _own_attention(model):
+        return model(input_ids=ids, use_cache=False, logits_to_keep=rows).logits[0].float()
+
+
+@contextmanager
+def _own_attention(model: PreTrainedModel) -> Iterator[None]:
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION)
+
+
+def _noise(sampling: SamplingParameters, start: int, logits: Tensor) -> Tensor:
+    positions = start + torch.arange(len(logits), device=logits.device)
+    seed = sampling.seed - (sampling.seed >> 63 << 64)  # the same bits, signed
+    return gumbel(target_stream(positions.new_tensor([seed]), positions[None]), logits.shape[1])[0]

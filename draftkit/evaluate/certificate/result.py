@@ -1,0 +1,133 @@
+"""What the steps of the protocol come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from draftkit.evaluate.certificate.controls import Control
+from draftkit.evaluate.certificate.equality import Divergence, Equality
+from draftkit.evaluate.certificate.noise import NoiseFloor
+from draftkit.evaluate.certificate.replay import ReplaySummary
+from draftkit.evaluate.certificate.self_draft import SelfDraft
+from draftkit.evaluate.certificate.settings import CertificateSettings
+
+Verdict = Literal["identical", "numerics only", "bug"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A test that drawn tokens have the target's law. `adjusted`: the p-value, given how many tests there are."""
+
+    name: str
+    samples: int
+    p_value: float
+    adjusted: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Whether speculative decoding is lossless on a pair, and all that was measured to say so.
+
+    `exact`: the target runs in float32, where every difference is a bug. `divergence_p_value`: that ties explain as
+    many divergences as there were.
+    """
+
+    target: str
+    draft: str
+    settings: CertificateSettings
+    provenance: Mapping[str, object]
+    exact: bool
+    noise: NoiseFloor
+    replay: ReplaySummary
+    greedy: tuple[Equality, ...]
+    coupled: Equality
+    divergence_p_value: float
+    fits: tuple[Fit, ...]
+    controls: tuple[Control, ...]
+    self_draft: SelfDraft
+
+    @property
+    def equalities(self) -> tuple[Equality, ...]:
+        return (*self.greedy, self.coupled)
+
+    @property
+    def divergences(self) -> tuple[Divergence, ...]:
+        """From plain decoding, over all runs; at most one for each request of a run."""
+        return tuple(divergence for equality in self.equalities for divergence in equality.divergences)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.failures:
+            return "bug"
+        return "numerics only" if self.divergences else "identical"
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Planted bugs that no test noticed: about such bugs the certificate says nothing."""
+        return tuple(control.name for control in self.controls if control.outcome == "missed")
+
+    @property
+    def first_bug(self) -> Divergence | None:
+        """The first place where the output is wrong: a token too far from the best one, or another than plain
+        decoding's where there may be none."""
+        for equality in self.equalities:
+            wrong = [d for d in equality.divergences if self.exact or d.margin > self.noise.floor]
+            if equality.worst.margin > self.noise.floor:
+                wrong.append(equality.worst)
+            if wrong:
+                return wrong[0]
+        return None
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What no lossless engine does, step by step."""
+        found = []
+        rate = self.settings.false_alarm_rate
+        if not self.noise.explicable:
+            found.append(f"logits move by {self.noise.measured:.2g}, which is more than rounding explains")
+        bug = self.first_bug
+        if bug is not None:
+            found.append(f"request {bug.request}, position {bug.position}: margin {bug.margin:.3g}")
+        if self.divergence_p_value < rate:
+            found.append(f"{len(self.divergences)} divergences, more than ties explain")
+        found += [f"{fit.name}: p = {fit.adjusted:.2g}" for fit in self.fits if fit.adjusted < rate]
+        if not self.self_draft.passes(rate):
+            found.append(f"the target as its own draft: acceptance length {self.self_draft.acceptance_length:.2f}")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data: numbers, strings, lists and dictionaries; what is infinite is None."""
+        found = {
+            "schema": 1,
+            "target": self.target,
+            "draft": self.draft,
+            "verdict": self.verdict,
+            "failures": list(self.failures),
+            "first_bug": None if self.first_bug is None else asdict(self.first_bug),
+            "missed": list(self.missed),
+            "num_divergences": len(self.divergences),
+            "divergence_p_value": self.divergence_p_value,
+            "exact": self.exact,
+            "noise": asdict(self.noise) | {"divergences_per_1000_tokens": self.noise.divergences_per_1000_tokens},
+            "replay": asdict(self.replay),
+            "greedy": [asdict(equality) for equality in self.greedy],
+            "coupled": asdict(self.coupled),
+            "fits": [asdict(fit) for fit in self.fits],
+            "controls": [asdict(control) for control in self.controls],
+            "self_draft": asdict(self.self_draft) | {"required": self.self_draft.required},
+            "settings": asdict(self.settings),
+            "provenance": dict(self.provenance),
+        }
+        return {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(value: object) -> object:
+    """As JSON has it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,121 @@
+"""D, the verifier alone: texts whose laws are this target's and this draft's own, and drafts made to trip it.
+
+The laws are coarse-grained: the likeliest tokens stay, the rest counts as one. Every position has a law of its own,
+whatever stands before it, so that the law of each is known exactly, however many rounds a text takes. P positions,
+V cells of a law, K draft tokens, N texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftkit.evaluate.certificate.contexts import Context
+from draftkit.evaluate.certificate.goodness import chi_square
+from draftkit.runtime.sampling.drafting import draw
+from draftkit.runtime.sampling.parameters import DraftSampling, DraftSamplingMode, SamplingParameters, SamplingTensors
+from draftkit.runtime.sampling.verdict import Drafted, Verify
+
+CELLS = 128
+DRAFTS = 2  # K: enough for a rejection after an acceptance, and for a bonus token
+
+
+@dataclass(frozen=True)
+class Laws:
+    """Logits float32 [P, V] of the target and of the draft at every position of a text; how drafts are drawn."""
+
+    target: Tensor
+    draft: Tensor
+    mode: DraftSamplingMode = "probabilistic"
+
+
+def laws_of(contexts: Sequence[Context]) -> dict[str, Laws]:
+    """By name: the draft's own law, laws that are bad in different ways, and a draft without chance.
+
+    Contexts follow one another in a text.
+    """
+    coarse = [_coarse_grained(context) for context in contexts]
+    target, own = (torch.stack(rows) for rows in zip(*coarse, strict=True))
+    ranks = target.argsort(-1, descending=True)
+    reverse = torch.zeros_like(target).scatter(-1, ranks, target.gather(-1, ranks.flip(-1)))
+    halves = target.exp() / 2
+    halves = halves.scatter(-1, ranks[:, 1::2], 0.0).scatter(-1, ranks[:, -1:], 0.0)
+    halves = halves.scatter(-1, ranks[:, -1:], 1 - halves.sum(-1, keepdim=True))
+    few = min(8, target.shape[1])
+    uniform = torch.full_like(target, -torch.inf).scatter(-1, ranks[:, :few], 0.0)
+    return {
+        "the draft's own law": Laws(target, own),
+        "a flatter law": Laws(target, target / 2),
+        "a few tokens, all alike": Laws(target, uniform),
+        "the reverse law": Laws(target, reverse),
+        "half of every other token, and a bad one": Laws(target, halves.log()),
+        "the draft's best token": Laws(target, own, "greedy"),
+    }
+
+
+def drawn_texts(
+    laws: Laws, verify: Verify, sampling: SamplingParameters, texts: int, *, shared_noise: bool = False
+) -> Tensor:
+    """int64 [N, P]: texts that rounds of draft and verification make. `shared_noise` plants a bug: drafts are drawn
+    with the noise that the target draws with."""
+    length = len(laws.target)
+    target, draft = (torch.cat((rows, rows[:1].expand(DRAFTS, -1))) for rows in (laws.target, laws.draft))
+    wanted, drafts = (_rows(s, texts, target) for s in (sampling, DraftSampling(laws.mode).parameters(sampling)))
+    text = torch.zeros(texts, length + DRAFTS + 1, dtype=torch.int64, device=target.device)
+    filled = torch.zeros(texts, dtype=torch.int64, device=target.device)
+    rows = torch.arange(texts, device=target.device)
+    ahead = torch.arange(DRAFTS + 1, device=target.device)
+    while len(rows):
+        start = filled[rows]
+        own, rules = drafts.take(rows), wanted.take(rows)
+        probs = target.new_zeros(len(rows), DRAFTS, target.shape[1])
+        tokens = [
+            draw(draft[start + i], own, start + i, start, coupled=shared_noise, probs=probs[:, i])
+            for i in range(DRAFTS)
+        ]
+        drafted = Drafted.full(torch.stack(tokens, dim=1), probs)._replace(one_hot=own.greedy)
+        verdict = verify(drafted, target[start[:, None] + ahead], rules, start)
+        text[rows[:, None], start[:, None] + ahead] = verdict.tokens
+        filled[rows] = start + verdict.counts
+        rows = rows[filled[rows] < length]
+    return text[:, :length]
+
+
+def sampler_p_values(
+    laws: Mapping[str, Laws],
+    verify: Verify,
+    sampling: SamplingParameters,
+    texts: int,
+    *,
+    shared_noise: bool = False,
+) -> dict[str, float]:
+    """By kind of draft: the p-value that every position of its texts follows the target's law."""
+    found = {}
+    for name, law in laws.items():
+        drawn = drawn_texts(law, verify, sampling, texts, shared_noise=shared_noise)
+        exact = (law.target.double() / sampling.temperature).softmax(-1)
+        fits = [
+            chi_square(torch.bincount(column, minlength=exact.shape[1]), row)
+            for column, row in zip(drawn.unbind(1), exact, strict=True)
+        ]
+        found[name] = sum(fits[1:], fits[0]).p_value
+    return found
+
+
+def _coarse_grained(context: Context) -> tuple[Tensor, Tensor]:
+    """The target's and the draft's log probabilities float32 [V] of the likeliest tokens of both, and of the rest."""
+    logs = torch.stack((context.target, context.draft)).double().log_softmax(-1)
+    kept = logs.amax(0).topk(min(CELLS - 1, logs.shape[1] - 1)).indices
+    rest = logs.index_fill(1, kept, -torch.inf).logsumexp(-1, keepdim=True)
+    target, draft = torch.cat((logs[:, kept], rest), dim=1).float()
+    return target, draft
+
+
+def _rows(sampling: SamplingParameters, texts: int, like: Tensor) -> SamplingTensors:
+    """`texts` requests that differ in their seeds only."""
+    zeros = torch.zeros(texts, dtype=torch.int64, device=like.device)
+    one = SamplingTensors.of([sampling], like.device).take(zeros)
+    return one._replace(seed=one.seed + torch.arange(texts, device=like.device))

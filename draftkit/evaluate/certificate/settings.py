@@ -1,0 +1,57 @@
+"""What a certificate is asked for: the setting to certify, and how much to sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from draftkit.errors import DraftkitError
+from draftkit.runtime.sampling.parameters import SamplingParameters
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateSettings:
+    """`dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
+
+    `limit` prompts are decoded to `max_new_tokens` or less, `concurrency` of them together. Sampling is tested at
+    `temperature`: `sampler_texts` texts of the verifier alone for each kind of draft, `continuations` of each of
+    `continuation_prompts` prompts end to end. `floor_quantile`: of the measured noise, the part that is taken for its
+    floor. `false_alarm_rate`: of all statistical tests together, for a lossless engine.
+
+    Raises `DraftkitError` for values that leave nothing to measure.
+    """
+
+    num_speculative_tokens: int = 4
+    concurrency: int = 4
+    max_new_tokens: int = 32
+    prompts: str = "zoo"
+    limit: int = 8
+    device: str | None = None
+    dtype: str | None = None
+    temperature: float = 1.0
+    verification: Literal["rejection", "block"] = "rejection"
+    seed: int = 0
+    sampler_texts: int = 4000
+    continuations: int = 150
+    continuation_prompts: int = 2
+    floor_quantile: float = 0.999
+    false_alarm_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("num_speculative_tokens", "concurrency", "limit", "continuations", "continuation_prompts"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.max_new_tokens >= 4, "max_new_tokens", self.max_new_tokens, "at least 4")
+        _require(self.sampler_texts >= 100, "sampler_texts", self.sampler_texts, "at least 100")
+        _require(self.temperature > 0, "temperature", self.temperature, "above 0: greedy decoding is tested anyway")
+        _require(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
+        _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
+
+    @property
+    def sampling(self) -> SamplingParameters:
+        """How the first of the sampled requests is drawn."""
+        return SamplingParameters(temperature=self.temperature, seed=self.seed)
+
+
+def _require(fine: bool, name: str, value: object, expected: str) -> None:
+    if not fine:
+        raise DraftkitError(f"{name} is {value}", where="certificate settings", expected=expected)

@@ -1,0 +1,48 @@
+"""How a request is put to vLLM, so that it draws and stops as draftkit does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import GenerationConfig
+
+from draftkit.models.target import read_target_config
+from draftkit.runtime.records import Request
+
+
+def sampling_fields(request: Request, end_ids: frozenset[int]) -> dict[str, object]:
+    """The fields that `SamplingParams` and `/v1/completions` share.
+
+    All of them, because a server fills what is missing from the target's generation config. Every token that ends the
+    output is a stop token here, those of `end_ids` unless the request ignores them.
+    """
+    drawn = request.sampling
+    fields: dict[str, object] = {
+        "max_tokens": request.max_new_tokens,
+        "temperature": drawn.temperature,
+        "top_p": drawn.top_p,
+        "top_k": drawn.top_k or -1,
+        "min_p": drawn.min_p,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": sorted(request.stop_token_ids | (frozenset() if request.ignore_eos else end_ids)),
+        "ignore_eos": True,
+    }
+    return fields | ({"seed": drawn.seed % 2**63} if drawn.temperature else {})
+
+
+def end_token_ids(target: Path) -> frozenset[int]:
+    """The ids that end a generation of the model in the folder, as `Target.eos_token_ids`."""
+    try:
+        ids = GenerationConfig.from_pretrained(target).eos_token_id
+    except OSError:  # there is none
+        ids = None
+    if ids is None:
+        ids = read_target_config(target).get_text_config().eos_token_id
+    return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+
+def warm_up(requests: Sequence[Request], concurrency: int, k: int) -> list[Request]:
+    """What is run before the measurement, because first calls compile and capture graphs."""
+    return [replace(request, max_new_tokens=2 * (k + 1)) for request in requests[:concurrency]]

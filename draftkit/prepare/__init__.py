@@ -1,0 +1,1 @@
+"""Vocabulary surgery: giving a small model the target's tokenizer, and finding models that could draft."""

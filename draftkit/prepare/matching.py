@@ -1,0 +1,93 @@
+"""Which tokens of a donor each token of a target is made of."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from draftkit.models.tokens import Name
+from draftkit.prepare.segmenter import Segmenter
+from draftkit.prepare.vocabulary import ROLES, Vocabulary
+
+Kind = Literal["exact", "role", "pieces", "average", "unused"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where the row of one token comes from; `donors` are the tokens of the donor in the order of the text.
+
+    - `exact`: the same bytes, or a special token of the same name.
+    - `role`: the special token for the same purpose.
+    - `pieces`: the donor writes the token's bytes as several tokens.
+    - `average`: nothing corresponds; no `donors`.
+    - `unused`: a row without a token; `donors` is such a row of the donor, if one is left.
+    """
+
+    kind: Kind
+    donors: tuple[int, ...] = ()
+
+
+AVERAGE = Match("average")
+
+
+def match_vocabularies(donor: Vocabulary, target: Vocabulary) -> list[Match]:
+    """A match for every row of the target.
+
+    Special tokens go by their role first, then tokens by what they stand for. A row of the donor is given once: of
+    several target tokens for the same bytes the tokenizer writes only the first, and a copy at another of them would
+    tie with it in every prediction. The others take what is left of the donor's own duplicates, then the average.
+    Raises `FormatError` for a donor whose tokenizer cannot write every byte.
+    """
+    segmenter = Segmenter(donor.tokenizer, donor.name)
+    rows: dict[int, Match] = {}
+    for token, other in _same_role(donor, target):
+        same = donor.named[other] == target.named[token]
+        rows[token] = Match("exact" if same else "role", (other,))
+    given = {other for match in rows.values() for other in match.donors}
+    free = _by_name((token, name) for token, name in donor.named.items() if token not in given)
+    matched = {target.named[token] for token in rows}
+    for token, name in target.named.items():
+        if token in rows:
+            continue
+        if free[name]:
+            rows[token] = Match("exact", (free[name].pop(0),))
+        else:
+            rows[token] = AVERAGE if name in matched or isinstance(name, str) else _pieces(segmenter, name, donor)
+        matched.add(name)
+    padding = iter(donor.unused)
+    for row in target.unused:
+        rows[row] = Match("unused", tuple(other for other in [next(padding, None)] if other is not None))
+    return [rows[row] for row in range(target.size)]
+
+
+def count_kinds(matches: Iterable[Match]) -> dict[Kind, int]:
+    """How many rows are of each kind."""
+    counts = Counter(match.kind for match in matches)
+    return {kind: counts[kind] for kind in KINDS}
+
+
+def _same_role(donor: Vocabulary, target: Vocabulary) -> list[tuple[int, int]]:
+    """Pairs of a target's and a donor's special token for the same purpose, each token once."""
+    pairs: dict[int, int] = {}
+    for role in ROLES:
+        token, other = target.roles.get(role), donor.roles.get(role)
+        if token is not None and other is not None and token not in pairs and other not in pairs.values():
+            pairs[token] = other
+    return list(pairs.items())
+
+
+def _by_name(named: Iterable[tuple[int, Name]]) -> defaultdict[Name, list[int]]:
+    tokens: defaultdict[Name, list[int]] = defaultdict(list)
+    for token, name in named:
+        tokens[name].append(token)
+    return tokens
+
+
+def _pieces(segmenter: Segmenter, text: bytes, donor: Vocabulary) -> Match:
+    """The donor's tokens for a text, or the average where they are not all of it (characters it does not know)."""
+    pieces = segmenter.pieces(text)
+    written = b"".join(name for piece in pieces if isinstance(name := donor.named.get(piece), bytes))
+    return Match("pieces", pieces) if pieces and written == text else AVERAGE

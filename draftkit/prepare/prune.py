@@ -1,0 +1,225 @@
+"""A draft over fewer tokens: the most frequent ones, so that each of its steps reads fewer rows of the head.
+
+As FR-Spec (arXiv 2502.14856) and EAGLE-3 do it. An EAGLE-style draft loses rows of its head, which engines load with
+`d2t`. A causal language model keeps its tensors and says which tokens it proposes, so that its folder stays one that
+engines load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from draftkit.convert.api import inspect_checkpoint
+from draftkit.convert.unify import unify
+from draftkit.documents.document import Document, read_origin, read_training_documents
+from draftkit.documents.tokenizer import served_with
+from draftkit.documents.vocabulary import SIZES, Ceiling, ceiling, token_counts
+from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.evaluate.loading import TOKENIZERS, load_tokenizer
+from draftkit.hub import Located, locate
+from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.folder import Draft, write_draft
+from draftkit.layout.provenance import FactOrigin
+from draftkit.models.tokens import same_vocabulary
+from draftkit.prepare.head import Head, open_head, with_rows
+from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
+
+ASKED = "--keep"  # why a token is kept, where no role keeps it
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What vocabularies of several sizes allow and save, and the draft of one of them, which is not written yet.
+
+    `head`: that of the source. `kept`: the tokens that every size has, and why; `absent`: those that would be kept, but
+    that the source does not propose. `ceilings`: of each size, the last one of the source. `pruned`: the draft over
+    `size` tokens, None where only the ceilings were asked for.
+    """
+
+    source: Draft
+    name: str
+    owner: Vocabulary
+    num_documents: int
+    k: int
+    head: Head
+    kept: Mapping[int, str]
+    absent: Mapping[int, str]
+    ceilings: tuple[Ceiling, ...]
+    size: int | None
+    pruned: Draft | None
+
+    def write(self, out: Path, *, force: bool = False) -> Path:
+        """Write the draft. Raises `DraftkitError`; then `out` is as it was."""
+        assert self.pruned is not None, "a size comes first"
+        write_draft(out, self.pruned, force=force)
+        return out
+
+    def to_dict(self) -> dict[str, object]:
+        """The table and what was chosen, in JSON values; bytes are those of the head that a draft step reads."""
+        sizes = [c.to_dict() | {"head_bytes": self.head.bytes_of(c.size)} for c in self.ceilings]
+        return {
+            "schema": 1,
+            "draft": self.name,
+            "tokenizer_of": self.owner.name,
+            "documents": self.num_documents,
+            "num_speculative_tokens": self.k,
+            "draft_vocab_size": len(self.head),
+            "kept": self._tokens(self.kept),
+            "absent": self._tokens(self.absent),
+            "sizes": [
+                row | {"saved_bytes": self.head.bytes_of(len(self.head) - c.size)}
+                for row, c in zip(sizes, self.ceilings, strict=True)
+            ],
+            "size": self.size,
+            "refused_by_vllm": self._new_refusal(),
+        }
+
+    def _tokens(self, ids: Mapping[int, str]) -> list[dict[str, object]]:
+        texts = self.owner.tokenizer.convert_ids_to_tokens(list(ids))
+        return [{"id": i, "token": text, "why": why} for (i, why), text in zip(ids.items(), texts, strict=True)]
+
+    def _new_refusal(self) -> str | None:
+        """Why vLLM must not load the result, where it could load the source."""
+        if self.pruned is None or refusal_by_vllm(self.source.spec) is not None:
+            return None
+        return refusal_by_vllm(self.pruned.spec)
+
+
+def prune_vocabulary(
+    draft: str,
+    data: Path,
+    out: Path,
+    *,
+    size: int,
+    target: str | None = None,
+    keep: Sequence[str] = (),
+    force: bool = False,
+) -> Path:
+    """Write the draft over `size` tokens to `out`; see `plan_pruning`."""
+    return plan_pruning(draft, data, size=size, target=target, keep=keep).write(out, force=force)
+
+
+def plan_pruning(
+    draft: str,
+    data: Path,
+    *,
+    size: int | None = None,
+    target: str | None = None,
+    keep: Sequence[str] = (),
+    k: int = 4,
+    sizes: Sequence[int] = SIZES,
+) -> Pruning:
+    """Find the `size` tokens of a draft that are the most frequent in what the target wrote, and what others allow.
+
+    `draft` and `target` are folders, Hub ids or zoo models. Without `target`, a causal language model has its own
+    tokenizer, and another draft the target that it was made for. `data`: documents that `draftkit data prepare` wrote.
+    What ends an answer is always kept, and so is `keep`: ids, or texts of tokens. `sizes` are judged beside `size`, by
+    their ceilings at `k` draft tokens a round. Raises `DraftkitError`.
+    """
+    source = _open(draft, target)
+    owner = _owner(draft, source, target)
+    head = open_head(source, owner)
+    documents = _read_documents(data, owner)
+    wanted = _ends(owner) | {_token(text, owner): ASKED for text in keep}
+    has = set(head.ids.tolist())
+    kept = {token: why for token, why in wanted.items() if token in has}
+    absent = {token: why for token, why in wanted.items() if token not in has}
+    _check_kept(size, kept, absent, len(head))
+    counts = token_counts(documents, range(len(documents)), owner.size)
+    judged = [*sorted({n for n in (*sizes, size or 0) if max(1, len(kept)) <= n < len(head)}), len(head)]
+    rows = {n: head.choose(counts, n, list(kept)) for n in judged}
+    pruned = None
+    if size is not None:
+        note = f"of {len(head)}: the most frequent in {len(documents)} documents of {data.name}"
+        pruned = _noted(with_rows(source, head, rows[size]), size, note)
+    return Pruning(
+        source=source,
+        name=draft,
+        owner=owner,
+        num_documents=len(documents),
+        k=k,
+        head=head,
+        kept=kept,
+        absent=absent,
+        ceilings=tuple(ceiling(documents, counts, head.ids[rows[n]], k) for n in judged),
+        size=size,
+        pruned=pruned,
+    )
+
+
+def _open(source: str, target: str | None) -> Draft:
+    found = inspect_checkpoint(source, target=target)
+    return found if isinstance(found, Draft) else unify(found.checkpoint, found.plan, found.target)
+
+
+def _owner(name: str, draft: Draft, target: str | None) -> Vocabulary:
+    """The model whose tokens the draft proposes. Raises `TargetError` where none is known, or it is another."""
+    own = any(path.name.startswith(TOKENIZERS) for path in draft.files)
+    target = target or (None if own else draft.provenance.target)
+    if target is None and not own:
+        raise TargetError("whose tokens the draft proposes is not known", where=draft.path, hint="pass --target")
+    owner = open_vocabulary(Located(draft.path, name) if target is None else locate(target, weights=False))
+    size = draft.spec.architecture.vocab_size
+    if own and target is not None:
+        fits = same_vocabulary(owner.tokenizer, load_tokenizer(draft.path, "draft"), size)
+    else:
+        fits = owner.size == size
+    if not fits:
+        raise TargetError(
+            f"the draft proposes other tokens than those of {owner.name}",
+            where=draft.path,
+            hint="pass its own target; a model with its own tokenizer is pruned without one",
+        )
+    return replace(owner, size=size)  # of the same tokens, one may have more rows without a token
+
+
+def _read_documents(data: Path, owner: Vocabulary) -> list[Document]:
+    """The documents. Raises `FormatError` where their ids are those of another tokenizer."""
+    if read_origin(data).tokenizer_sha256 != served_with(owner.name, owner.folder, owner.tokenizer).sha256:
+        raise FormatError(
+            f"the documents were made with another tokenizer than that of {owner.name}",
+            where=data,
+            hint=f"draftkit data prepare … --target {owner.name}",
+        )
+    return read_training_documents(data)
+
+
+def _ends(owner: Vocabulary) -> dict[int, str]:
+    """What ends an answer, as generation config, tokenizer and chat template say."""
+    ends = dict.fromkeys(sorted(served_with(owner.name, owner.folder, owner.tokenizer).end_ids), "eos")
+    turn = owner.roles.get("turn end")
+    return ends if turn is None else {turn: "end of turn"} | ends
+
+
+def _token(text: str, owner: Vocabulary) -> int:
+    """The token of an id, or of a text that is one token. Raises `DraftkitError`."""
+    pieces = owner.tokenizer.encode(text, add_special_tokens=False)
+    token = int(text) if text.isdecimal() else owner.tokenizer.get_vocab().get(text)
+    if token is None and len(pieces) == 1:
+        token = pieces[0]
+    if token is None or token >= owner.size:
+        found = f"{len(pieces)} tokens" if token is None else f"none of the {owner.size} tokens of {owner.name}"
+        raise DraftkitError(f"--keep {text!r} is {found}", expected="the id of a token, or a text that is one token")
+    return token
+
+
+def _check_kept(size: int | None, kept: Mapping[int, str], absent: Mapping[int, str], whole: int) -> None:
+    """Raise `DraftkitError` for tokens to keep that are not there or are too many, and where nothing is cut."""
+    if missing := [token for token, why in absent.items() if why == ASKED]:
+        raise DraftkitError(
+            f"the draft does not propose the token {missing[0]}", hint="prune the draft that this one was made from"
+        )
+    if size is not None and not max(1, len(kept)) <= size < whole:
+        raise DraftkitError(
+            f"a draft vocabulary of {size:,} tokens",
+            expected=f"at least the {max(1, len(kept))} that are kept, and fewer than the {whole:,} that the draft has",
+        )
+
+
+def _noted(draft: Draft, size: int, note: str) -> Draft:
+    """The draft with its new vocabulary among the facts of its provenance."""
+    fact = FactOrigin(name="draft vocabulary", value=str(size), origin="overridden", note=note)
+    facts = (*draft.provenance.facts, fact)
+    return replace(draft, provenance=replace(draft.provenance, facts=facts))

@@ -1,0 +1,209 @@
+"""Publishing a draft: its model card, and its folder on the Hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from draftkit.convert.finite import check_finite
+from draftkit.errors import DraftkitError, FormatError, LayoutError
+from draftkit.hub_upload import Uploaded, check_repo_id, upload
+from draftkit.layout.atomic import write_file
+from draftkit.layout.digest import draft_sha256
+from draftkit.layout.folder import Draft, read_draft
+from draftkit.layout.jsonfile import dump
+from draftkit.report.card import CardInput, render_card, target_of
+from draftkit.report.licence import find_licence
+from draftkit.report.measured import EVAL_FOLDER, own_part
+from draftkit.report.results import Result, result_from
+
+CARD = "README.md"
+FIGURES_FOLDER = "figures"
+# What goes to the Hub besides the draft itself; checkpoints of a training run hold more, which does not.
+BESIDE = (
+    CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "versions.json", "adapter/*",
+    f"{EVAL_FOLDER}/*.json", f"{FIGURES_FOLDER}/**/*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a push uploads. `files`: a path in the repository → a file here, or its bytes.
+
+    `left_out`: what else lies in the folder. `num_results`: entries of the card's `model-index`.
+    """
+
+    repo: str
+    files: dict[str, Path | bytes]
+    left_out: tuple[str, ...]
+    card: str
+    num_results: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes by path in the repository."""
+        return {
+            name: len(content) if isinstance(content, bytes) else content.stat().st_size
+            for name, content in self.files.items()
+        }
+
+
+def write_card(
+    folder: Path,
+    results: Sequence[Path] = (),
+    *,
+    repo: str | None = None,
+    license: str | None = None,
+    force: bool = False,
+) -> list[Path]:
+    """Write the model card of the unified draft in `folder`, and return the files written.
+
+    `results`: files of `eval --json`; what they say of this draft is kept under `folder/eval`, and counts again the
+    next time. `repo`: the name under which the card speaks of the draft, the folder without one. `license`: the Hub's
+    name of its licence, inherited without one. A card that says something else is replaced with `force` only.
+    Raises `DraftkitError`.
+    """
+    files = _card_files(read_draft(folder), results, repo or os.path.realpath(folder), license)
+    card = folder / CARD
+    if card.exists() and card.read_bytes() != files[CARD] and not force:
+        raise DraftkitError("there is another card already", where=card, hint="replace it with --force")
+    for name, content in files.items():
+        write_file(folder / name, content)
+    return [folder / name for name in files]
+
+
+def push_draft(
+    folder: Path,
+    repo: str,
+    *,
+    results: Sequence[Path] = (),
+    license: str | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    allow_unmeasured: bool = False,
+) -> Uploaded:
+    """Upload the unified draft in `folder` to `org/name`, on the branch `revision`.
+
+    See `plan_push` for what is checked and what goes there. Nothing is uploaded again that the repository has, and no
+    commit is made when it has everything. Raises `DraftkitError`.
+    """
+    return upload_draft(
+        plan_push(folder, repo, results=results, license=license, allow_unmeasured=allow_unmeasured),
+        private=private,
+        revision=revision,
+    )
+
+
+def plan_push(
+    folder: Path,
+    repo: str,
+    *,
+    results: Sequence[Path] = (),
+    license: str | None = None,
+    allow_unmeasured: bool = False,
+) -> Publication:
+    """Check a draft and say what a push of it uploads. Needs no token, and writes nothing.
+
+    The tensors must fit the spec and be finite, and everything under `folder/eval` must have been measured with them.
+    A README.md in the folder is taken as it is, except that the folder's own path becomes `repo`; without one, the
+    card is made from `results` and from what `folder/eval` has. A card without a measured result is refused, unless
+    `allow_unmeasured`. Raises `DraftkitError`.
+    """
+    check_repo_id(repo)
+    draft = read_draft(folder)
+    check_finite(draft)
+    made = _card_files(draft, results, repo, license)
+    card = folder / CARD
+    if card.exists():
+        if results or license:
+            raise DraftkitError(
+                "the folder has a card already, which would not show these results or this licence",
+                where=card,
+                hint=f"draftkit card {folder} --repo {repo} --force, with them; then push without",
+            )
+        made[CARD] = _read_text(card).replace(os.path.realpath(folder), repo).encode()
+    text = made[CARD].decode()
+    num_results = _num_results(text, card)
+    if not num_results and not allow_unmeasured:
+        raise LayoutError(
+            "the card has no measured result",
+            where=folder,
+            expected="what `draftkit eval --json` printed for this draft, as --results FILE",
+            hint="measure it first, or push with --allow-unmeasured",
+        )
+    files = dict(sorted({**_files(draft), **made}.items()))
+    return Publication(repo, files, _left_out(folder, files), text, num_results)
+
+
+def upload_draft(publication: Publication, *, private: bool = False, revision: str | None = None) -> Uploaded:
+    """Upload what `plan_push` planned. Raises `SourceError`."""
+    message = "Upload a draft with draftkit"
+    return upload(publication.repo, publication.files, message=message, private=private, revision=revision)
+
+
+def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str | None) -> dict[str, bytes]:
+    """The card of a draft, the results that it shows, and its figures, by path in the repository."""
+    sha256 = draft_sha256(draft)
+    paths = {path.stem: path for path in sorted((draft.path / EVAL_FOLDER).glob("*.json"))}
+    paths |= _by_name(results)
+    stored = {stem: own_part(path, draft.path, sha256) for stem, path in paths.items()}
+    records = {stem: result_from(part, paths[stem]) for stem, part in stored.items()}
+    figures = {name: image for stem, result in records.items() for name, image in _figures(stem, result).items()}
+    licence = find_licence(draft.provenance, draft.path, license, target_of(draft, list(records.values())))
+    card = render_card(CardInput(draft, list(records.values()), licence, name, sha256, list(figures)))
+    kept = {f"{EVAL_FOLDER}/{stem}.json": dump(part).encode() for stem, part in stored.items()}
+    return kept | figures | {CARD: card.encode()}
+
+
+def _by_name(results: Iterable[Path]) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+    for path in results:
+        if path.stem in paths:
+            raise DraftkitError(f"two result files are called {path.name}", where=path, hint="rename one of them")
+        paths[path.stem] = path
+    return paths
+
+
+def _figures(stem: str, result: Result) -> dict[str, bytes]:
+    """The figures of a result; none without matplotlib (`pip install 'draftkit[report]'`)."""
+    try:
+        from draftkit.report.figures import all_figures, save_figures
+        from draftkit.report.series import join
+    except ImportError:
+        return {}
+    with TemporaryDirectory(prefix="draftkit-") as scratch:
+        paths = save_figures(all_figures(join([result])), Path(scratch))
+        return {f"{FIGURES_FOLDER}/{stem}/{path.name}": path.read_bytes() for path in paths}
+
+
+def _files(draft: Draft) -> dict[str, Path | bytes]:
+    """The files of a draft's folder that belong on the Hub."""
+    found = {draft.path / "config.json", *draft.files, *(handle.origin for handle in draft.tensors.values())}
+    found |= {path for pattern in BESIDE for path in draft.path.glob(pattern) if path.is_file()}
+    return {path.relative_to(draft.path).as_posix(): path for path in found}
+
+
+def _left_out(folder: Path, files: Iterable[str]) -> tuple[str, ...]:
+    taken = {name.partition("/")[0] for name in files}
+    return tuple(sorted(path.name for path in folder.iterdir() if path.name not in taken))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise FormatError(f"{path.name} is not UTF-8 text", where=path) from None
+
+
+def _num_results(card: str, where: Path) -> int:
+    """Entries of a card's `model-index`. Raises `FormatError` for a header that is not valid."""
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    try:
+        return len(ModelCard(card).data.eval_results or [])
+    except (ValueError, YAMLError) as error:
+        raise FormatError(f"the header of {CARD} is not valid: {error}", where=where) from error

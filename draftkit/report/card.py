@@ -1,0 +1,278 @@
+"""The model card of a draft, from its spec, its provenance and its measurements. The template is `model_card.md`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import yaml
+
+from draftkit.convert.api import Conversion
+from draftkit.convert.destinations import UNIFIED
+from draftkit.convert.findings import findings_of_draft
+from draftkit.convert.serve import SGLANG_ALGORITHMS, serve_commands
+from draftkit.hub import Located
+from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.finite import FLOATING
+from draftkit.layout.folder import Draft
+from draftkit.layout.spec import EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.report.licence import Licence
+from draftkit.report.markdown import (
+    Row,
+    acceptance_table,
+    category_table,
+    convention_table,
+    plain,
+    runs_table,
+    speed_table,
+    table,
+)
+from draftkit.report.model_index import header, is_hub_id, short_name
+from draftkit.report.results import Cell, Result
+
+TEMPLATE = Path(__file__).with_name("model_card.md")
+CONVENTION = (
+    "Acceptance length = 1 + accepted draft tokens / rounds, the convention of vLLM, with the 95 % interval over "
+    "prompts; expected: from the probabilities of the same forward passes; at each position: accepted / rounds."
+)
+KINDS = {
+    "eagle": "An EAGLE draft: decoder layers that read the target's last hidden state",
+    "eagle3": "An EAGLE-3 draft: decoder layers that read hidden states of several of the target's layers",
+    "p-eagle": "A P-EAGLE draft: an EAGLE-3 draft that proposes all its tokens in one pass",
+    "draft-model": "A standalone draft model: a small causal language model",
+    "pard": "A PARD draft: a small causal language model that proposes all its tokens in one pass",
+    "pard-2": "A PARD-2 draft: a parallel causal language model that reads the target's hidden states",
+    "mlp-speculator": "An MLP speculator: one small head for each position, on the target's last hidden state",
+    "medusa": "Medusa heads: independent heads on the target's last hidden state",
+}
+# What `draftkit train` leaves beside a draft, and which of its settings a card shows.
+TRAIN_FILE = "train.yaml"
+SHOWN_SETTINGS = (
+    "recipe", "draft", "data", "draft_vocab_size", "tokens_per_row", "seed", "optimisation.lr", "optimisation.schedule",
+    "optimisation.epochs", "optimisation.max_steps", "optimisation.accumulation", "optimisation.precision", "lora",
+    "options",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CardInput:
+    """What a card is made from.
+
+    `results`: of this draft only (`own_part`). `name`: what users load, a Hub id or a folder. `figures`: paths
+    in the repository. `sha256`: the draft's digest.
+    """
+
+    draft: Draft
+    results: Sequence[Result]
+    licence: Licence
+    name: str
+    sha256: str
+    figures: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """Every cell, with the number of its run."""
+        return [(number, cell) for number, result in enumerate(self.results, start=1) for cell in result.cells]
+
+    @property
+    def target(self) -> str | None:
+        return target_of(self.draft, self.results)
+
+
+def target_of(draft: Draft, results: Sequence[Result]) -> str | None:
+    """The target that a draft was made for, or else measured with."""
+    return draft.provenance.target or next((cell.target for result in results for cell in result.cells), None)
+
+
+def render_card(given: CardInput) -> str:
+    """README.md: the metadata that the Hub shows, and the card. The same input gives the same text."""
+    from huggingface_hub import ModelCard
+
+    rows = given.rows
+    settings = _read_settings(given.draft.path)
+    card = ModelCard.from_template(
+        header(
+            given.draft,
+            given.results,
+            name=given.name,
+            target=given.target,
+            start=str(settings["draft"]) if settings.get("draft") else None,
+            licence=given.licence.metadata,
+        ),
+        template_path=str(TEMPLATE),
+        name=plain(short_name(given.name)),
+        summary=_summary(given),
+        facts="\n".join(f"| {name} | {value} |" for name, value in _facts(given).items()),
+        acceptance=acceptance_table(rows) if rows else "",
+        convention=CONVENTION,
+        by_convention=convention_table(rows),
+        by_category=category_table(rows),
+        speed=speed_table(rows),
+        advice=_advice(given.results),
+        runs=runs_table(given.results),
+        figures=[(path, Path(path).stem.replace("-", " ")) for path in given.figures],
+        best=_best(rows),
+        commands=_commands(given),
+        serving_notes=_serving_notes(given.draft),
+        measure=f"draftkit eval --target {_quoted(given.target)} --draft {shlex.quote(given.name)}",
+        training=_training(given.draft),
+        settings=_settings(settings),
+        limitations=_limitations(given),
+        licence=given.licence.text,
+    )
+    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
+
+
+def _linked(name: str | None) -> str:
+    if name is None:
+        return "unknown"
+    return f"[{name}](https://huggingface.co/{name})" if is_hub_id(name) else f"`{plain(name)}`"
+
+
+def _summary(given: CardInput) -> str:
+    return (
+        f"{KINDS[given.draft.spec.method]}. It proposes tokens that {_linked(given.target)} then verifies "
+        "(speculative decoding), in the unified layout of draftkit."
+    )
+
+
+def _facts(given: CardInput) -> dict[str, str]:
+    """The table at the head of the card."""
+    draft, spec = given.draft, given.draft.spec
+    floats = [handle for handle in draft.tensors.values() if handle.dtype in FLOATING]
+    size = sum(handle.nbytes for handle in draft.tensors.values())
+    facts = {
+        "method": spec.method,
+        "target": _linked(given.target),
+        "target revision": f"`{draft.provenance.target_revision}`" if draft.provenance.target_revision else "not fixed",
+        "parameters": f"{sum(prod(handle.shape) for handle in floats):,} in {spec.dtype}, {size / 1e6:,.1f} MB",
+    }
+    architecture = spec.architecture
+    vocabulary, whole = getattr(architecture, "draft_vocab_size", None), getattr(architecture, "vocab_size", None)
+    if vocabulary is not None and whole is not None:
+        facts["draft vocabulary"] = f"{vocabulary:,} of {whole:,} tokens"
+    if isinstance(architecture, EagleSpec) and architecture.aux_layer_ids is not None:
+        facts["target layers read"] = ", ".join(map(str, architecture.aux_layer_ids))
+    if isinstance(architecture, MedusaSpec | MlpSpeculatorSpec):
+        facts["heads"] = str(architecture.num_heads)
+    facts["SHA-256 of spec and weights"] = f"`{given.sha256}`"
+    facts["made by"] = f"draftkit {draft.provenance.draftkit_version}"
+    return facts
+
+
+def _fastest(rows: Sequence[Row]) -> tuple[float, Cell] | None:
+    """The measured setting with the highest speed-up; None where no speed-up was measured."""
+    gains = [(cell.times_faster, cell) for _, cell in rows if cell.times_faster is not None]
+    return max(gains, key=lambda pair: pair[0], default=None)
+
+
+def _best(rows: Sequence[Row]) -> str:
+    """Which of the measured K was the fastest, where there were several."""
+    fastest = _fastest(rows)
+    if fastest is None or len({cell.num_speculative_tokens for _, cell in rows}) < 2:
+        return ""
+    gain, cell = fastest
+    return (
+        f"Of the lengths measured, K = {cell.num_speculative_tokens} was the fastest ({gain:.2f}× at concurrency "
+        f"{cell.concurrency}); the commands have it."
+    )
+
+
+def _advice(results: Sequence[Result]) -> list[str]:
+    """What the speed models of the results say."""
+    lines = []
+    for number, result in enumerate(results, start=1):
+        for model in result.speed_models:
+            if model.best_k is not None:
+                stop = model.stop_above
+                end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
+                lines.append(f"Run {number}: by the times of its rounds, K = {model.best_k} is best{end}.")
+    return lines
+
+
+def _commands(given: CardInput) -> dict[str, str]:
+    """Engine → the commands that serve the target with this draft."""
+    draft = given.draft
+    if draft.provenance.target is None:
+        draft = replace(draft, provenance=replace(draft.provenance, target=given.target))
+    stored = Conversion(Located(draft.path, given.name), UNIFIED, None, None, draft, None)
+    fastest = _fastest(given.rows)
+    k = None if fastest is None else fastest[1].num_speculative_tokens
+    commands = serve_commands(stored, Path(given.name), k)
+    if "SGLang" not in commands and draft.spec.method in SGLANG_ALGORITHMS:
+        folder = f"{short_name(given.name)}-sglang"
+        served = serve_commands(replace(stored, destination="sglang"), Path(folder), k)["SGLang"]
+        target = _quoted(given.target)
+        convert = f"draftkit convert {shlex.quote(given.name)} {shlex.quote(folder)} --to sglang --target {target}"
+        commands["SGLang"] = f"{convert}\n{served}"
+    return commands
+
+
+def _serving_notes(draft: Draft) -> list[str]:
+    reason = refusal_by_vllm(draft.spec)
+    return [] if reason is None else [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}."]
+
+
+def _quoted(name: str | None) -> str:
+    return "TARGET" if name is None else shlex.quote(name)
+
+
+def _training(draft: Draft) -> str:
+    """Where the weights come from."""
+    provenance = draft.provenance
+    if provenance.format == "trained":
+        return f"Trained with draftkit {provenance.draftkit_version} for {_linked(provenance.target)}."
+    revision = f" at revision `{provenance.source_revision}`" if provenance.source_revision else ""
+    return (
+        f"Not trained by draftkit: converted from {_linked(provenance.source)}{revision} (format {provenance.format}). "
+        "Its data and recipe are what that source says of them."
+    )
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    """The recipe of a draft that draftkit trained, as a table; empty for any other."""
+    lines = []
+    for name in SHOWN_SETTINGS:
+        value: object = settings
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value not in (None, "", 0, {}, []):
+            lines.append((name, Path(value).name if name == "data" and isinstance(value, str) else value))
+    return table(("setting", "value"), lines) if lines else ""
+
+
+def _read_settings(folder: Path) -> dict[str, object]:
+    try:
+        settings = yaml.safe_load((folder / TRAIN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _limitations(given: CardInput) -> list[str]:
+    draft, spec = given.draft, given.draft.spec
+    found = [f"It fits {_linked(given.target)} only; with a fine-tune of it, fewer tokens are accepted."]
+    architecture = spec.architecture
+    if isinstance(architecture, EagleSpec):
+        length = architecture.decoder.rope.max_position_embeddings
+        found.append(f"Its position embedding is made for {length:,} tokens; acceptance beyond is not known.")
+        if architecture.reduced_vocabulary:
+            left_out = architecture.vocab_size - architecture.draft_vocab_size
+            found.append(f"It never proposes {left_out:,} of the target's {architecture.vocab_size:,} tokens.")
+    if rows := given.rows:
+        temperatures = sorted({cell.temperature for _, cell in rows})
+        datasets = dict.fromkeys(plain(cell.dataset) for _, cell in rows)
+        found.append(
+            f"It was measured on {', '.join(datasets)} at temperature {', '.join(f'{t:g}' for t in temperatures)}; "
+            "other text, languages, lengths and temperatures give other figures."
+        )
+    found += [f"Lost in conversion: {plain(loss)}." for loss in draft.provenance.losses]
+    found += [f"{finding.severity.capitalize()}: {plain(finding.message)}." for finding in findings_of_draft(draft)]
+    assumed = [fact.name for fact in draft.provenance.facts if fact.origin == "format default"]
+    if assumed:
+        found.append(f"Its source does not state {', '.join(assumed)}; the defaults of its format were taken.")
+    return found

@@ -1,0 +1,112 @@
+"""A certificate of losslessness, short enough to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {"identical": "bold green", "numerics only": "bold yellow", "bug": "bold red"}
+
+
+def certificate(result: Mapping[str, Any]) -> Group:
+    """What `Certificate.to_dict` holds, in about twenty lines: the verdict, what each step found, and where it ran."""
+    steps = Table.grid(padding=(0, 2))
+    for row in _steps(result):
+        steps.add_row(*row)
+    return Group(_headline(result), *_problems(result), steps, *_origin(result))
+
+
+def _headline(result: Mapping[str, Any]) -> Text:
+    verdict = result["verdict"]
+    text = Text(f"Losslessness of {result['draft']} on {result['target']}: ")
+    match verdict:
+        case "bug":
+            return text.append(f"BUG{_place(result['first_bug'])}", STYLES[verdict])
+        case "numerics only":
+            ties = f"numerics only ({result['num_divergences']} ties below the noise floor)"
+            return text.append(ties, STYLES[verdict])
+    return text.append(verdict, STYLES[verdict])
+
+
+def _place(bug: Mapping[str, Any] | None) -> str:
+    if bug is None:
+        return ""
+    return f" at request {bug['request']}, position {bug['position']}, margin {_number(bug['margin'])}"
+
+
+def _problems(result: Mapping[str, Any]) -> list[Text]:
+    failures = [Text(f"  fails: {failure}", "red") for failure in result["failures"]]
+    missed = [
+        Text(f"  the planted bug “{name}” was MISSED: nothing is certified about such bugs", "yellow")
+        for name in result["missed"]
+    ]
+    return failures + missed
+
+
+def _steps(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    replay, noise, own = result["replay"], result["noise"], result["self_draft"]
+    floor = f"{noise['floor']:.2g}"
+    greedy = [("C", run["name"], _equality(run)) for run in result["greedy"]]
+    fits = [
+        ("D", fit["name"], f"p = {fit['adjusted']:.2g} ({fit['p_value']:.2g} before Holm), {fit['samples']:,} samples")
+        for fit in result["fits"]
+    ]
+    controls = [("E", f"planted: {control['name']}", _outcome(control)) for control in result["controls"]]
+    return [
+        (
+            "A",
+            "tokens that are the best of their context",
+            f"{replay['best']:,} of {replay['tokens']:,}, the others at most {replay['largest']:.2g} below",
+        ),
+        (
+            "B",
+            "noise floor",
+            f"{floor} logits ({noise['contexts']} contexts, {len(noise['shapes'])} shapes); "
+            f"at most {noise['divergences_per_1000_tokens']:.2g} divergences in 1,000 tokens",
+        ),
+        *greedy,
+        ("D", result["coupled"]["name"], _equality(result["coupled"])),
+        *fits,
+        *controls,
+        (
+            "F",
+            "the target as its own draft",
+            f"acceptance length {own['acceptance_length']:.2f}, {own['required']:.2f} required, {own['rounds']} rounds",
+        ),
+    ]
+
+
+def _equality(run: Mapping[str, Any]) -> str:
+    size = f"{run['tokens']:,} tokens, K={run['num_speculative_tokens']}, concurrency {run['concurrency']}"
+    same = run["requests"] - len(run["divergences"])
+    return f"{same} of {run['requests']} = plain decoding ({size})"
+
+
+def _outcome(control: Mapping[str, Any]) -> str:
+    outcome = "MISSED" if control["outcome"] == "missed" else control["outcome"]
+    if control["p_value"] is not None:
+        return f"{outcome} (p = {control['p_value']:.2g})"
+    return f"{outcome} (margin {_number(control['margin'])})"
+
+
+def _number(value: float | None) -> str:
+    """A margin; one without bound is None in a result."""
+    return "∞" if value is None else f"{value:.2g}"
+
+
+def _origin(result: Mapping[str, Any]) -> list[Text]:
+    where, settings = result["provenance"], result["settings"]
+    return [
+        Text(
+            f"K={settings['num_speculative_tokens']}, {settings['verification']}, temperature 0 and "
+            f"{settings['temperature']:g}; {where['dtype']} on {where['device']}; seed {settings['seed']}"
+        ),
+        Text(
+            f"draftkit {where['draftkit']}, torch {where['torch']}, transformers {where['transformers']}, "
+            f"Python {where['python']}; {where['date']}"
+        ),
+    ]

@@ -1,0 +1,93 @@
+"""A diagnosis as terminal tables: what is wrong, how acceptance falls, the tensors, what every change gained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {"note": "cyan", "warning": "yellow", "error": "bold red"}
+
+
+def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
+    """Print what `doctor --json` gives; the causes come last, where the eye falls."""
+    settings = diagnosis["settings"]
+    console.print(
+        "{draft} ({method}) with {target}: acceptance length ".format(**diagnosis)
+        + "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**diagnosis["length"])
+        + ", K {num_speculative_tokens}, T {temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
+            **settings
+        )
+    )
+    _show_decay(console, diagnosis["decay"])
+    if diagnosis["findings"]:
+        console.print(_findings(diagnosis))
+    console.print(_tensors(diagnosis))
+    console.print(_changes(diagnosis))
+    if diagnosis["not_applicable"]:
+        console.print("Not applicable: " + "; ".join(f"{n} ({needs})" for n, needs in _needs(diagnosis)))
+    _show_causes(console, diagnosis["causes"])
+
+
+def _show_decay(console: Console, decay: Mapping[str, Any]) -> None:
+    rates = " ".join(f"{rate:.2f}" for rate in decay["rates"])
+    console.print(f"Each draft token's chance where those before it stand: {rates}")
+    for name, between in (("over_context", "long prompts against short ones"), ("over_answer", "over an answer")):
+        if decay[name] is not None:
+            console.print(f"{between}: " + "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**decay[name]))
+    for pattern in decay["patterns"]:
+        console.print(Text(pattern, style="yellow"))
+
+
+def _findings(diagnosis: Mapping[str, Any]) -> Table:
+    table = Table("found", "", "what", "next", title="Without running the draft", title_justify="left")
+    for finding in diagnosis["findings"]:
+        severity = Text(finding["severity"], style=STYLES[finding["severity"]])
+        table.add_row(finding["name"], severity, f"{finding['message']} ({finding['source']})", finding["fix"])
+    return table
+
+
+def _tensors(diagnosis: Mapping[str, Any]) -> Table:
+    tensors = diagnosis["tensors"]
+    used = {use: sum(tensor["use"] == use for tensor in tensors) for use in ("once", "shared", "ignored")}
+    sound = sum(tensor["finite"] and tensor["plausible"] for tensor in tensors)
+    counts = ", ".join(f"{count} {use}" for use, count in used.items() if count)
+    title = f"{len(tensors)} tensors: {counts}; {sound} finite and plausible"
+    table = Table("tensor", "dtype", "shape", "used", "remark", title=title, title_justify="left")
+    for tensor in tensors:
+        if tensor["remark"]:
+            shape = "×".join(map(str, tensor["shape"]))
+            table.add_row(tensor["name"], tensor["dtype"], shape, tensor["use"], tensor["remark"])
+    return table
+
+
+def _changes(diagnosis: Mapping[str, Any]) -> Table:
+    table = Table("experiment", "change", "acceptance length", "gain", "", title="Changed one by one")
+    table.title_justify = "left"
+    for tried in diagnosis["tried"]:
+        table.add_row(
+            tried["experiment"],
+            tried["change"],
+            f"{tried['before']:.2f} → {tried['after']:.2f}",
+            "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**tried["gain"]),
+            Text("helps", style="green") if tried["helps"] else "by chance" if tried["confirmed"] else "",
+        )
+    table.caption = (
+        "intervals hold at 95 % for all changes together; what looked helpful was measured again on other prompts"
+    )
+    return table
+
+
+def _needs(diagnosis: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, f"needs {what}") for name, what in diagnosis["not_applicable"].items()]
+
+
+def _show_causes(console: Console, causes: list[Mapping[str, str]]) -> None:
+    if not causes:
+        console.print(Text("Nothing found: no change helps.", style="green"))
+    for number, cause in enumerate(causes, start=1):
+        console.print(Text(f"{number}. {cause['name']}: {cause['what']}", style="bold"))
+        console.print(f"   {cause['remedy']}", soft_wrap=True)

@@ -1,0 +1,69 @@
+"""The same draft in draftkit's engine and in vLLM, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+Cell = Mapping[str, Any]
+SETTING = ("target", "draft", "num_speculative_tokens", "temperature", "concurrency")  # what makes two cells a pair
+COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos")
+
+
+def engines_table(cells: Sequence[Cell]) -> Table:
+    """Draftkit's figures beside vLLM's for each draft and setting; – where an engine was not run."""
+    table = Table(
+        "draft", "", "draftkit", "vLLM", "greedy counts",
+        title="draftkit and vLLM", caption="counts: equal when drafts, draft tokens and accepted tokens at each "
+        "position are; above temperature 0 the engines draw other random numbers",
+    )  # fmt: skip
+    for ours, theirs in engine_pairs(cells):
+        either = ours or theirs
+        assert either is not None
+        name = f"{either['draft']} · K={either['num_speculative_tokens']} · T={either['temperature']:g}"
+        name += f" · concurrency {either['concurrency']}"
+        for label, show in _FIGURES.items():
+            figures = ("–" if cell is None else show(cell) for cell in (ours, theirs))
+            table.add_row(name, label, *figures, _agreement(ours, theirs) if name else "")
+            name = ""
+        table.add_section()
+    return table
+
+
+def engine_pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell | None, Cell | None]]:
+    """Draftkit's and vLLM's cell of each setting, in the order of the cells."""
+    by_setting: dict[tuple[object, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        by_setting.setdefault(tuple(cell[key] for key in SETTING), {})[cell.get("engine", "draftkit")] = cell
+    for engines in by_setting.values():
+        yield engines.get("draftkit"), engines.get("vllm")
+
+
+def counts_agree(ours: Cell, theirs: Cell) -> bool | None:
+    """Whether both engines drafted and accepted the same; None above temperature 0, where they need not."""
+    return None if ours["temperature"] else all(ours[key] == theirs[key] for key in COUNTS)
+
+
+def _agreement(ours: Cell | None, theirs: Cell | None) -> str:
+    agree = None if ours is None or theirs is None else counts_agree(ours, theirs)
+    return {True: "equal", False: "[bold red]differ[/]", None: "–"}[agree]
+
+
+def _length(cell: Cell) -> str:
+    shape = "{mean:.3f} [{low:.2f}, {high:.2f}]" if cell.get("interval_known", True) else "{mean:.3f}"
+    return shape.format(**cell["acceptance_length"]).replace("[", r"\[")
+
+
+def _speed(cell: Cell) -> str:
+    own, plain = cell["tokens_per_second"], cell.get("baseline_tokens_per_second")
+    return f"{own:.1f}" if plain is None else f"{own:.1f} ({own / plain:.2f}×)"
+
+
+_FIGURES = {
+    "drafts": lambda cell: str(cell["num_drafts"]),
+    "accepted at 1…K": lambda cell: " ".join(map(str, cell["num_accepted_tokens_per_pos"])),
+    "acceptance length": _length,
+    "tokens/s": _speed,
+}

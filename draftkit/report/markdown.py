@@ -1,0 +1,135 @@
+"""Results as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from draftkit.report.model_index import is_hub_id
+from draftkit.report.results import Cell, Result, Times
+
+Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
+SETTING = ("run", "dataset", "K", "T")
+VERSIONS = ("draftkit", "vllm", "torch", "transformers", "python")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; what is in its cells cannot break it."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(plain(cell) for cell in line) + " |" for line in lines)
+
+
+def plain(value: object) -> str:
+    """Text on one line that Markdown shows as it is inside a table; None is a dash."""
+    text = "–" if value is None else " ".join(str(value).split())
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def acceptance_table(rows: Sequence[Row]) -> str:
+    header = (*SETTING, "prompts", "drafts", "acceptance length", "expected", "accepted at 1…K")
+    return table(header, ((*_setting(row), *_acceptance(row[1])) for row in rows))
+
+
+def _setting(row: Row) -> tuple[object, ...]:
+    number, cell = row
+    return number, cell.dataset, cell.num_speculative_tokens, f"{cell.temperature:g}"
+
+
+def _acceptance(cell: Cell) -> tuple[object, ...]:
+    length, expected = cell.acceptance_length, cell.expected_acceptance_length
+    return (
+        cell.num_prompts,
+        cell.draft_sampling,
+        None if length is None else f"**{length.mean:.2f}** [{length.low:.2f}, {length.high:.2f}]",
+        _number(expected.mean if expected else None),
+        " ".join(f"{rate:.2f}" for rate in cell.accepted_at) or None,
+    )
+
+
+def convention_table(rows: Sequence[Row]) -> str:
+    """What other tools would call the acceptance length of each cell; empty where no cell says."""
+    return _spread(rows, lambda cell: cell.acceptance_length_by_convention, least=1)
+
+
+def category_table(rows: Sequence[Row]) -> str:
+    """The acceptance length by category; empty where there is but one."""
+    return _spread(rows, lambda cell: {name: i.mean if i else None for name, i in cell.by_category.items()}, least=2)
+
+
+def _spread(rows: Sequence[Row], numbers: Callable[[Cell], dict[str, float | None]], least: int) -> str:
+    """A column for each name that the numbers of a cell have; empty where there are fewer than `least`."""
+    names = list(dict.fromkeys(name for _, cell in rows for name in numbers(cell)))
+    if len(names) < least:
+        return ""
+    lines = ((*_setting(row), *(_number(numbers(row[1]).get(name)) for name in names)) for row in rows)
+    return table((*SETTING, *names), lines)
+
+
+def speed_table(rows: Sequence[Row]) -> str:
+    """Throughput and latencies; empty where no cell compares with plain decoding."""
+    header = (*SETTING, "concurrency", "tokens/s", "plain", "speed-up", "TTFT / TPOT / ITL ms")
+    lines = [(*_setting(row), *_speed(row[1])) for row in rows if row[1].times_faster is not None]
+    return table(header, lines) if lines else ""
+
+
+def _speed(cell: Cell) -> tuple[object, ...]:
+    return (
+        cell.concurrency,
+        _number(cell.tokens_per_second, 1),
+        _number(cell.baseline_tokens_per_second, 1),
+        f"{cell.times_faster:.2f}×",
+        " / ".join(_median(times) for times in (cell.ttft_ms, cell.tpot_ms, cell.itl_ms)),
+    )
+
+
+def _number(value: float | None, digits: int = 2) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"
+
+
+def _median(times: Times | None) -> str:
+    return "–" if times is None else f"{times.p50:.1f}"
+
+
+def runs_table(results: Sequence[Result]) -> str:
+    """Where, when and with what each run measured."""
+    header = ("run", "date", "engine", "hardware", "dtype", "prompts", "chat template", "max new tokens", "versions")
+    return table(header, ((number, *_run(result)) for number, result in enumerate(results, start=1)))
+
+
+def _run(result: Result) -> tuple[object, ...]:
+    said = result.provenance
+    template = said.get("chat_template_sha256")
+    return (
+        said.get("date"),
+        _all(cell.engine for cell in result.cells),
+        _hardware(said),
+        said.get("dtype"),
+        _prompts(said.get("dataset")) or _all(cell.dataset for cell in result.cells),
+        f"sha256 {str(template)[:12]}" if template else "none",
+        _all(cell.max_new_tokens for cell in result.cells),
+        ", ".join(f"{name} {said[name]}" for name in VERSIONS if said.get(name)),
+    )
+
+
+def _all(values: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "–"
+
+
+def _hardware(provenance: dict[str, object]) -> object:
+    """The machine's own name where the result has it."""
+    name, threads = provenance.get("hardware") or provenance.get("device"), provenance.get("threads")
+    if provenance.get("device") != "cpu" or threads is None:
+        return name
+    return f"{name}, {threads} thread" + ("s" if threads != 1 else "")
+
+
+def _prompts(dataset: object) -> str:
+    """A prompt set by Hub id or name, split, revision, digest, turns and thinking, as far as the result says."""
+    if not isinstance(dataset, dict):
+        return ""
+    source = str(dataset.get("source") or "")
+    parts = [source if is_hub_id(source) else str(dataset.get("name") or Path(source).name)]
+    parts += [f"{key} {dataset[key]}" for key in ("split", "revision", "turns") if dataset.get(key)]
+    parts += [f"sha256 {str(dataset['sha256'])[:12]}"] if dataset.get("sha256") else []
+    parts += [f"thinking {'on' if dataset['thinking'] else 'off'}"] if dataset.get("thinking") is not None else []
+    return ", ".join(parts)

@@ -1,0 +1,110 @@
+"""The header of a model card: what the Hub's search, its model tree and its results tables read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from draftkit.layout.folder import Draft
+from draftkit.layout.spec import CausalLMSpec
+from draftkit.report.results import Cell, Result
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult, ModelCardData
+
+
+def header(
+    draft: Draft,
+    results: Sequence[Result],
+    *,
+    name: str,
+    target: str | None,
+    start: str | None,
+    licence: dict[str, str],
+) -> ModelCardData:
+    """The header, with a `model-index` of the results.
+
+    `name`: the draft's, or its path or Hub id. `start`: the checkpoint that a causal language model was trained from.
+    """
+    from huggingface_hub import ModelCardData
+
+    base, relation = _base_model(draft, target, start)
+    return ModelCardData(
+        base_model=base,
+        base_model_relation=relation,
+        library_name="draftkit",
+        pipeline_tag="text-generation",
+        tags=["draftkit", "speculative-decoding", "draft-model", draft.spec.method],
+        model_name=short_name(name) if results else None,
+        eval_results=eval_results(results) or None,
+        **licence,
+    )
+
+
+def eval_results(results: Sequence[Result]) -> list[EvalResult]:
+    """Acceptance length and speed-up of each cell, for `model-index`."""
+    return [entry for result in results for cell in result.cells for entry in _entries(cell, result.provenance)]
+
+
+def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
+    from huggingface_hub import EvalResult
+
+    length, said = cell.acceptance_length, provenance.get("dataset")
+    dataset: dict[str, str] = said if isinstance(said, dict) else {}
+    name, source = dataset.get("name") or cell.dataset or "unknown", dataset.get("source") or ""
+    settings = {
+        "num_speculative_tokens": cell.num_speculative_tokens,
+        "temperature": cell.temperature,
+        "draft_sampling": cell.draft_sampling,
+        "concurrency": cell.concurrency,
+        "num_prompts": cell.num_prompts,
+        "max_new_tokens": cell.max_new_tokens,
+        "engine": cell.engine,
+        "hardware": provenance.get("hardware") or provenance.get("device"),
+        "convention": provenance.get("convention"),
+    }
+    metrics: list[tuple[str, float, dict[str, float]]] = []
+    if length is not None:
+        interval = {"low": round(length.low, 4), "high": round(length.high, 4)}
+        metrics.append(("acceptance_length", length.mean, interval))
+    if cell.times_faster is not None:
+        metrics.append(("speedup", cell.times_faster, {}))
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Speculative decoding",
+            dataset_type=source if is_hub_id(source) else name,
+            dataset_name=name,
+            dataset_split=dataset.get("split"),
+            dataset_revision=dataset.get("revision"),
+            metric_type=metric,
+            metric_name=f"{metric.replace('_', ' ')} (K={cell.num_speculative_tokens}, T={cell.temperature:g})",
+            metric_value=round(value, 4),
+            metric_args={key: setting for key, setting in settings.items() if setting is not None} | bounds,
+        )
+        for metric, value, bounds in metrics
+    ]
+
+
+def _base_model(draft: Draft, target: str | None, start: str | None) -> tuple[str | None, str | None]:
+    """What the Hub links the draft to, and how; only Hub ids can be linked.
+
+    Heads belong to their target, and `adapter` is what the Hub calls a model that runs only with its base. A causal
+    language model is a model of its own, which comes from the checkpoint that it was converted or trained from.
+    """
+    own_model = isinstance(draft.spec.architecture, CausalLMSpec)
+    base = (start or draft.provenance.source) if own_model else target
+    relation = "finetune" if own_model else "adapter"
+    return (base, relation) if base is not None and is_hub_id(base) else (None, None)
+
+
+def short_name(name: str) -> str:
+    """A draft's own name: the end of its path or Hub id."""
+    return name.rpartition("/")[2]
+
+
+def is_hub_id(name: str) -> bool:
+    """`org/name` that is no folder here."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None and name[0] != "." and not os.path.exists(name)

@@ -1,0 +1,142 @@
+"""The report: one HTML page that needs no network and runs no script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
+from draftkit.report.results import Cell, Interval, Result, Sample
+from draftkit.report.series import Series
+from draftkit.report.theme import PALETTE, svg
+from draftkit.report.tokens import KINDS, show_sample, with_line_ends, with_marks
+from draftkit.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+SAMPLES = 6  # shown of each series
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[str, Figure]) -> str:
+    """The page of results that were joined into `series` and drawn as `figures`."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, equality=equality
+    )
+    costs = [(one, cost) for one in series if (cost := memory_cost(one.main))]
+    samples = [(one, [show_sample(sample) for sample in _samples(one)]) for one in series if _samples(one)]
+    return environment.get_template("page.html").render(
+        title=_title(results),
+        results=results,
+        series=series,
+        provenance=provenance_table(results),
+        figures={name: Markup(svg(figure)) for name, figure in figures.items()},
+        figure_titles={name: figure.axes[0].get_title(loc="left") for name, figure in figures.items()},
+        conventions=list(dict.fromkeys(name for one in series for name in one.main.acceptance_length_by_convention)),
+        costs=costs,
+        rank_costs=[
+            (one, [tensor_parallel(cost, ranks) for ranks in RANKS]) for one, cost in costs if cost.draft_weights
+        ],
+        samples=samples,
+        modelled=[one for one in series if one.model],
+        predictions=[(one, prediction_rows(one.main)) for one in series if one.main.predicted],
+        predicted_ks=sorted({p.num_speculative_tokens for one in series for p in one.main.predicted or ()}),
+        settings=_settings(series),
+        sections=_sections(figures, memory=bool(costs), tokens=bool(samples)),
+        version=__version__,
+        kinds=KINDS,
+        palette=PALETTE,
+        stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+    )
+
+
+def _sections(figures: Mapping[str, Figure], *, memory: bool, tokens: bool) -> set[str]:
+    """The parts of the page for which there is something to show."""
+    prefixes = {
+        "acceptance": ("acceptance-by", "conditional"),
+        "k": ("acceptance-length-by-k", "speed-by-k"),
+        "batch": ("throughput", "speed-by-batch"),
+        "latency": ("latency",),
+    }
+    drawn = {section for section, names in prefixes.items() if any(name.startswith(names) for name in figures)}
+    return drawn | {"summary", "provenance"} | ({"memory"} if memory else set()) | ({"tokens"} if tokens else set())
+
+
+def _settings(series: Sequence[Series]) -> str:
+    """Which of the measured settings stands in figures that show one."""
+    settings = [f"K={one.main.num_speculative_tokens}, batch {one.main.concurrency}" for one in series]
+    if len(set(settings)) == 1:
+        return f"Measured at {settings[0]}."
+    return "Measured at " + "; ".join(f"{at} ({one.name})" for at, one in zip(settings, series, strict=True)) + "."
+
+
+def prediction_rows(cell: Cell) -> list[tuple[float, str, dict[int, float]]]:
+    """The predicted acceptance lengths by K, for each temperature and way of drafting."""
+    rows: dict[tuple[float, str], dict[int, float]] = {}
+    for one in cell.predicted or ():
+        rows.setdefault((one.temperature, one.draft_sampling), {})[one.num_speculative_tokens] = one.acceptance_length
+    return [(temperature, sampling, lengths) for (temperature, sampling), lengths in rows.items()]
+
+
+def _title(results: Sequence[Result]) -> str:
+    return " · ".join(dict.fromkeys(cell.target for result in results for cell in result.cells))
+
+
+def _samples(one: Series) -> list[Sample]:
+    return list(one.main.samples or ())[:SAMPLES]
+
+
+def provenance_table(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    """A row for each fact that any file states: its name and its value in each file."""
+    columns = [dict(_flat(result.provenance)) for result in results]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [(name, [column.get(name, "–") for column in columns]) for name in names]
+
+
+def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def size(count: float | None) -> str:
+    """Bytes in the largest binary unit of which there is at least one."""
+    if count is None:
+        return "–"
+    power = 0
+    while abs(count) >= 1024 and power < len(UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:.4g} {UNITS[power]}" if count < 1000 else f"{count:.0f} {UNITS[power]}"
+
+
+def length(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def number(value: float | None, format: str = ",.2f", unit: str = "") -> str:
+    return "–" if value is None else f"{value:{format}}{unit}"
+
+
+def equality(cell: Cell) -> str:
+    """How the output compares with plain decoding's, or how it was sampled where it need not be the same."""
+    if cell.num_matching_prompts is None:
+        return "not compared" if cell.verification is None else f"by {cell.verification}"
+    if cell.num_matching_prompts == cell.num_prompts:
+        return "the same"
+    return f"the same for {cell.num_matching_prompts} of {cell.num_prompts} prompts"

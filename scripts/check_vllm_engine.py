@@ -1,0 +1,68 @@
+"""Does `eval --engine vllm` count what draftkit's own engine counts? The zoo's drafts in both, greedily, on the CPU.
+
+`python scripts/check_vllm_engine.py --vllm-python ENV/bin/python [--limit 16] [--max-new-tokens 48] [--only NAME]`
+
+Drafts, draft tokens, accepted tokens at each position and acceptance lengths with their intervals must be the same, and
+vLLM's counts by request must add up to its counters. Exits with 1 when anything differs. check_vllm.py compares more
+kinds of drafts, proposal by proposal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+import draftkit
+from draftkit.evaluate.datasets import load_prompt_set
+from draftkit.evaluate.loading import load_tokenizer
+from draftkit.evaluate.measure import Conversations
+from draftkit.evaluate.settings import Settings
+from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
+from draftkit.hub import locate
+from draftkit.report.engines import counts_agree, engine_pairs, engines_table
+
+TARGET = "zoo:target"
+DRAFTS = ("zoo:eagle", "zoo:eagle3", "zoo:draft-model", "zoo:p-eagle", "zoo:pard", "ngram:1-3")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vLLM")
+    parser.add_argument("--limit", type=int, default=16, help="prompts")
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--only", default="", help="run the drafts whose name contains this")
+    options = parser.parse_args()
+    settings = Settings(
+        num_speculative_tokens=options.k,
+        max_new_tokens=options.max_new_tokens,
+        concurrency=options.concurrency,
+        limit=options.limit,
+        device="cpu",
+    )
+    drafts = [draft for draft in DRAFTS if options.only in draft]
+    cells = draftkit.evaluate_draft(TARGET, drafts, settings)["cells"]
+    prompts = load_prompt_set(settings.prompts, settings.limit).prompts
+    requests = Conversations(prompts, load_tokenizer(locate(TARGET).path, "target"), settings).first_requests
+    vllm = VllmSettings(python=options.vllm_python)
+    plain = run_plain(TARGET, requests, settings, vllm)
+    categories = [prompt.category for prompt in prompts]
+    for draft in drafts:
+        cells.append(measure_with_vllm(TARGET, draft, requests, settings, vllm, plain=plain, categories=categories))
+    Console(width=140).print(engines_table(cells))
+    pairs = [(ours, theirs) for ours, theirs in engine_pairs(cells) if ours is not None and theirs is not None]
+    same = [
+        counts_agree(ours, theirs)
+        and theirs["interval_known"]
+        and theirs["matches_greedy"]
+        and all(ours[key] == theirs[key] for key in ("acceptance_length", "by_category", "output_tokens"))
+        for ours, theirs in pairs
+    ]
+    sys.exit(0 if len(pairs) == len(drafts) and all(same) else 1)
+
+
+if __name__ == "__main__":
+    main()
