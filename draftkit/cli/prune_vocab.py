@@ -47,4 +47,5 @@ def prune_vocab(
         return
     show_pruning(console(), result)
     if not plan:
-        print(f"next: draftkit eval --target {pruning.owner.name} --draft {out}", file=sys.stderr)
+        named = target or pruning.source.provenance.target or "TARGET"
+        print(f"next: draftkit eval --target {named} --draft {out}", file=sys.stderr)

@@ -58,7 +58,6 @@ class Pruning:
 
     def to_dict(self) -> dict[str, object]:
         """The table and what was chosen, in JSON values; bytes are those of the head that a draft step reads."""
-        sizes = [c.to_dict() | {"head_bytes": self.head.bytes_of(c.size)} for c in self.ceilings]
         return {
             "schema": 1,
             "draft": self.name,
@@ -68,12 +67,15 @@ class Pruning:
             "draft_vocab_size": len(self.head),
             "kept": self._tokens(self.kept),
             "absent": self._tokens(self.absent),
-            "sizes": [
-                row | {"saved_bytes": self.head.bytes_of(len(self.head) - c.size)}
-                for row, c in zip(sizes, self.ceilings, strict=True)
-            ],
+            "sizes": [c.to_dict() | self._bytes(c.size) for c in self.ceilings],
             "size": self.size,
             "refused_by_vllm": self._new_refusal(),
+        }
+
+    def _bytes(self, size: int) -> dict[str, int]:
+        return {
+            "head_bytes": self.head.bytes_of(size),
+            "saved_bytes": self.head.bytes_of(len(self.head) - size),
         }
 
     def _tokens(self, ids: Mapping[int, str]) -> list[dict[str, object]]:
