@@ -12,6 +12,7 @@ from draftkit.version import __version__
 
 if TYPE_CHECKING:
     from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
+    from draftkit.evaluate.doctor.diagnose import diagnose_draft
     from draftkit.evaluate.evaluate import evaluate_draft
     from draftkit.evaluate.loading import open_draft as load_draft
     from draftkit.publish import push_draft
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "convert_checkpoint",
+    "diagnose_draft",
     "evaluate_draft",
     "inspect_checkpoint",
     "load_draft",
@@ -30,6 +32,7 @@ __all__ = [
 _HOMES = {
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
+    "diagnose_draft": ("draftkit.evaluate.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
     "load_draft": ("draftkit.evaluate.loading", "open_draft"),
     "push_draft": ("draftkit.publish", "push_draft"),

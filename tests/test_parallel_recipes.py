@@ -40,6 +40,7 @@ from draftkit.train.config import read_config
 from draftkit.train.mask_token import pick_mask_token
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
 from draftkit.train.parallel_attention import VisibleRows, attend_rows
+from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.pard import Pard, PardOptions
 from draftkit.train.recipes.recipe import Origin, Recipe
@@ -484,6 +485,25 @@ def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[
     for n, (text, generation) in enumerate(zip(texts, generations, strict=True)):
         served = [min(one.accepted, len(text) - one.position) for one in generation.rounds]
         assert [one.accepted for one in rounds[n]] == served
+
+
+def test_a_parallel_draft_made_of_eagle3_begins_as_it(
+    zoo: tuple[PreTrainedModel, PreTrainedModel, list[Request]],
+) -> None:
+    """The first draft token needs no mask row, so it has the law that it had; layers that are added change nothing."""
+    _, trained, requests = zoo
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        origin = Origin(trained, draft)
+        older, newer = Eagle3.start(origin, Eagle3Options()), PEagle.start(origin, PEagleOptions(num_layers=3))
+    tokens = torch.tensor(requests[0].prompt)[None]
+    positions = torch.arange(tokens.shape[1])[None]
+    documents, supervised = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
+    states = OnlineStates(trained, older.taps).states(tokens, positions, documents)
+    batch = Batch(tokens, positions, documents, supervised, *states)
+    torch.testing.assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, rtol=0, atol=1e-5)
+    assert newer.taps == older.taps
+    newer(batch).loss.backward()
+    assert all(layer.mlp.down_proj.weight.grad.abs().sum() > 0 for layer in newer.draft.layers)
 
 
 def test_chains_do_not_depend_on_how_many_run_at_once(causal_lm: Draft, monkeypatch: pytest.MonkeyPatch) -> None:

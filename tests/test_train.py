@@ -118,9 +118,17 @@ def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: 
     assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
 
-def test_a_run_resumes_bit_for_bit(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
-    """Killed after step 4, with a checkpoint that was not finished beside it."""
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's states of the documents in files."""
+    out = tmp_path_factory.mktemp("states") / "states"
+    command = ["data", "states", data, out, "--target", target, "--layers", "1,3,5", "--encoding", "float32"]
+    subprocess.run([sys.executable, "-m", "draftkit", *map(str, command)], check=True, capture_output=True, timeout=300)
+    return out
+
+
+def kill_at_step(step: int, target: Path, data: Path, out: Path, **more: object) -> None:
+    """Begin a run in a process of its own, and kill that before a step."""
     flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(out)}
     code = f"""
 import os, torch
@@ -130,16 +138,50 @@ from draftkit.train.config import read_config
 from draftkit.train.run import train_draft
 class Kill(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
-        if state.global_step == 6:
+        if state.global_step == {step}:
             os.kill(os.getpid(), 9)
-train_draft(read_config(None, {list(map(str, settings(target, data, out)))[9::2]!r},
+train_draft(read_config(None, {list(map(str, settings(target, data, out, **more)))[9::2]!r},
     {flags!r}), callbacks=(Kill(),))
 """
     killed = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
-    (out / "checkpoint-6").mkdir()
-    train_draft(config(target, data, out), resume=True)
-    assert_same(weights(out / "checkpoint-8"), weights(whole / "checkpoint-8"))
+
+
+@pytest.mark.parametrize("offline", [False, True], ids=["online", "offline"])
+def test_a_run_resumes_bit_for_bit(
+    offline: bool, target: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """20 steps are 10, a kill at 13, and 10 more; beside the checkpoint lies one that was not finished."""
+    more: dict[str, object] = {"optimisation.max_steps": 20, "save_every": 10}
+    if offline:
+        more["states"] = request.getfixturevalue("states")
+    train_draft(config(target, data, tmp_path / "whole", **more))
+    out = tmp_path / "run"
+    kill_at_step(13, target, data, out, **more)
+    (out / "checkpoint-13").mkdir()
+    train_draft(config(target, data, out, **more), resume=True)
+    assert_same(weights(out / "checkpoint-20"), weights(tmp_path / "whole" / "checkpoint-20"))
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_path: Path) -> None:
+    """Each process reads its own rows, so that a step of two has twice the tokens."""
+    out = tmp_path / "run"
+    arguments = [*settings(target, data, out, **{"optimisation.max_steps": 4})]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [*launch, "-m", "draftkit", "train", *map(str, arguments)],
+        env=environment, check=False, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    two = weights(out / "checkpoint-4")
+    trained = train_draft(config(target, data, out), resume=True)
+    assert trained.draft is not None
+    one = weights(out / "checkpoint-8")
+    assert one.keys() == two.keys()
+    assert not torch.equal(one["fc.weight"], two["fc.weight"])
+    assert all(tensor.isfinite().all() for tensor in one.values() if tensor.is_floating_point())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

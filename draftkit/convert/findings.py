@@ -165,15 +165,11 @@ def _borrowed_head(evidence: Evidence) -> Found | None:
 
 
 def _unused_rope_base(evidence: Evidence) -> Found | None:
-    eagle = evidence.eagle
-    if eagle is None:
+    eagle, fact = evidence.eagle, evidence.facts.get("rope_theta")
+    if eagle is None or (fact is not None and fact.origin == "overridden"):
         return None
     rope = eagle.decoder.rope
-    if (
-        rope.declared_base is None
-        or rope.declared_base == rope.base
-        or evidence.facts["rope_theta"].origin == "overridden"
-    ):
+    if rope.declared_base is None or rope.declared_base == rope.base:
         return None
     return Found(
         f"the config says rope_theta {rope.declared_base:g}, and its trainer never read it: {rope.base:g} is used",

@@ -134,7 +134,7 @@ def fresh_eagle(spec: EagleSpec, origin: Origin, attention: str = CHAIN_ATTENTIO
     with torch.no_grad():
         if spec.reduced_vocabulary:
             assert origin.d2t_ids is not None
-            model.d2t.copy_(origin.d2t_ids - torch.arange(len(origin.d2t_ids)))
+            model.d2t.copy_(origin.d2t_ids.cpu() - torch.arange(len(origin.d2t_ids)))
         if isinstance(model.lm_head, nn.Linear) and spec.decoder.hidden_size == spec.target_hidden_size:
             rows = output.weight if origin.d2t_ids is None else output.weight[origin.d2t_ids.to(output.weight.device)]
             model.lm_head.weight.copy_(rows)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import ParallelDrafting
-from draftkit.models.eagle import EagleModel
+from draftkit.layout.spec import EagleSpec, ParallelDrafting
+from draftkit.models.eagle import EagleLayer, EagleModel
+from draftkit.models.loading import load_eagle
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.parse import Loss, parse_loss
@@ -51,8 +52,9 @@ class PEagleOptions:
     - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
     - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
     - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them.
-    - `layers`, `num_layers`, `norm_before_residual`, `feature_norm`: as in EAGLE-3. `mask_token_id`: a token that no
-      text contains; None for the last one that the target's tokenizer does not use.
+    - `layers`, `num_layers`, `norm_before_residual`, `feature_norm`: as in EAGLE-3. An EAGLE-3 to start from is given
+      layers up to `num_layers`, which add nothing at first.
+    - `mask_token_id`: a token that no text contains; None for the last one that the target's tokenizer does not use.
     """
 
     steps: int = 8
@@ -83,7 +85,10 @@ class PEagle(EagleFamily):
     options_type = PEagleOptions
 
     def __init__(self, origin: Origin, options: PEagleOptions):
-        draft = eagle_draft(origin, self.name, lambda: fresh_p_eagle(origin, options), PARALLEL_ATTENTION)
+        if origin.draft is not None and origin.draft.spec.method == "eagle3":
+            draft = p_eagle_from_eagle3(origin, options)
+        else:
+            draft = eagle_draft(origin, self.name, lambda: fresh_p_eagle(origin, options), PARALLEL_ATTENTION)
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
@@ -139,22 +144,40 @@ class PEagle(EagleFamily):
 
 def fresh_p_eagle(origin: Origin, options: PEagleOptions) -> EagleModel:
     """A new draft: EAGLE-3's, with an embedding table of its own and a random mask state."""
-    target = origin.target.config.get_text_config()
-    token = options.mask_token_id
-    if token is None:
-        token = default_mask_token(origin.target.name_or_path, target.vocab_size)
-    check_mask_token(token, target.vocab_size)
     like = Eagle3Options(
         layers=options.layers,
         num_layers=options.num_layers,
         norm_before_residual=options.norm_before_residual,
         feature_norm=options.feature_norm,
     )
-    spec = replace(
-        eagle3_spec(origin, like),
-        embed_tokens="draft",
-        parallel=ParallelDrafting(mask_token_id=token, mask_state=True),
+    return _parallel(eagle3_spec(origin, like), origin, options)
+
+
+def p_eagle_from_eagle3(origin: Origin, options: PEagleOptions) -> EagleModel:
+    """The origin's EAGLE-3 with what a parallel draft has beyond it: its own table, a mask state, and layers up to
+    `num_layers`, which add nothing to begin with."""
+    assert origin.draft is not None
+    older = load_eagle(origin.draft, origin.target, attention=PARALLEL_ATTENTION, dtype=torch.float32)
+    depth = older.spec.decoder.num_hidden_layers
+    decoder = replace(older.spec.decoder, num_hidden_layers=max(depth, options.num_layers))
+    draft = _parallel(
+        replace(older.spec, decoder=decoder), replace(origin, draft=None, d2t_ids=older.target_ids), options
     )
-    draft = fresh_eagle(spec, origin, PARALLEL_ATTENTION)
+    draft.load_state_dict(older.state_dict(), strict=False)  # what is not in it keeps its beginning
+    for layer in cast("list[EagleLayer]", list(draft.layers)[depth:]):
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return draft
+
+
+def _parallel(spec: EagleSpec, origin: Origin, options: PEagleOptions) -> EagleModel:
+    """A new draft of a spec made parallel."""
+    vocab_size = origin.target.config.get_text_config().vocab_size
+    token = options.mask_token_id
+    if token is None:
+        token = default_mask_token(origin.target.name_or_path, vocab_size)
+    check_mask_token(token, vocab_size)
+    parallel = ParallelDrafting(mask_token_id=token, mask_state=True)
+    draft = fresh_eagle(replace(spec, embed_tokens="draft", parallel=parallel), origin, PARALLEL_ATTENTION)
     nn.init.normal_(draft.mask_hidden)
     return draft
