@@ -24,7 +24,7 @@ from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.saved import SCHEMA, ResultFile, append_rounds, key_of
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
+from draftkit.evaluate.vllm import VllmSettings, check_with_vllm, measure_with_vllm, run_plain
 from draftkit.hub import locate
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft
@@ -65,6 +65,8 @@ def evaluate_draft(
     settings, sweep = settings or Settings(), sweep or Sweep()
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
+        if vllm is not None:
+            check_with_vllm(target, drafts, settings, vllm)
         prompts, tokenizer, asked = _prompts(target, settings)
         device = device_named(settings.device)
         first_ids = asked.first_requests[0].prompt

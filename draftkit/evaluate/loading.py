@@ -58,14 +58,18 @@ def is_ngram(source: str) -> bool:
     return source == "ngram" or source.startswith("ngram:")
 
 
-def ngram_drafter(source: str, target: PreTrainedModel) -> NgramDrafter:
-    """The drafter of `ngram` or `ngram:MIN-MAX`. Raises `DraftkitError` for other sizes."""
+def ngram_sizes(source: str) -> tuple[int, int]:
+    """How many tokens `ngram` or `ngram:MIN-MAX` looks up. Raises `DraftkitError` for other sizes."""
     sizes = re.fullmatch(r"ngram(?::(\d+)-(\d+))?", source)
     if sizes is None:
         raise DraftkitError(f"draft {source}", expected="ngram, or ngram:MIN-MAX, as ngram:2-4")
-    least, most = (int(size) for size in sizes.groups(default="0"))
-    vocab_size = target.config.get_text_config().vocab_size
-    return NgramDrafter(vocab_size, min_n=least or NGRAM[0], max_n=most or NGRAM[1], device=target.device)
+    return (int(sizes[1]), int(sizes[2])) if sizes[1] else NGRAM
+
+
+def ngram_drafter(source: str, target: PreTrainedModel) -> NgramDrafter:
+    """The drafter of `ngram` or `ngram:MIN-MAX`. Raises `DraftkitError` for other sizes."""
+    least, most = ngram_sizes(source)
+    return NgramDrafter(target.config.get_text_config().vocab_size, min_n=least, max_n=most, device=target.device)
 
 
 @contextmanager

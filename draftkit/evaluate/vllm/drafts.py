@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from tempfile import TemporaryDirectory
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.loading import NGRAM, is_ngram, open_draft
+from draftkit.evaluate.loading import is_ngram, ngram_sizes, open_draft
 from draftkit.evaluate.settings import Settings
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import read_draft
@@ -35,7 +34,9 @@ def served_draft(source: str, target: str, settings: Settings) -> Iterator[Serve
     """
     wanted = {"num_speculative_tokens": settings.num_speculative_tokens} | _drawing(settings)
     if is_ngram(source):
-        yield ServedDraft("ngram", _ngram(source) | wanted)
+        least, most = ngram_sizes(source)
+        looked_up = {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}
+        yield ServedDraft("ngram", looked_up | wanted)
         return
     with open_draft(source, target) as draft, TemporaryDirectory(prefix="draftkit-") as scratch:
         if refusal_by_vllm(draft.spec) is not None:
@@ -59,11 +60,3 @@ def _drawing(settings: Settings) -> dict[str, object]:
     if settings.verification == "block":
         fields["rejection_sample_method"] = "block"
     return fields
-
-
-def _ngram(source: str) -> dict[str, object]:
-    sizes = re.fullmatch(r"ngram(?::(\d+)-(\d+))?", source)
-    if sizes is None:
-        raise DraftkitError(f"draft {source}", expected="ngram, or ngram:MIN-MAX, as ngram:2-4")
-    least, most = map(int, sizes.groups()) if sizes[1] else NGRAM
-    return {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}

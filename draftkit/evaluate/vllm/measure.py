@@ -9,13 +9,24 @@ from draftkit.evaluate.measure import Progress
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm.cells import vllm_cell
 from draftkit.evaluate.vllm.drafts import served_draft
-from draftkit.evaluate.vllm.offline import offline_engine, run_offline
+from draftkit.evaluate.vllm.offline import find_python, offline_engine, run_offline
 from draftkit.evaluate.vllm.prompts import end_token_ids
 from draftkit.evaluate.vllm.records import VllmRun
 from draftkit.evaluate.vllm.server import run_on_server
 from draftkit.evaluate.vllm.settings import VllmSettings
 from draftkit.hub import locate
 from draftkit.runtime.records import Request
+
+
+def check_with_vllm(target: str, drafts: Sequence[str], settings: Settings, vllm: VllmSettings) -> None:
+    """Raise `DraftkitError` for what would be refused later, after other long work."""
+    _require_first_turn(settings)
+    if vllm.url is not None:
+        return
+    find_python(vllm.python)
+    for draft in drafts:
+        with served_draft(draft, target, settings):
+            pass
 
 
 def measure_with_vllm(
@@ -35,8 +46,7 @@ def measure_with_vllm(
     `run_plain` gave for the same target, requests and settings; it is run here when None. `categories`: one for each
     request. Raises `DraftkitError`; for a draft that vLLM cannot run, before anything is started.
     """
-    if settings.turns != "first":
-        raise DraftkitError("vLLM is asked the first turn of each prompt only", hint="leave out --turns all")
+    _require_first_turn(settings)
     if vllm.url is not None:
         plain = plain or run_plain(target, requests, settings, vllm, on_progress)
         ends = _end_ids(target)
@@ -67,6 +77,11 @@ def run_plain(
     return run_on_server(
         "no draft", vllm.baseline_url, requests, settings, _end_ids(target), speculates=False, on_progress=on_progress
     )
+
+
+def _require_first_turn(settings: Settings) -> None:
+    if settings.turns != "first":
+        raise DraftkitError("vLLM is asked the first turn of each prompt only", hint="leave out --turns all")
 
 
 def _end_ids(target: str) -> frozenset[int]:
