@@ -11,7 +11,7 @@ from draftkit.evaluate.doctor.patient import Patient, target_ids
 from draftkit.evaluate.loading import load_tokenizer
 from draftkit.hub import locate
 from draftkit.layout.spec import CausalLMSpec, EagleSpec
-from draftkit.layout.target import read_target_facts
+from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.tokens import same_vocabulary
 
 TARGET_KEYS = ("name_or_path", "base_model_name_or_path", "verifier_name_or_path")  # under which trainers name theirs
@@ -24,6 +24,7 @@ def known_defects(patient: Patient) -> list[Finding]:
     return [
         *findings_of_draft(patient.original, facts),
         *_lost_bias(patient),
+        *_moved_layers(patient, facts),
         *_broken_map(patient),
         *_other_target(patient, located.name, located.revision),
         *_other_tokenizer(patient),
@@ -43,6 +44,24 @@ def _lost_bias(patient: Patient) -> Iterator[Finding]:
             "get the file that has it, and convert it again",
             "SafeAILab/EAGLE cnets1.py; vllm-project/vllm #22323",
         )
+
+
+def _moved_layers(patient: Patient, target: TargetFacts) -> Iterator[Finding]:
+    """The captured layers are the default ones, all moved by one: the two numberings differ by that."""
+    spec = patient.architecture
+    if not isinstance(spec, EagleSpec) or spec.aux_layer_ids is None:
+        return
+    default = target.default_aux_layer_ids()
+    for by, numbering in ((-1, "outputs"), (1, "states, counted from one too many")):
+        if spec.aux_layer_ids == tuple(i + by for i in default):
+            yield Finding(
+                "layer-ids",
+                "warning",
+                f"the captured layers {list(spec.aux_layer_ids)} are the default ones, {list(default)}, numbered as "
+                f"{numbering}; where layers are alike, acceptance hardly shows it",
+                "--set aux_layer_ids=" + ",".join(map(str, default)),
+                "vllm-project/vllm #43671, sgl-project/sglang #25454",
+            )
 
 
 def _broken_map(patient: Patient) -> Iterator[Finding]:
