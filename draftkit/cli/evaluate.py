@@ -177,7 +177,7 @@ def evaluate(
         if as_json:
             print_json({source: plan.to_dict() for source, plan in plans.items()})
         for source, plan in plans.items() if not as_json else ():
-            console().print(memory_table(source, plan))
+            console().print(memory_table(source, plan, ks[-1]))
         return
     saved = None if out is None else ResultFile(out, resume=resume)
     with _prompt_progress() as on_progress:

@@ -5,11 +5,29 @@ All sizes are bytes. KV: the keys and values that are cached for each position o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from draftkit.report.results import Cell
 
 RANKS = (2, 4, 8)
+
+
+class Plan(Protocol):
+    """A memory plan, of a run or of a result file."""
+
+    @property
+    def fixed(self) -> Mapping[str, int]: ...
+
+    @property
+    def per_slot(self) -> Mapping[str, int]: ...
+
+    @property
+    def available(self) -> int: ...
+
+    @property
+    def capacity(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -60,20 +78,25 @@ class RankCost:
 
 
 def memory_cost(cell: Cell) -> MemoryCost | None:
-    """From the memory plan of a cell; None where it has none, or not one that names the target's parts.
-
-    Without a draft, a sequence takes the target's KV and the logits of one position instead of K + 1.
-    """
+    """From the memory plan of a cell; None where it has none, or not one that names the target's parts."""
     plan = cell.memory
     if plan is None or "target weights" not in plan.fixed or "target cache" not in plan.per_slot:
         return None
+    return cost_of(plan, cell.draft, cell.num_speculative_tokens)
+
+
+def cost_of(plan: Plan, draft: str, k: int) -> MemoryCost:
+    """What `draft` costs by a plan for rounds of `k` draft tokens.
+
+    Without a draft, a sequence takes the target's KV and the logits of one position instead of K + 1.
+    """
     target_kv = plan.per_slot["target cache"]
     return MemoryCost(
         target_weights=plan.fixed["target weights"],
-        draft_weights=plan.fixed.get(f"weights of {cell.draft}", 0),
+        draft_weights=plan.fixed.get(f"weights of {draft}", 0),
         target_kv=target_kv,
         draft_kv=plan.per_slot.get("draft cache", 0),
-        plain_slot=target_kv + plan.per_slot.get("logits", 0) // (cell.num_speculative_tokens + 1),
+        plain_slot=target_kv + plan.per_slot.get("logits", 0) // (k + 1),
         slot=sum(plan.per_slot.values()),
         available=plan.available,
         capacity=plan.capacity,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from draftkit.report.certificate import certificate
 from draftkit.report.engines import engines_table
+from draftkit.report.memory_cost import cost_of
 
 if TYPE_CHECKING:
     from draftkit.runtime.memory import MemoryPlan
@@ -177,8 +178,8 @@ def _equality(cell: Mapping[str, Any]) -> str:
     return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = {plain}"
 
 
-def memory_table(draft: str, plan: MemoryPlan) -> Table:
-    """What a run takes of memory, part by part."""
+def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
+    """What a run of `k` draft tokens a round takes of memory, part by part, and what the draft costs in batch size."""
     table = Table("memory", "GiB", title=f"{draft}: {plan.num_slots} sequences together", title_justify="left")
     table.columns[1].justify = "right"
     for name, size in plan.fixed.items():
@@ -189,4 +190,12 @@ def memory_table(draft: str, plan: MemoryPlan) -> Table:
     table.add_row("all", f"{plan.total / GIB:.3f}")
     table.add_row("free", f"{plan.available / GIB:.3f}")
     table.add_row("largest batch that fits", str(plan.largest_batch))
+    cost = cost_of(plan, draft, k)
+    table.add_row("without the draft", str(cost.plain_batch))
+    table.add_row("KV of a token, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, plan.capacity))
+    table.add_row("KV of a sequence, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, 1))
     return table
+
+
+def _kilobytes(target: int, draft: int, parts: int) -> str:
+    return f"{target / parts / 1024:,.1f} + {draft / parts / 1024:,.1f}"
