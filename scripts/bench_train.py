@@ -14,8 +14,8 @@ to the optimiser; the median counts. The peak of memory is that of the whole pro
 a CPU has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
 
 `--recipe` trains another draft on these data instead, with its own defaults, and prints `draftkit eval` at K=8 of it
-and of what it should be better than: P-EAGLE than draftkit's EAGLE-3 of the first comparison, PARD than the
-autoregressive draft that it is made from.
+and of what it is made from and should be better than: P-EAGLE than draftkit's EAGLE-3 of the first comparison, PARD
+than the autoregressive draft.
 """
 
 from __future__ import annotations
@@ -180,8 +180,7 @@ class Bench:
         if not result.exists():
             settings = self._settings(recipe, out, self.options.tokens_per_row, {"epochs": self.options.epochs})
             settings |= {"options": {"steps": PARALLEL_K}}
-            if recipe == "pard":
-                settings |= {"draft": PARENT, "draft_vocab_size": 0}
+            settings |= {"draft": PARENT if recipe == "pard" else str(eagle3), "draft_vocab_size": 0}
             self._train(self.options.draftkit_python, "draftkit_train.py", {"settings": settings}, result)
         return PARENT if recipe == "pard" else str(eagle3), out / "draft"
 

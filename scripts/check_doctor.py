@@ -99,7 +99,7 @@ def noise(*names: str, scale: float = 0.02) -> Callable[[Draft], Draft]:
 
 
 def zeros(name: str) -> Callable[[Draft], Draft]:
-    return lambda draft: changed(draft, tensors={name: torch.zeros(draft.tensors[name].shape)})
+    return lambda draft: changed(draft, tensors={name: torch.zeros_like(draft.tensors[name].load())})
 
 
 def permuted(name: str) -> Callable[[Draft], Draft]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import zoo_corpus
-import zoo_target
+import zoo_lm
 from bench_train import training_questions
 from rich.console import Console
 from rich.table import Table
@@ -43,15 +43,15 @@ def tune_target(out: Path, steps: int, lr: float, seed: int) -> None:
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(zoo.path("target"))
     model = AutoModelForCausalLM.from_pretrained(zoo.path("target"), dtype=torch.float32)
-    texts = zoo_corpus.training_texts(zoo_target.chat_text, random.Random(seed))[:4000]
+    texts = zoo_corpus.training_texts(zoo_lm.chat_text(tokenizer), random.Random(seed))[:4000]
     rows = tokenizer.backend_tokenizer.encode_batch_fast([other_words(text) for text in texts])
     stream = torch.tensor([token for row in rows for token in row.ids])
-    optimizer = zoo_target.adamw(list(model.parameters()), lr)
-    for step, tokens in enumerate(zoo_target.windows(stream, BATCH, zoo_target.WINDOW, seed)):
+    optimizer = zoo_lm.adamw(list(model.parameters()), lr)
+    for step, tokens in enumerate(zoo_lm.windows(stream, BATCH, zoo_lm.WINDOW, seed)):
         if step >= steps:
             break
         for group in optimizer.param_groups:
-            group["lr"] = lr * zoo_target.cosine_schedule(step / steps)
+            group["lr"] = lr * zoo_lm.cosine_schedule(step / steps)
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

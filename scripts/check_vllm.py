@@ -202,6 +202,12 @@ class Comparison:
             refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
             self._add(case.name, load_drafter(draft, self.model), vllm_settings(draft.spec, served), refusal)
 
+    def add_draft(self, name: str, folder: Path) -> None:
+        """A draft in the unified layout, as it is."""
+        draft = read_draft(folder)
+        settings, refusal = vllm_settings(draft.spec, folder), refusal_by_vllm(draft.spec)
+        self._add(name, load_drafter(draft, self.model), settings, refusal)
+
     def add_ngram(self, name: str, least: int, most: int) -> None:
         settings = {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}
         self._add(name, NgramDrafter(self.model.config.vocab_size, min_n=least, max_n=most), settings, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import zoo_corpus
-import zoo_target
+import zoo_lm
 from transformers import PreTrainedTokenizerBase
 
 from draftkit import zoo
@@ -30,7 +30,7 @@ def write_training_documents(out: Path, *, answers: int, seed: int, device: str)
     served = load_tokenizer(TARGET)
     documents = greedy_answers(served.tokenizer, answers, seed, device)
     size = sum(map(len, documents)) // WINDOW * WINDOW
-    source = zoo_target.training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
+    source = zoo_lm.training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
     documents += [Document.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
     return write_documents(out, documents, Origin(TARGET, served.sha256, served.template_sha256))
 

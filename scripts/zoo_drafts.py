@@ -26,7 +26,7 @@ from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.documents.vocabulary import choose_vocabulary, token_counts
 from draftkit.layout.folder import read_draft
 from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec, ParallelDrafting
+from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import Optimisation, TrainConfig, Validation
 from draftkit.train.recipes.eagle import EagleOptions, eagle_spec
@@ -38,7 +38,7 @@ from draftkit.train.target import load_training_target
 
 TOKENS = 2048  # of a step
 ROPE_BASE = 10000.0  # of the drafts that have another than the target
-DRAFT_VOCABULARY = {"eagle3": 2048, "p-eagle": 1024}
+DRAFT_VOCABULARY = 2048  # of EAGLE-3
 MASK_TOKEN = "<|reserved_0|>"
 
 
@@ -61,9 +61,9 @@ MAKINGS = {
     "eagle-bias": EAGLE,
     "eagle3": Making("eagle3", {"steps": 4}, "eagle", parts=1),
     "draft-model": Making("draft-model", {}, "hf", torch.bfloat16, parts=1),
-    "p-eagle": Making("p-eagle", {"steps": 8}, "speculators"),
+    "p-eagle": Making("p-eagle", {"steps": 8, "num_layers": 2}, "speculators"),  # starts from eagle3
     "pard": Making("pard", {"steps": 8, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
-    "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 96}, "mlp-speculator"),
+    "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 64}, "mlp-speculator"),
 }
 # SafeAILab's files do not say all that draftkit writes …
 UNSAID = {
@@ -102,7 +102,7 @@ def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, see
             seed=seed,
             log_every=50,
             tokens_per_row=TOKENS // MAKINGS[name].parts,
-            options=MAKINGS[name].options,
+            options=MAKINGS[name].options | ({"mask_token_id": mask_token()} if name == "p-eagle" else {}),
             optimisation=Optimisation(
                 lr=lr,
                 warmup=0.05,
@@ -124,30 +124,37 @@ def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, see
 def untrained(name: str, models: Path, data: Path, out: Path) -> str:
     """The draft that a recipe is to go on with, written to `out`; empty where the recipe makes its own."""
     tokenizer = load_tokenizer(TARGET).tokenizer
-    mask_token = tokenizer.convert_tokens_to_ids(MASK_TOKEN)
     match name:
         case "draft-model":
-            save_lm(small_lm(tokenizer), tokenizer, out)
+            save_lm(LlamaForCausalLM(small_lm_config(tokenizer)), tokenizer, out)
         case "pard":  # a fine-tune of the standalone draft, as its authors make theirs
             lm = LlamaForCausalLM.from_pretrained(models / "draft-model")
-            lm.config.update({"pard_token": mask_token, "spd_type": "pard"})
+            lm.config.update({"pard_token": mask_token(), "spd_type": "pard"})
             save_lm(lm, tokenizer, out)
-        case "eagle-bias" | "eagle3" | "p-eagle":
+        case "p-eagle":
+            return str(models / "eagle3")
+        case "eagle-bias" | "eagle3":
             target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
             kept = None
-            if name in DRAFT_VOCABULARY:
+            if name == "eagle3":
                 documents = read_training_documents(data)
                 counts = token_counts(documents, range(len(documents)), target.config.vocab_size)
-                kept = choose_vocabulary(counts, DRAFT_VOCABULARY[name])
+                kept = choose_vocabulary(counts, DRAFT_VOCABULARY)
             origin = Origin(target, None, kept)
-            save_eagle(published_spec(name, origin, mask_token), origin, out)
+            save_eagle(published_spec(name, origin), origin, out)
         case _:
             return ""
     return str(out)
 
 
-def small_lm(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    config = LlamaConfig(
+def mask_token() -> int:
+    """The id of the token that parallel drafts take for the unseen."""
+    token: int = load_tokenizer(TARGET).tokenizer.convert_tokens_to_ids(MASK_TOKEN)
+    return token
+
+
+def small_lm_config(tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=352,
@@ -162,7 +169,6 @@ def small_lm(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config)
 
 
 def save_lm(lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
@@ -170,17 +176,14 @@ def save_lm(lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path)
     tokenizer.save_pretrained(out)
 
 
-def published_spec(name: str, origin: Origin, mask_token: int) -> EagleSpec:
+def published_spec(name: str, origin: Origin) -> EagleSpec:
     """The recipe's architecture, with the rope base of the published drafts and with what else they have."""
     if name == "eagle-bias":
         spec = eagle_spec(origin, EagleOptions(fusion_bias=True))
         decoder = replace(spec.decoder, num_key_value_heads=spec.decoder.num_attention_heads)
     else:
-        spec = eagle3_spec(origin, Eagle3Options(num_layers=2 if name == "p-eagle" else 1))
+        spec = eagle3_spec(origin, Eagle3Options())
         decoder = spec.decoder
-    if name == "p-eagle":
-        parallel = ParallelDrafting(mask_token_id=mask_token, mask_state=True)
-        spec = replace(spec, embed_tokens="draft", parallel=parallel)
     return replace(spec, decoder=replace(decoder, rope=replace(decoder.rope, base=ROPE_BASE)))
 
 

@@ -48,12 +48,12 @@ def counts_agree(ours: Cell, theirs: Cell) -> bool | None:
 
 def _agreement(ours: Cell | None, theirs: Cell | None) -> str:
     agree = None if ours is None or theirs is None else counts_agree(ours, theirs)
-    return {True: "equal", False: "[bold red]differ[/]", None: "–"}[agree]
+    return {True: "equal", False: "differ", None: "–"}[agree]
 
 
 def _length(cell: Cell) -> str:
     shape = "{mean:.3f} [{low:.2f}, {high:.2f}]" if cell.get("interval_known", True) else "{mean:.3f}"
-    return shape.format(**cell["acceptance_length"]).replace("[", r"\[")
+    return shape.format(**cell["acceptance_length"])
 
 
 def _speed(cell: Cell) -> str:
