@@ -119,8 +119,8 @@ def _prompt(request: Request, engine: OfflineEngine) -> Prompt:
 @contextmanager
 def _running(python: str, job: Job, errors: IO[str]) -> Iterator[IO[str]]:
     """What the worker writes. After an error here, the worker ends, and with it the processes that vLLM has started."""
-    # The worker's own folder stays out of its path: it has modules for draftkit.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    # The worker's own folder stays out of its path: it has modules for draftkit. Its last words are not to be buffered.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     try:
         process = subprocess.Popen(
             [python, str(WORKER)],
