@@ -138,6 +138,7 @@ def prediction_table(cell: Mapping[str, Any]) -> Table:
         "drafts",
         *(f"K={k}" for k in ks),
         title=f"{cell['draft']}: acceptance length, predicted from the run at T=0 (* beyond the K it drafted)",
+        caption="for text like this run's; where text drawn at T is harder to foresee, less is accepted",
     )
     rows = sorted({(p["temperature"], p["draft_sampling"]) for p in predicted})
     values = {(p["temperature"], p["draft_sampling"], p["num_speculative_tokens"]): p for p in predicted}
