@@ -1,6 +1,6 @@
 """How much of full training's gain do adapters keep? The zoo's EAGLE-3 for a target that has been fine-tuned.
 
-`python scripts/check_lora.py --work DIR [--tune-steps 80] [--steps 150] [--lora r=16,alpha=32]`
+`python scripts/check_lora.py --work DIR [--tune-steps 80] [--steps 150] [--lora r=64,alpha=128]`
 
 The embedded target is fine-tuned on the same sources with other words and tabs. Its own greedy answers to training
 questions train the draft, all of it and as adapters, with the same data, steps and settings but the learning rate. What
@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--lora", default="r=16,alpha=32")
-    parser.add_argument("--lora-lr", type=float, default=4e-3)
+    parser.add_argument("--lora", default="r=64,alpha=128")
+    parser.add_argument("--lora-lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
