@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
@@ -22,7 +23,7 @@ from draftkit.evaluate.statistics import extended_rates
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
-from draftkit.runtime.records import Request
+from draftkit.runtime.records import Generation, Request
 
 ROUNDS = 16  # of which the median counts
 PASSES = 2  # over all batch sizes and K, of which the faster counts: other work only ever makes a round slower
@@ -61,39 +62,49 @@ def measure_round_times(
     settings: Settings,
     batches: Sequence[int],
 ) -> RoundTimes:
-    """Time rounds at each batch size and a few K; `plain` is the target without taps.
-
-    What is accepted does not change how long a round takes, so nothing is: all sequences of a batch stay as long.
-    """
+    """Time rounds at each batch size and a few K; `plain` is the target without taps."""
     limit = min(drafter.max_tokens or MAX_SPECULATIVE_TOKENS, max(settings.num_speculative_tokens, 8))
     ks = sorted({k for k in (1, 2, 4, 8, 16) if k < limit} | {limit})
+    verification = "rejection" if settings.verification == "synthetic" else settings.verification
     times: dict[tuple[int, int], float] = {}
     for batch in [*batches] * PASSES:
         asked = [
-            replace(requests[i % len(requests)], id=str(i), max_new_tokens=ROUNDS + 2, ignore_eos=True)
+            replace(requests[i % len(requests)], id=str(i), max_new_tokens=(ROUNDS + 1) * (limit + 1), ignore_eos=True)
             for i in range(batch)
         ]
         found = {(batch, 0): _round_time(plain, None, asked, settings)}
         for k in ks:
-            refused = replace(
+            drafting = replace(
                 settings,
                 num_speculative_tokens=k,
-                verification="synthetic",
-                acceptance_rates=(0.0,) * k,
+                verification=verification,
+                acceptance_rates=None,
                 k_by_batch=None,
             )
-            found[batch, k] = _round_time(target, drafter, asked, refused)
+            found[batch, k] = _round_time(target, drafter, asked, drafting)
         times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}
     return RoundTimes(times)
 
 
+class _Enough(Exception):
+    """Ends a run whose remaining rounds nobody needs."""
+
+
 def _round_time(target: Target, drafter: Drafter | None, requests: Sequence[Request], settings: Settings) -> float:
-    """Milliseconds of the median round in which all requests take part."""
+    """Milliseconds of the median round in which all requests take part: none of them ends within `ROUNDS`."""
     engine = engine_of(target, drafter, settings, num_slots=len(requests))
     engine.reserve(max(request.max_length for request in requests))
     engine.generate([replace(request, max_new_tokens=3) for request in requests])
-    last = engine.generate(requests)[-1]  # admitted last: all its rounds are of the whole batch
-    return 1000 * median(last.itl)
+    gaps: list[float] = []
+
+    def on_round(touched: list[Generation]) -> None:
+        gaps.append(touched[-1].itl[-1])  # the one admitted last: its first gap is a round as all others
+        if len(gaps) == ROUNDS:
+            raise _Enough
+
+    with suppress(_Enough):
+        engine.generate(requests, on_round=on_round)
+    return 1000 * median(gaps)
 
 
 def batches_up_to(largest: int) -> list[int]:
