@@ -39,17 +39,8 @@ def cell_of(run: Run, plain: Run, settings: Settings, tokenizer: PreTrainedToken
     itl = [gap for g in run.generations for gap in g.itl]
     return {
         "engine": "draftkit",
-        "num_speculative_tokens": k,
-        "temperature": settings.sampling.temperature,
-        "top_k": settings.sampling.top_k,
-        "top_p": settings.sampling.top_p,
-        "min_p": settings.sampling.min_p,
-        "seed": settings.sampling.seed,
-        "draft_sampling": settings.draft_mode,
-        "verification": settings.verification,
-        "concurrency": settings.concurrency,
+        **asked_for(settings),
         "num_prompts": len(run.generations),
-        "max_new_tokens": settings.max_new_tokens,
         "output_tokens": run.output_tokens,
         "num_drafts": len(rounds),
         "num_draft_tokens": sum(r.drafted for r in rounds),
@@ -77,6 +68,22 @@ def cell_of(run: Run, plain: Run, settings: Settings, tokenizer: PreTrainedToken
         "matches_greedy": matching == len(run.generations) if settings.sampling.temperature == 0 else None,
         "num_matching_prompts": matching if settings.exact else None,
         "samples": samples(run.generations, tokenizer),
+    }
+
+
+def asked_for(settings: Settings) -> dict[str, object]:
+    """How a cell was asked to be measured."""
+    return {
+        "num_speculative_tokens": settings.num_speculative_tokens,
+        "temperature": settings.sampling.temperature,
+        "top_k": settings.sampling.top_k,
+        "top_p": settings.sampling.top_p,
+        "min_p": settings.sampling.min_p,
+        "seed": settings.sampling.seed,
+        "draft_sampling": settings.draft_mode,
+        "verification": settings.verification,
+        "concurrency": settings.concurrency,
+        "max_new_tokens": settings.max_new_tokens,
     }
 
 

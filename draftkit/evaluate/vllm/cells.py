@@ -7,6 +7,7 @@ from math import isnan
 from statistics import fmean
 
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.cells import asked_for
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.statistics import Interval, conditional_rates, percentiles, quantiles, repetition
 from draftkit.evaluate.vllm.records import DraftCounts, VllmRun, length_interval
@@ -36,17 +37,9 @@ def vllm_cell(
     return {
         "engine": "vllm",
         "engine_version": run.version,
+        **asked_for(settings),
         "num_speculative_tokens": len(drafts.num_accepted_tokens_per_pos),
-        "temperature": settings.sampling.temperature,
-        "top_k": settings.sampling.top_k,
-        "top_p": settings.sampling.top_p,
-        "min_p": settings.sampling.min_p,
-        "seed": settings.sampling.seed,
-        "draft_sampling": settings.draft_mode,
-        "verification": settings.verification,
-        "concurrency": settings.concurrency,
         "num_prompts": len(run.answers),
-        "max_new_tokens": settings.max_new_tokens,
         "output_tokens": run.output_tokens,
         "num_drafts": drafts.num_drafts,
         "num_draft_tokens": drafts.num_draft_tokens,
