@@ -22,12 +22,13 @@ from typing import TypeVar
 
 import bench_attention
 import torch
-from bench_runtime import commit, processor
+from bench_runtime import commit
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from draftkit.evaluate.provenance import processor
 from draftkit.layout.spec import Decoder, EagleSpec, MlpSpeculatorSpec, Rope
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel

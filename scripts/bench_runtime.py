@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
 from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.models.target import Target
 from draftkit.runtime.engine import Engine
@@ -196,13 +196,6 @@ def _cells(speed: Mapping[str, float]) -> list[str]:
     }
     cells = [f"{speed[column]:.0f}" if column in speed else "" for column in COLUMNS[2:]]
     return cells + [f"{ours / other:.2f}" if (other := theirs[ratio]) else "" for ratio in RATIOS]
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
 
 
 def commit() -> str:

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 import transformers
 import zoo_corpus
-from bench_runtime import commit, processor
+from bench_runtime import commit
 from check_vllm import run_vllm
 from rich.console import Console
 from rich.table import Table
@@ -50,6 +50,7 @@ from draftkit.documents.document import Document, read_training_documents
 from draftkit.documents.vocabulary import choose_vocabulary, token_counts
 from draftkit.evaluate.loading import load_tokenizer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Taps, Target
 from draftkit.train.dataset import held_out

@@ -86,9 +86,8 @@ def test_samples_spell_the_output() -> None:
 
 
 def sampled_cell(**changes: Any) -> dict[str, Any]:
-    settings = Settings(
-        concurrency=8, limit=24, max_new_tokens=48, sampling=SamplingParameters(temperature=1.0), **changes
-    )
+    sizes = {"concurrency": 8, "limit": 24, "max_new_tokens": 48}
+    settings = Settings(sampling=SamplingParameters(temperature=1.0), **(sizes | changes))
     return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings)["cells"][0]  # type: ignore[index]
 
 
@@ -108,8 +107,8 @@ def test_coupled_output_is_that_of_plain_decoding() -> None:
 
 
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
-    cell = sampled_cell(verification="synthetic", acceptance_rates=parse_rates("3.5", 4))
-    assert cell["acceptance_length"]["mean"] == pytest.approx(3.5, abs=0.1)
+    cell = sampled_cell(verification="synthetic", acceptance_rates=parse_rates("3.5", 4), limit=80, max_new_tokens=64)
+    assert cell["acceptance_length"]["mean"] == pytest.approx(3.5, abs=0.05)
 
 
 def test_latencies_are_consistent() -> None:

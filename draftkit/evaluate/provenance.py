@@ -31,19 +31,9 @@ def provenance(
 ) -> dict[str, object]:
     """Versions, machine, prompts and settings of a run; the settings that a sweep varies are in its cells."""
     template = tokenizer.chat_template
-    cuda = device.startswith("cuda")
     shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
     del shared["sampling"]["temperature"]
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "draftkit": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "hardware": torch.cuda.get_device_name() if cuda else processor(),
-        "threads": torch.get_num_threads(),
-        "dtype": str(dtype).removeprefix("torch."),
+    return environment(device, dtype) | {
         "convention": "acceptance_length = 1 + accepted draft tokens / rounds",
         "prompts": settings.prompts,
         "dataset": {
@@ -58,6 +48,22 @@ def provenance(
         "first_prompt_ids": list(first_ids[:SHOWN_IDS]),
         "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
         "settings": shared,
+    }
+
+
+def environment(device: str, dtype: torch.dtype) -> dict[str, object]:
+    """Date, versions and machine."""
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "draftkit": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": gpu or "cpu",
+        "hardware": gpu or processor(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
     }
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import torch
-import transformers
 
 from draftkit.evaluate.certificate.contexts import open_contexts
 from draftkit.evaluate.certificate.continuations import continuation_p_value
@@ -21,9 +18,9 @@ from draftkit.evaluate.certificate.result import Certificate, Fit
 from draftkit.evaluate.certificate.sampler import laws_of, sampler_p_values
 from draftkit.evaluate.certificate.self_draft import measure_self_draft
 from draftkit.evaluate.certificate.settings import CertificateSettings
+from draftkit.evaluate.provenance import environment
 from draftkit.models.target import Target
 from draftkit.runtime.verify import MODES
-from draftkit.version import __version__
 
 Progress = Callable[[str, int, int], None]  # what runs now, steps done, steps in all
 
@@ -107,7 +104,7 @@ def certify_pair(
         target=target,
         draft=draft,
         settings=settings,
-        provenance=_provenance(pair),
+        provenance=environment(str(pair.model.device), pair.model.dtype),
         exact=pair.model.dtype == torch.float32,
         noise=noise,
         replay=replay.summary(noise.floor),
@@ -121,17 +118,3 @@ def certify_pair(
         controls=tuple(controls),
         self_draft=self_draft,
     )
-
-
-def _provenance(pair: Pair) -> dict[str, object]:
-    device = pair.model.device
-    return {
-        "draftkit": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "dtype": str(pair.model.dtype).removeprefix("torch."),
-    }

@@ -6,7 +6,7 @@ They look at values on the host, so their rounds run eagerly. Every forward but 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,13 +28,7 @@ class PoisonedTarget(Target):
         self._pools: dict[int, tuple[Tensor, Tensor]] = {}  # views of the last round's, by layer
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        kv: KeyValues,
-        *,
-        last_only: bool = False,
-        embeddings: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False, **others: Any
     ) -> TargetOutput:
         rows = cast(CacheRows, kv)
         slots, written = rows.rows.slots.tolist(), rows.rows.positions.tolist()
@@ -43,7 +37,7 @@ class PoisonedTarget(Target):
                 self._poison(slot, row[0])
         self._ends |= {slot: max(row) + 1 for slot, row in zip(slots, written, strict=True)}
         watched = cast(KeyValues, _WatchedRows(rows, self._pools))
-        return super().forward(tokens, positions, watched, last_only=last_only, embeddings=embeddings)
+        return super().forward(tokens, positions, watched, last_only=last_only, **others)
 
     def _poison(self, slot: int, anchor: int) -> None:
         for pools in self._pools.values():
@@ -75,20 +69,14 @@ class OffByOneTarget(Target):
     """Stores each round's anchor one entry too early, so that rows read what the last round left in its place."""
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        kv: KeyValues,
-        *,
-        last_only: bool = False,
-        embeddings: Tensor | None = None,
+        self, tokens: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False, **others: Any
     ) -> TargetOutput:
         rows = cast(CacheRows, kv)
         if not last_only:
             early = torch.zeros_like(positions)
             early[:, 0] = 1
             rows.rows = SlotRows(rows.rows.slots, rows.rows.positions - early)
-        return super().forward(tokens, positions, kv, last_only=last_only, embeddings=embeddings)
+        return super().forward(tokens, positions, kv, last_only=last_only, **others)
 
 
 class PoisonedOffByOneTarget(OffByOneTarget, PoisonedTarget):

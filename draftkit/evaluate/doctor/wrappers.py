@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.models.eagle import EagleOutput
-from draftkit.models.target import KeyValues, Taps, Target, TargetOutput
+from draftkit.models.target import Taps, Target, TargetOutput
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.p_eagle import PEagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
@@ -21,16 +22,8 @@ class TargetWithFeatures(Target):
         super().__init__(model, taps)
         self.change = change
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        kv: KeyValues,
-        *,
-        last_only: bool = False,
-        embeddings: Tensor | None = None,
-    ) -> TargetOutput:
-        output = super().forward(tokens, positions, kv, last_only=last_only, embeddings=embeddings)
+    def forward(self, *args: Any, **others: Any) -> TargetOutput:
+        output = super().forward(*args, **others)
         assert output.features is not None
         return output._replace(features=self.change(output.features))
 
