@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftkit.evaluate.provenance import processor
-from draftkit.layout.spec import Decoder, EagleSpec, MlpSpeculatorSpec, Rope
+from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
 from draftkit.models.target import Target

@@ -33,8 +33,9 @@ from transformers import PreTrainedModel
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.errors import DraftkitError
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.spec import DraftSpec, EagleSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.loading import load_eagle
 from draftkit.models.target import load_target
 

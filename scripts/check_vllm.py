@@ -29,10 +29,10 @@ from transformers import PreTrainedModel
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.statistics import accepted_per_position
-from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.ngram import NgramDrafter

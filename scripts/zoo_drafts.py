@@ -24,9 +24,10 @@ from draftkit.convert.formats.mlp_speculator import copies_of
 from draftkit.documents.document import read_training_documents
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.documents.vocabulary import choose_vocabulary, token_counts
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import read_draft
-from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import Optimisation, TrainConfig, Validation
 from draftkit.train.recipes.eagle import EagleOptions, eagle_spec
@@ -190,7 +191,7 @@ def published_spec(name: str, origin: Origin) -> EagleSpec:
 def save_eagle(architecture: EagleSpec, origin: Origin, out: Path) -> None:
     spec = DraftSpec(architecture=architecture, dtype="F32")
     state = fresh_eagle(architecture, origin).state_dict()
-    save_draft(out, spec, {name: state[name] for name in tensor_schema(spec)}, target=TARGET)
+    save_draft(out, spec, {name: state[name] for name in spec.tensors()}, target=TARGET)
 
 
 def publish(name: str, trained: Path, out: Path) -> None:

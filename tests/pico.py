@@ -17,7 +17,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftkit.layout.spec import Decoder, EagleSpec, Rope
+from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.families.eagle import EagleSpec
 
 VOCABULARY = 320
 DRAFT_VOCABULARY = 128

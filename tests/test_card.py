@@ -19,8 +19,8 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
-from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card

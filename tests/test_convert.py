@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
 from draftkit.convert.plan import Plan
 from draftkit.errors import DraftkitError, FormatError, LayoutError
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
-from draftkit.layout.spec import CausalLMSpec, EagleSpec
 
 Tensors = dict[str, torch.Tensor]
 

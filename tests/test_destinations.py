@@ -25,8 +25,9 @@ from draftkit.convert.destinations import destinations
 from draftkit.convert.overrides import override_spec
 from draftkit.convert.target_tensors import target_embedding, target_head
 from draftkit.errors import DraftkitError, LayoutError, TargetError
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
-from draftkit.layout.spec import DraftSpec, EagleSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import read_target_facts
 
 EAGLE3 = DraftSpec(architecture=pico.EAGLE3_SPEC, dtype="F16")

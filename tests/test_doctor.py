@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from draftkit.convert.unified import write_draft
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.doctor.audit import audit
 from draftkit.evaluate.doctor.decay import classify
@@ -22,7 +23,7 @@ from draftkit.evaluate.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.evaluate.doctor.trial import as_override
 from draftkit.evaluate.loading import load_model, open_draft
 from draftkit.evaluate.prompts import Prompt
-from draftkit.layout.folder import Draft, write_draft
+from draftkit.layout.folder import Draft
 from draftkit.layout.handles import memory_handle
 from draftkit.report.diagnosis import show_diagnosis
 from draftkit.runtime.records import Generation, Request, Round

@@ -21,12 +21,15 @@ from published.layers import VD, H, V, vocabulary_map
 from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
+from draftkit.convert.unified import config_of
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, LayoutError
-from draftkit.layout.config import refusal_by_vllm
-from draftkit.layout.folder import Draft, config_of, read_draft
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.decoder import Rope
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import DraftSpec, EagleSpec, ParallelDrafting, Rope
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.loading import load_eagle
 
 EAGLE, EAGLE3 = pico.EAGLE_SPEC, pico.EAGLE3_SPEC
@@ -48,7 +51,7 @@ def with_rope(eagle: EagleSpec, **changes: Any) -> EagleSpec:
 def unified(folder: Path, eagle: EagleSpec, quantization: dict[str, object] | None = None) -> str:
     """A unified draft of this spec, with random weights."""
     spec = DraftSpec(architecture=eagle, dtype="F16", quantization=quantization)
-    shapes = {name: schema.shape for name, schema in tensor_schema(spec).items() if name != "d2t"}
+    shapes = {name: schema.shape for name, schema in spec.tensors().items() if name != "d2t"}
     tensors = randoms(shapes, torch.float16, seed=7)
     if eagle.reduced_vocabulary:
         tensors |= vocabulary_map(eagle.draft_vocab_size, mask=False)

@@ -23,10 +23,12 @@ from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import convert_checkpoint, default_output, plan_conversion
 from draftkit.convert.operations import Move, carry_out
+from draftkit.convert.unified import REFUSED_ARCHITECTURE, write_draft
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
-from draftkit.layout.folder import REFUSED_ARCHITECTURE, read_draft, write_draft
+from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.folder import read_draft
 from draftkit.layout.handles import TensorHandle
-from draftkit.layout.spec import CausalLMSpec, MedusaSpec, TargetFeatures
 
 ALL = all_published()
 

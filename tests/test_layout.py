@@ -17,24 +17,20 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
+from draftkit.convert.unified import REFUSED_ARCHITECTURE, config_of, write_draft
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import FormatError, LayoutError
-from draftkit.layout.config import engine_config, refusal_by_vllm
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.decoder import Decoder, Rope
 from draftkit.layout.dtypes import torch_dtype
-from draftkit.layout.folder import REFUSED_ARCHITECTURE, Draft, config_of, is_unified, read_draft, write_draft
+from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
+from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.jsonfile import read_object
 from draftkit.layout.provenance import FactOrigin, InputFile, Provenance
-from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import (
-    CausalLMSpec,
-    Decoder,
-    DraftSpec,
-    EagleSpec,
-    MedusaSpec,
-    MlpSpeculatorSpec,
-    ParallelDrafting,
-    Rope,
-    TargetFeatures,
-)
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.tensors import TensorHandle
 
 EAGLE, EAGLE3 = pico.EAGLE_SPEC, pico.EAGLE3_SPEC
@@ -271,11 +267,11 @@ def test_what_is_no_spec_is_refused(change: dict[str, object]) -> None:
     ids=lambda value: value.method if isinstance(value, DraftSpec) else str(value),
 )
 def test_tensor_counts(spec: DraftSpec, count: int) -> None:
-    assert len(tensor_schema(spec)) == count
+    assert len(spec.tensors()) == count
 
 
 def shapes(spec: DraftSpec) -> dict[str, tuple[int, ...]]:
-    return {name: schema.shape for name, schema in tensor_schema(spec).items()}
+    return {name: schema.shape for name, schema in spec.tensors().items()}
 
 
 def test_p_eagle_tensors() -> None:
@@ -330,7 +326,7 @@ def test_mlp_speculator_tensors() -> None:
 
 
 def test_medusa_tensors() -> None:
-    reduced = tensor_schema(spec_of(MEDUSA, num_heads=1, draft_vocab_size=100))
+    reduced = spec_of(MEDUSA, num_heads=1, draft_vocab_size=100).tensors()
     assert {name: (schema.shape, schema.dtypes[0]) for name, schema in reduced.items()} == {
         "blocks.0.layers.0.weight": ((64, 64), "F64"),
         "blocks.0.layers.0.bias": ((64,), "F64"),
@@ -360,9 +356,9 @@ def test_causal_lm_tensors_are_those_of_transformers(config: dict[str, object]) 
 
 
 def test_a_tied_head_may_be_left_out() -> None:
-    tied = tensor_schema(spec_of(LM, config=LM_CONFIG | {"tie_word_embeddings": True}))
+    tied = spec_of(LM, config=LM_CONFIG | {"tie_word_embeddings": True}).tensors()
     assert [name for name, schema in tied.items() if not schema.required] == ["lm_head.weight"]
-    assert all(schema.required for schema in tensor_schema(SPECS["draft-model"]).values())
+    assert all(schema.required for schema in SPECS["draft-model"].tensors().values())
 
 
 def test_pard_2_adds_a_projection() -> None:
@@ -383,14 +379,14 @@ def test_pard_2_adds_a_projection() -> None:
 )
 def test_a_config_that_describes_no_causal_lm_is_an_error(config: dict[str, object], problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
-        tensor_schema(spec_of(LM, config=LM_CONFIG | config))
+        spec_of(LM, config=LM_CONFIG | config).tensors()
 
 
 # --- config.json for engines
 
 
 def test_eagle3_engine_config() -> None:
-    assert engine_config(spec_of(EAGLE3)) == {
+    assert spec_of(EAGLE3).engine_config() == {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "vocab_size": 320,
@@ -425,7 +421,7 @@ def test_eagle3_engine_config() -> None:
 
 
 def test_p_eagle_engine_config() -> None:
-    plain, parallel = engine_config(SPECS["eagle3"]), engine_config(SPECS["p-eagle"])
+    plain, parallel = SPECS["eagle3"].engine_config(), SPECS["p-eagle"].engine_config()
     assert {key: value for key, value in parallel.items() if key not in plain or value != plain[key]} == {
         "num_hidden_layers": 2,
         "max_position_embeddings": 131072,
@@ -448,26 +444,26 @@ def test_eagle_engine_config() -> None:
         "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
         "eagle_config", "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
     }  # fmt: skip
-    eagle, eagle3 = engine_config(spec_of(EAGLE)), engine_config(spec_of(EAGLE3))
+    eagle, eagle3 = spec_of(EAGLE).engine_config(), spec_of(EAGLE3).engine_config()
     common = {key: value for key, value in eagle3.items() if key not in eagle3_only}
     assert eagle == common | {"architectures": ["LlamaForCausalLM"], "qkv_bias": False}
-    biased = engine_config(with_decoder(EAGLE, qkv_bias=True))
+    biased = with_decoder(EAGLE, qkv_bias=True).engine_config()
     assert (biased["qkv_bias"], biased["attention_bias"]) == (True, False)
     assert "bias" not in biased  # means attention bias to engines
 
 
 @pytest.mark.parametrize("rope", [DECODER.rope, SCALED], ids=["default", "llama3"])
 def test_transformers_reads_the_rope_that_is_meant(rope: Rope) -> None:
-    config = LlamaConfig.from_dict(engine_config(with_decoder(EAGLE3, rope=rope)))
+    config = LlamaConfig.from_dict(with_decoder(EAGLE3, rope=rope).engine_config())
     assert config.rope_parameters == {"rope_type": "default", **(rope.scaling or {}), "rope_theta": rope.base}
     assert config.max_position_embeddings == rope.max_position_embeddings
 
 
 def test_other_engine_configs() -> None:
-    assert engine_config(SPECS["pard"]) == LM_CONFIG | {
+    assert SPECS["pard"].engine_config() == LM_CONFIG | {
         "pard_token": 7, "dtype": "bfloat16", "torch_dtype": "bfloat16"
     }  # fmt: skip
-    mlp, medusa = engine_config(SPECS["mlp-speculator"]), engine_config(SPECS["medusa"])
+    mlp, medusa = SPECS["mlp-speculator"].engine_config(), SPECS["medusa"].engine_config()
     assert (mlp["n_predict"], mlp["top_k_tokens_per_head"], mlp["tie_weights"]) == (4, [4, 3, 2, 2], False)
     assert (medusa["num_heads"], medusa["medusa_fc_bias"], medusa["original_lm_head"]) == (5, True, False)
 
@@ -509,7 +505,7 @@ def test_vllm_refuses_what_it_would_run_wrongly(spec: DraftSpec, reason: str | N
     found, config = refusal_by_vllm(spec), config_of(spec, PROVENANCE)
     if reason is None:
         assert found is None
-        assert config.get("architectures") == engine_config(spec).get("architectures")
+        assert config.get("architectures") == spec.engine_config().get("architectures")
     else:
         assert reason in (found or "")
         assert config["architectures"] == [REFUSED_ARCHITECTURE]
@@ -522,7 +518,7 @@ def zeros(spec: DraftSpec) -> dict[str, torch.Tensor]:
     """Tensors that fit the spec."""
     return {
         name: torch.zeros(s.shape, dtype=torch_dtype(spec.dtype if spec.dtype in s.dtypes else s.dtypes[0]))
-        for name, s in tensor_schema(spec).items()
+        for name, s in spec.tensors().items()
     }
 
 
@@ -559,7 +555,7 @@ def test_a_folder_reads_back(name: str, tmp_path: Path) -> None:
     write_draft(tmp_path / "out", draft_of(spec, zeros(spec)))
     draft = read_draft(tmp_path / "out")
     assert (draft.spec, draft.provenance) == (spec, PROVENANCE)
-    assert set(draft.tensors) == set(tensor_schema(spec))
+    assert set(draft.tensors) == set(spec.tensors())
     assert is_unified(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.pop("draftkit")["spec"] == spec.to_dict()

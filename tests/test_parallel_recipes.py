@@ -28,8 +28,9 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub import locate
+from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.spec import CausalLMSpec, DraftSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import FINAL, Target
 from draftkit.runtime.drafters.pard import Pard2Drafter
 from draftkit.runtime.engine import Engine

@@ -27,8 +27,11 @@ from draftkit.documents.vocabulary import ceiling, choose_vocabulary, token_coun
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.hub import Located
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.spec import CausalLMSpec, DraftSpec, EagleSpec, MedusaSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.tensors import open_checkpoint
 from draftkit.models.target import Target
 from draftkit.prepare.head import open_head

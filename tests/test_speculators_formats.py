@@ -20,12 +20,15 @@ from published.layers import VD, H, V, vocabulary_map
 from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
+from draftkit.convert.unified import config_of
 from draftkit.errors import DraftkitError, FormatError, LayoutError
-from draftkit.layout.folder import config_of, read_draft
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.decoder import Rope
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.folder import read_draft
 from draftkit.layout.jsonfile import dump
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import DraftSpec, EagleSpec, ParallelDrafting, Rope
+from draftkit.layout.spec import DraftSpec
 
 ALL = all_published()
 
@@ -312,7 +315,7 @@ def test_a_borrowed_embedding_needs_the_target(tmp_path: Path, target: Path) -> 
 
 def unified(folder: Path, spec: DraftSpec, seed: int = 0) -> str:
     """A unified folder with this spec, its weights random."""
-    schema = tensor_schema(spec)
+    schema = spec.tensors()
     dtype = {"F32": torch.float32, "F16": torch.float16}[spec.dtype]
     tensors = randoms({name: t.shape for name, t in schema.items() if name != "d2t"}, dtype, seed)
     if "d2t" in schema:

@@ -6,7 +6,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.rope import RopeSource, read_rope
 from draftkit.errors import FormatError, TargetError
-from draftkit.layout.spec import Decoder
+from draftkit.layout.decoder import Decoder
 from draftkit.layout.target import TargetFacts
 
 # Keys that trainers copy from the target's config, and that no draft class of the family reads.

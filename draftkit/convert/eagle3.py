@@ -21,7 +21,10 @@ from draftkit.convert.quantization import read_quantization
 from draftkit.convert.rope import RopeSource
 from draftkit.convert.vocabulary import check_vocabulary_map
 from draftkit.errors import FormatError
-from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec, ParallelDrafting
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.decoder import Decoder
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 FeatureNorm = Literal["none", "joint", "per_layer"]

@@ -12,11 +12,11 @@ from draftkit.convert.plan import renamed
 from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
 from draftkit.errors import LayoutError
 from draftkit.layout.atomic import atomic_folder
-from draftkit.layout.config import HF_DTYPES
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import TensorHandle
 from draftkit.layout.jsonfile import dump
 from draftkit.layout.records import to_dict
+from draftkit.layout.spec import HF_DTYPES
 from draftkit.layout.target import TargetFacts
 from draftkit.layout.tensors import TensorToWrite, write_checkpoint
 from draftkit.layout.torch_file import write_torch

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from draftkit.convert.operations import carry_out, integers
 from draftkit.convert.randomness import looks_random
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.spec import DraftSpec, EagleSpec, MedusaSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from draftkit.convert.export import Outgoing
 from draftkit.convert.operations import Move, carry_out, copy
 from draftkit.convert.target_tensors import PREFIX
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import LayoutError
-from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.spec import EagleSpec, MedusaSpec
 from draftkit.layout.target import TargetFacts
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from draftkit.layout.spec import Decoder, EagleSpec
+from draftkit.layout.decoder import Decoder
+from draftkit.layout.families.eagle import EagleSpec
 
 Owner = Literal["draft", "target"]
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.operations import Move
-from draftkit.layout.config import layer_keys
+from draftkit.layout.decoder import Decoder, Rope, layer_keys
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.records import to_dict
-from draftkit.layout.schema import SCALES, tensor_schema
-from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec, Rope
+from draftkit.layout.schema import SCALES
+from draftkit.layout.spec import DraftSpec
 
 
 def llama_config(eagle: EagleSpec, dtype: str) -> dict[str, object]:
@@ -125,7 +126,7 @@ def _facts(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
 
 def kept(outgoing: Outgoing, runs: EagleSpec, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
     """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`."""
-    schema = tensor_schema(DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype))
+    schema = DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype).tensors()
     scales = {f"{name.removesuffix('.weight')}.{scale}" for name in schema for scale in SCALES}
     foreign = outgoing.draft.tensors.keys() - schema.keys() - scales
     return outgoing.renamed(renames, without=[*without, *foreign])

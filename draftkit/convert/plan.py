@@ -12,7 +12,6 @@ from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.schema import check_tensors
 from draftkit.layout.spec import DraftSpec
 
 
@@ -67,8 +66,7 @@ def make_plan(
     if spec is not None:
         spec = facts.overridden(spec)
         results = {m.destination: (m.dtype, m.shape) for m in moves if m.destination is not None}
-        check_tensors(
-            spec,
+        spec.check_tensors(
             results,
             checkpoint.source.path,
             hint="config.json and the weights disagree, or the file is incomplete: fetch the checkpoint again",

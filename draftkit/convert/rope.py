@@ -6,7 +6,7 @@ from typing import Literal
 
 from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError
-from draftkit.layout.spec import Rope
+from draftkit.layout.decoder import Rope
 
 # Where a trainer takes the rope base from. `config`: the config, 10000 without one. `reference`: the same, but always
 # 10000 beside linear or dynamic scaling (SafeAILab). `multimodal`: 10000, but for multimodal rope (AngelSlim).

@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftkit.layout.config import refusal_by_vllm
-from draftkit.layout.spec import DraftSpec, MedusaSpec
+from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.spec import DraftSpec
 
 if TYPE_CHECKING:
     from draftkit.convert.api import Conversion

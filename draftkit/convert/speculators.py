@@ -12,8 +12,9 @@ from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.serve import AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS
 from draftkit.errors import LayoutError
-from draftkit.layout.config import layer_keys, rope_keys
-from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec
+from draftkit.layout.decoder import Decoder, layer_keys, rope_keys
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.spec import DraftSpec
 
 VERSION = "0.9.0"
 LAYER_CONFIG = "transformer_layer_config"

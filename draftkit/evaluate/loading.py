@@ -14,8 +14,11 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub import locate
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft, is_unified, read_draft
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
 from draftkit.models.target import load_target
 from draftkit.models.tokens import same_vocabulary
@@ -114,6 +117,8 @@ def load_drafter(
             if features is None or not target_features:
                 return PardDrafter(load_causal_lm(draft, target, attention=ATTENTION), mask, vocabulary, head_ids)
             return Pard2Drafter(*load_pard2(draft, target, attention=ATTENTION), mask, vocabulary, head_ids)
+        case other:
+            raise AssertionError(other)
 
 
 def _shared_vocabulary(

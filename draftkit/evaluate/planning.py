@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import CausalLMSpec, EagleSpec
 from draftkit.models.footprint import footprint
 from draftkit.models.target import read_target_config
 from draftkit.runtime.memory import MemoryPlan, available_memory, slot_bytes

@@ -1,14 +1,113 @@
-"""The decoder facts of a Llama-style configuration."""
+"""The Llama-style decoder layers that drafts of several families are made of: their facts, tensors and config keys."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from draftkit.errors import FormatError
-from draftkit.layout.spec import MAX_REPEATS, Decoder, Rope
+from draftkit.layout.architecture import MAX_REPEATS, check_range
+from draftkit.layout.schema import Shape
 
 # Causal LMs whose tensors follow from the config without transformers: model_type → (bias on q/k/v, q_norm and k_norm).
 DENSE_MODEL_TYPES = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary position embedding, rotate-half layout.
+
+    `base` is the effective one, with which the weights were trained; `declared_base` is what the source's config
+    says (None: it says nothing). Several trainers ignore the number in the config, and engines believe it.
+    `scaling` holds the other rope parameters under the names of transformers (`rope_type`, `factor`, ...).
+    """
+
+    base: float
+    declared_base: float | None
+    scaling: dict[str, object] | None
+    max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Sizes and options of the decoder layers of a draft. All widths are numbers of features."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_act: str
+    rms_norm_eps: float
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_window: int | None
+    rope: Rope
+
+    def __post_init__(self) -> None:
+        check_range(self, MAX_REPEATS, "num_hidden_layers")
+
+    @property
+    def cached_numbers(self) -> int:
+        """How many numbers the keys and values of one position are, over all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+
+def layer_tensors(decoder: Decoder, prefix: str, attention_input: int | None = None) -> dict[str, Shape]:
+    """One Llama-style decoder layer; `attention_input` is the width that q, k and v read, H unless given."""
+    h, i, d = decoder.hidden_size, decoder.intermediate_size, decoder.head_dim
+    queries, keys = decoder.num_attention_heads * d, decoder.num_key_value_heads * d
+    wide = attention_input or h
+    tensors: dict[str, Shape] = {
+        "self_attn.q_proj.weight": (queries, wide),
+        "self_attn.k_proj.weight": (keys, wide),
+        "self_attn.v_proj.weight": (keys, wide),
+        "self_attn.o_proj.weight": (h, queries),
+        "mlp.gate_proj.weight": (i, h),
+        "mlp.up_proj.weight": (i, h),
+        "mlp.down_proj.weight": (h, i),
+        "input_layernorm.weight": (h,),
+        "post_attention_layernorm.weight": (h,),
+    }
+    if decoder.qkv_bias:
+        tensors |= {
+            f"self_attn.{name}_proj.bias": (size,) for name, size in zip("qkv", (queries, keys, keys), strict=True)
+        }
+    if decoder.output_bias:
+        tensors["self_attn.o_proj.bias"] = (h,)
+    if decoder.mlp_bias:
+        tensors |= {"mlp.gate_proj.bias": (i,), "mlp.up_proj.bias": (i,), "mlp.down_proj.bias": (h,)}
+    if decoder.qk_norm:
+        tensors |= {"self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,)}
+    return {prefix + name: shape for name, shape in tensors.items()}
+
+
+def layer_keys(decoder: Decoder) -> dict[str, object]:
+    """The sizes of decoder layers under the names of transformers, which every config of the EAGLE family uses."""
+    return {
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_hidden_layers": decoder.num_hidden_layers,
+        "num_attention_heads": decoder.num_attention_heads,
+        "num_key_value_heads": decoder.num_key_value_heads,
+        "head_dim": decoder.head_dim,
+        "hidden_act": decoder.hidden_act,
+        "rms_norm_eps": decoder.rms_norm_eps,
+    }
+
+
+def rope_keys(rope: Rope) -> dict[str, object]:
+    """Both spellings: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of older engines."""
+    scaling = rope.scaling or {"rope_type": "default"}
+    return {
+        "max_position_embeddings": rope.max_position_embeddings,
+        "rope_theta": rope.base,
+        "rope_scaling": rope.scaling,
+        "rope_parameters": {**scaling, "rope_theta": rope.base},
+    }
 
 
 def decoder_of_config(config: dict[str, object]) -> Decoder:

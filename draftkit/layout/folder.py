@@ -1,24 +1,17 @@
-"""Reading and writing a unified draft folder: config.json, weights, and tokenizer files where the draft has any."""
+"""A unified draft folder, read: config.json, weights, and tokenizer files where the draft has any."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import LayoutError, SourceError
-from draftkit.layout.atomic import atomic_folder
-from draftkit.layout.config import engine_config, refusal_by_vllm
-from draftkit.layout.jsonfile import dump, read_object
+from draftkit.layout.jsonfile import read_object
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.records import from_dict, to_dict
-from draftkit.layout.schema import check_tensors
+from draftkit.layout.records import from_dict
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.tensors import TensorHandle, TensorToWrite, open_checkpoint, write_checkpoint
+from draftkit.layout.tensors import TensorHandle, open_checkpoint
 
-# An architecture that no engine registers: vLLM refuses the folder instead of running it wrongly.
-REFUSED_ARCHITECTURE = "DraftkitOnlyModel"
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -66,8 +59,8 @@ def read_draft(folder: Path) -> Draft:
     provenance = from_dict(Provenance, block["provenance"], config_path)
     tensors = open_checkpoint(folder)
     found = {name: (handle.dtype, handle.shape) for name, handle in tensors.items()}
-    check_tensors(spec, found, folder, hint="convert the source again")
-    return Draft(folder, spec, provenance, tensors, tokenizer_files(folder) if spec.kind == "causal-lm" else ())
+    spec.check_tensors(found, folder, hint="convert the source again")
+    return Draft(folder, spec, provenance, tensors, tokenizer_files(folder) if spec.architecture.own_model else ())
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
@@ -79,26 +72,3 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     if odd := [path for path in sorted(found) if not path.is_file()]:
         raise SourceError(f"{odd[0].name} is a broken link or no file", where=odd[0], hint="fetch the checkpoint again")
     return tuple(sorted(found))
-
-
-def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: Callable[[int], None] | None = None) -> None:
-    """Write a draft folder atomically: `out` appears complete or not at all.
-
-    The tensors are streamed one at a time; `on_bytes` is told how many bytes each write had. Raises `LayoutError`
-    before anything is written when they do not fit the spec.
-    """
-    check_tensors(draft.spec, {t.name: (t.dtype, t.shape) for t in draft.tensors.values()}, out)
-    tensors = [TensorToWrite(t.name, t.dtype, t.shape, t.chunks()) for t in draft.tensors.values()]
-    with atomic_folder(out, force) as folder:
-        (folder / "config.json").write_text(dump(config_of(draft.spec, draft.provenance)), encoding="utf-8")
-        for path in draft.files:
-            shutil.copyfile(path, folder / path.name)
-        write_checkpoint(folder, tensors, metadata={"format": "pt"}, on_bytes=on_bytes)
-
-
-def config_of(spec: DraftSpec, provenance: Provenance) -> dict[str, object]:
-    """The whole config.json of a draft: the engines' keys, and the `draftkit` block that draftkit reads back."""
-    config = engine_config(spec)
-    if refusal_by_vllm(spec) is not None:
-        config["architectures"] = [REFUSED_ARCHITECTURE]
-    return config | {"draftkit": {"spec": spec.to_dict(), "provenance": to_dict(provenance)}}

@@ -21,7 +21,8 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
-from draftkit.layout.spec import Decoder, EagleSpec
+from draftkit.layout.decoder import Decoder
+from draftkit.layout.families.eagle import EagleSpec
 
 
 class EagleOutput(NamedTuple):

@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import LayoutError, TargetError
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec, ParallelDrafting
 from draftkit.models.dequantise import dequantised
 from draftkit.models.eagle import EagleModel
 from draftkit.models.medusa import MedusaModel

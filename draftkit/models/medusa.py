@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from draftkit.layout.spec import MedusaSpec
+from draftkit.layout.families.medusa import MedusaSpec
 
 
 class MedusaModel(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from draftkit.layout.spec import MlpSpeculatorSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 
 EPS = 1e-6
 

@@ -13,9 +13,11 @@ from draftkit.convert.target_tensors import target_head
 from draftkit.documents.vocabulary import choose_vocabulary
 from draftkit.errors import FormatError
 from draftkit.layout.dtypes import FLOATS, tensor_bytes
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import TensorHandle, memory_handle
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, MlpSpeculatorSpec
 from draftkit.layout.target import read_target_facts
 from draftkit.prepare.vocabulary import Vocabulary
 from draftkit.prepare.vocabulary_tensors import vocabulary_tensors

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.api import inspect_checkpoint
+from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
 from draftkit.documents.document import Document, read_origin, read_training_documents
 from draftkit.documents.tokenizer import served_with
 from draftkit.documents.vocabulary import SIZES, Ceiling, ceiling, token_counts
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.evaluate.loading import TOKENIZERS, load_tokenizer
 from draftkit.hub import Located, locate
-from draftkit.layout.config import refusal_by_vllm
-from draftkit.layout.folder import Draft, write_draft
+from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
 from draftkit.models.tokens import same_vocabulary
 from draftkit.prepare.head import Head, open_head, with_rows

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.api import inspect_checkpoint
+from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
 from draftkit.errors import FormatError
 from draftkit.hub import Located, locate
-from draftkit.layout.folder import Draft, tokenizer_files, write_draft
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.records import to_dict
-from draftkit.layout.schema import check_tensors
-from draftkit.layout.spec import CausalLMSpec
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
 from draftkit.prepare.rows import Weighting, transplanted_rows
 from draftkit.prepare.segmenter import check_kind
@@ -150,5 +150,5 @@ def _with_vocabulary(
         lm, config=lm.config | ids | {"vocab_size": target.size}, vocab_size=target.size, head_ids=None
     )
     spec = replace(model.spec, architecture=architecture)
-    check_tensors(spec, {t.name: (t.dtype, t.shape) for t in tensors.values()}, model.path)
+    spec.check_tensors({t.name: (t.dtype, t.shape) for t in tensors.values()}, model.path)
     return replace(model, spec=spec, tensors=tensors, files=tokenizer_files(target.folder))

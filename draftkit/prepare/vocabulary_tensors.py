@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftkit.layout.decoder import DENSE_MODEL_TYPES
-from draftkit.layout.spec import CausalLMSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
 
 
 def vocabulary_tensors(lm: CausalLMSpec) -> tuple[str, ...]:

@@ -15,11 +15,13 @@ from draftkit.convert.api import Conversion
 from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.findings import findings_of_draft
 from draftkit.convert.serve import SGLANG_ALGORITHMS, serve_commands
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.hub import Located
-from draftkit.layout.config import refusal_by_vllm
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.finite import FLOATING
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import EagleSpec, MedusaSpec, MlpSpeculatorSpec
 from draftkit.report.licence import Licence
 from draftkit.report.markdown import (
     Row,

@@ -15,7 +15,7 @@ from draftkit.convert.findings import Finding, findings_of_draft, findings_of_re
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.convert.serve import serve_commands
-from draftkit.layout.config import refusal_by_vllm
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.records import to_dict

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import CausalLMSpec
 from draftkit.report.results import Cell, Result
 
 if TYPE_CHECKING:

@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftkit.convert.unified import write_draft
+from draftkit.layout.architecture import Architecture
 from draftkit.layout.dtypes import torch_dtype
-from draftkit.layout.folder import Draft, read_draft, write_draft
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.handles import memory_handle
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.spec import Architecture, CausalLMSpec, DraftSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.version import __version__
 
 

@@ -21,7 +21,8 @@ from draftkit.convert.llama_config import (
     reference_rope_keys,
 )
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.layout.spec import DraftSpec, EagleSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "eagle"

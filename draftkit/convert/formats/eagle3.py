@@ -24,7 +24,7 @@ from draftkit.convert.llama_config import (
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.errors import LayoutError
-from draftkit.layout.spec import EagleSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "eagle3"

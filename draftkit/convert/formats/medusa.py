@@ -20,8 +20,9 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.errors import FormatError
+from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.handles import TensorHandle
-from draftkit.layout.spec import DraftSpec, MedusaSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "medusa"

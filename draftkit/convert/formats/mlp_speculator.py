@@ -14,8 +14,8 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.errors import FormatError
-from draftkit.layout.config import engine_config
-from draftkit.layout.spec import DraftSpec, MlpSpeculatorSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "mlp-speculator"
@@ -77,7 +77,7 @@ def export(outgoing: Outgoing) -> Export:
         if present == ALL or name in present.split(", ")
     }
     moves = outgoing.renamed({}) + [copy(draft.tensors[original], name) for name, original in copies.items()]
-    return Export(config=engine_config(draft.spec), moves=tuple(moves))
+    return Export(config=draft.spec.engine_config(), moves=tuple(moves))
 
 
 def copies_of(mlp: MlpSpeculatorSpec) -> dict[str, str]:

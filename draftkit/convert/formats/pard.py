@@ -11,7 +11,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
-from draftkit.layout.spec import CausalLMSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "pard"

@@ -12,7 +12,7 @@ from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError, TargetError
-from draftkit.layout.spec import CausalLMSpec, TargetFeatures
+from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.target import TargetFacts
 
 NAME = "pard2"

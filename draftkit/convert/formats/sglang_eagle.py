@@ -16,8 +16,8 @@ from draftkit.convert.formats import eagle as reference
 from draftkit.convert.llama_config import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import DraftSpec, EagleSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "sglang-eagle"
@@ -53,6 +53,6 @@ def _zero_biases(outgoing: Outgoing, runs: EagleSpec, attention: bool) -> list[M
     why = "SGLang leaves an absent bias as initialised"
     return [
         Move("fill", (), name, loaded.dtype, tensor.shape, reason=why, number=0)
-        for name, tensor in tensor_schema(loaded).items()
+        for name, tensor in loaded.tensors().items()
         if name.endswith(".bias") and name not in outgoing.draft.tensors
     ]

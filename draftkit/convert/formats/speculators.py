@@ -27,9 +27,8 @@ from draftkit.convert.speculators import (
     speculators_config,
 )
 from draftkit.errors import FormatError
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.schema import tensor_schema
-from draftkit.layout.spec import EagleSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators"
@@ -125,6 +124,6 @@ def _zero_biases(draft: Draft, eagle: EagleSpec) -> list[Move]:
     loaded = replace(draft.spec, architecture=replace(eagle, decoder=decoder))
     return [
         Move("fill", (), name, draft.spec.dtype, tensor.shape, reason="the draft has no such bias", number=0)
-        for name, tensor in tensor_schema(loaded).items()
+        for name, tensor in loaded.tensors().items()
         if name.endswith(".bias") and name not in draft.tensors
     ]

@@ -12,8 +12,9 @@ from draftkit.convert.api import Reading
 from draftkit.convert.findings import Finding, Severity
 from draftkit.convert.randomness import looks_random
 from draftkit.evaluate.doctor.patient import Patient
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.finite import find_non_finite
-from draftkit.layout.spec import EagleSpec, MlpSpeculatorSpec
 
 Use = Literal["once", "shared", "ignored"]
 Fault = tuple[str, Severity, str]  # its name, how bad it is, what is seen

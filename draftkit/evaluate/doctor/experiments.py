@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from draftkit.evaluate.doctor import facts, inputs, weights
 from draftkit.evaluate.doctor.trial import ALL, Experiment
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 
 EAGLE = (EagleSpec,)
 EXPERIMENTS = (

@@ -9,7 +9,10 @@ from typing import Any
 
 from draftkit.evaluate.doctor.patient import Patient, Setup
 from draftkit.evaluate.doctor.trial import Trial, with_eagle_facts, with_facts
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, MlpSpeculatorSpec, Rope
+from draftkit.layout.decoder import Rope
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.rope import target_rope
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 

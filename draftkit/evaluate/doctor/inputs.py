@@ -15,7 +15,9 @@ from draftkit.evaluate.doctor.patient import Patient, Setup
 from draftkit.evaluate.doctor.trial import Trial, with_eagle_facts, with_facts, with_tensors
 from draftkit.evaluate.doctor.wrappers import ShiftedFeedback, ShiftedMasks, TargetWithFeatures
 from draftkit.evaluate.loading import load_drafter, load_tokenizer
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, ParallelDrafting
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.target import Taps, Target
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.p_eagle import PEagleDrafter

@@ -10,7 +10,8 @@ from draftkit.convert.findings import Finding, findings_of_draft
 from draftkit.evaluate.doctor.patient import Patient, target_ids
 from draftkit.evaluate.loading import load_tokenizer
 from draftkit.hub import locate
-from draftkit.layout.spec import CausalLMSpec, EagleSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.tokens import same_vocabulary
 

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.evaluate.loading import load_drafter
 from draftkit.evaluate.prompts import Prompt
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import memory_handle
-from draftkit.layout.schema import SCALES, TensorSchema, tensor_schema
-from draftkit.layout.spec import Architecture, EagleSpec
+from draftkit.layout.schema import SCALES, TensorSchema
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.records import Request
@@ -77,7 +78,7 @@ def changed(
     biases add zero.
     """
     spec = replace(draft.spec, architecture=architecture or draft.spec.architecture)
-    schema = tensor_schema(spec)
+    schema = spec.tensors()
     kept = {name: handle for name, handle in draft.tensors.items() if name in schema or _is_scale(name, schema)}
     kept |= {
         name: memory_handle(name, _neutral(name, tensor), draft.path)
@@ -93,7 +94,7 @@ def changed(
 
 def keeps_tensors(draft: Draft, architecture: Architecture) -> bool:
     """Whether a draft with these facts has the same tensors, so that `--set` alone makes it."""
-    shapes, others = tensor_schema(draft.spec), tensor_schema(replace(draft.spec, architecture=architecture))
+    shapes, others = draft.spec.tensors(), replace(draft.spec, architecture=architecture).tensors()
     return {name: t.shape for name, t in shapes.items()} == {name: t.shape for name, t in others.items()}
 
 

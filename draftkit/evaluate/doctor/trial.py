@@ -10,7 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from draftkit.evaluate.doctor.patient import Patient, Setup, changed, keeps_tensors
-from draftkit.layout.spec import Architecture, CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 
 ALL: tuple[type[Architecture], ...] = (EagleSpec, CausalLMSpec, MlpSpeculatorSpec, MedusaSpec)
 

@@ -19,7 +19,8 @@ from draftkit.evaluate.doctor.patient import (
 )
 from draftkit.evaluate.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.evaluate.doctor.trial import Trial, with_eagle_facts, with_tensors
-from draftkit.layout.spec import EagleSpec, MedusaSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.models.target import FINAL, Taps, Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.eagle import EagleDrafter

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
+from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import is_ngram, ngram_sizes, open_draft
 from draftkit.evaluate.settings import Settings
-from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import read_draft
 
 

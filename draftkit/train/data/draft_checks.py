@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkit.evaluate.loading import load_tokenizer
-from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.rope import target_rope
 from draftkit.models.tokens import same_vocabulary
 from draftkit.train.data.findings import Evidence, Finding

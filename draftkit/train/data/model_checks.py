@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftkit.layout.spec import EagleSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.target import FINAL, Taps, Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache

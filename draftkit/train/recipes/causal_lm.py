@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import CausalLMSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.train.recipes.recipe import Origin, Recipe
 
 

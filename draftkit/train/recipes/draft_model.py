@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import CausalLMSpec, DraftSpec
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps, load_target
 from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.batch import Batch, ahead

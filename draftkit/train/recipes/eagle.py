@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftkit.convert.fusion import fusion_spec
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import EagleSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import Batch
 from draftkit.train.chain import Step
 from draftkit.train.losses.parse import parse_loss

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftkit.layout.spec import EagleSpec
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import Batch
 from draftkit.train.losses.parse import parse_loss
 from draftkit.train.losses.reduction import Reduction

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import DraftkitError, LayoutError
-from draftkit.layout.decoder import rope_of_config
-from draftkit.layout.spec import Decoder, DraftSpec, EagleSpec
+from draftkit.layout.decoder import Decoder, rope_of_config
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel
 from draftkit.models.loading import load_eagle
 from draftkit.models.target import Taps

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import DraftSpec, MlpSpeculatorSpec
+from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.loading import load_mlp_speculator
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
 from draftkit.models.target import Taps

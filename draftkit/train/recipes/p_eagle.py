@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import EagleSpec, ParallelDrafting
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel
 from draftkit.models.loading import load_eagle
 from draftkit.train.batch import Batch, ahead

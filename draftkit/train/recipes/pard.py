@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.spec import CausalLMSpec, DraftSpec, ParallelDrafting, TargetFeatures
+from draftkit.layout.architecture import ParallelDrafting
+from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
+from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import FINAL, Taps, load_target
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.head import Head, rows_at_once

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from draftkit.documents.document import Document
 from draftkit.layout.folder import Draft
-from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
@@ -71,7 +70,7 @@ class Recipe(nn.Module, ABC):
         super().__init__()
         self.draft = draft
         self.spec = spec
-        self.stored_names = frozenset(name for name, schema in tensor_schema(spec).items() if schema.required)
+        self.stored_names = frozenset(name for name, schema in spec.tensors().items() if schema.required)
 
     @classmethod
     def start(cls, origin: Origin, options: object) -> Self:

@@ -1,0 +1,10 @@
+"""Causal language models as drafts in vLLM 0.32."""
+
+from __future__ import annotations
+
+from draftkit.layout.families.causal_lm import CausalLMSpec
+
+
+def refusal(lm: CausalLMSpec) -> str | None:
+    """What it would ignore."""
+    return None if lm.target_features is None else "vLLM would ignore the target features of PARD-2"

@@ -1,0 +1,114 @@
+"""What every family of drafts says of itself, so that no other room has to know which families there are."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+
+from draftkit.errors import LayoutError
+from draftkit.layout.schema import TensorSchema
+
+if TYPE_CHECKING:
+    from draftkit.layout.decoder import Rope
+
+MAX_REPEATS = 1_000  # layers or heads; a draft's schema lists the tensors of every one
+MAX_SIZE = 1 << 31
+
+Kind = TypeVar("Kind", bound="Architecture")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParallelDrafting:
+    """Drafting all K tokens in one pass: rows after the first hold the mask token.
+
+    With `mask_state`, their hidden input is the learned vector `mask_hidden` of the checkpoint.
+    """
+
+    mask_token_id: int
+    mask_state: bool
+
+
+class Architecture(ABC):
+    """The facts of a draft of one family: a frozen dataclass in `draftkit/layout/families/NAME.py`.
+
+    Files of the family carry the same NAME in every room. A property below is what another room asks; a family
+    overrides those whose usual answer is not its own.
+    """
+
+    vocab_size: int  # of the target
+
+    # Facts that some families have, under one name wherever they do. Those state them as `field()`, without a default.
+    aux_layer_ids: tuple[int, ...] | None = (
+        None  # the target's layers that are read, in convention S; None: its last state
+    )
+    parallel: ParallelDrafting | None = None  # all draft tokens in one pass; None: one by one, or heads of their own
+
+    SERVED_AS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # engine → method → the name by which it knows the draft
+    own_model: ClassVar[bool] = False  # a language model of its own, with a tokenizer, not a part of its target
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """The published name of this combination of facts: eagle, eagle3, p-eagle, draft-model, pard, ..."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the draft is, in one sentence without its end."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, TensorSchema]:
+        """Name → schema of every tensor that a draft with these facts has."""
+
+    @abstractmethod
+    def engine_config(self) -> dict[str, object]:
+        """What engines read in `config.json`. Optional keys are written out: engines disagree about their defaults."""
+
+    @property
+    def family(self) -> str:
+        """The NAME of the family's files."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def rope(self) -> Rope | None:
+        """The rotary positions of the draft, where the layout holds them as facts."""
+        return None
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        """Whether the draft proposes only some of the target's tokens, through a map of its ids."""
+        return False
+
+    @property
+    def draft_tokens(self) -> int | None:
+        """How many tokens a round its weights are made for; None where any number is as good."""
+        return None
+
+    def card_facts(self) -> dict[str, str]:
+        """Rows of a model card that only this family has."""
+        return {}
+
+    def limitations(self) -> list[str]:
+        """What a model card has to warn of."""
+        return []
+
+    def stored_in(self, dtype: str) -> Self:
+        """These facts for weights in `dtype`, by transformers' name, as `bfloat16`."""
+        del dtype
+        return self
+
+    def expect(self, kind: type[Kind]) -> Kind:
+        """These facts as those of one family. Raises `LayoutError` for a draft of another."""
+        if not isinstance(self, kind):
+            raise LayoutError(f"this is a {self.method} draft", expected=f"one of the family {kind.__name__}")
+        return self
+
+
+def check_range(record: object, most: int, *names: str) -> None:
+    """Raise `LayoutError` unless the fields named are from 1 to `most`."""
+    for name in names:
+        value = getattr(record, name)
+        if not 1 <= value <= most:
+            raise LayoutError(f"{name} is {value}", expected=f"1 to {most:,}")

@@ -1,0 +1,202 @@
+"""EAGLE-1/2, HASS, EAGLE-3, P-EAGLE: decoder layers that read the target's hidden states.
+
+The published names are values of the facts, not kinds of their own: one module builds all of them. Tensor names are
+those that vLLM's EAGLE loaders take without a prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from draftkit.errors import LayoutError
+from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, check_range
+from draftkit.layout.decoder import Decoder, Rope, layer_keys, layer_tensors, rope_keys
+from draftkit.layout.schema import Shape, TensorSchema, of_shapes
+
+TITLES = {
+    "eagle": "An EAGLE draft: decoder layers that read the target's last hidden state",
+    "eagle3": "An EAGLE-3 draft: decoder layers that read hidden states of several of the target's layers",
+    "p-eagle": "A P-EAGLE draft: an EAGLE-3 draft that proposes all its tokens in one pass",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleSpec(Architecture):
+    """A draft that reads the target's hidden states: EAGLE-1/2, HASS, EAGLE-3, P-EAGLE.
+
+    - `aux_layer_ids`: captured target layers in convention S, ascending: id i is the residual stream after i decoder
+      layers, before any norm. None: the target's last hidden state *after* its final norm.
+    - `token_entry`: where the token embedding joins. `fusion`: `fc` reads [embedding, hidden] at every step (EAGLE-1).
+      `attention`: layer 0's q/k/v read [embedding, hidden], and `fc` reads captured states only (EAGLE-3); without
+      captured layers there is no `fc`.
+    - `concatenation`: the order of those two halves.
+    - `fusion_bias`: `fc` has a bias. `feature_norm`: an RMSNorm before `fc`, one over all captured states (`joint`) or
+      one for each (`per_layer`).
+    - `embedding_norm`, `hidden_norm`: that half is normed where it joins: before `fc` (`enorm`, `hnorm`) or in layer 0
+      (`input_layernorm`, `hidden_norm`). `input_norm`: with `fusion`, layer 0 has the usual norm before attention
+      (EAGLE-1 has none). Deeper layers always have it.
+    - `norm_before_residual`: layer 0's residual is the normed hidden instead of the raw one.
+    - `final_norm`: a norm before the head. `feedback`: whether the next step gets the layer output before or after it.
+    - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
+    """
+
+    SERVED_AS: ClassVar = {
+        "vllm": {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3"},
+        "sglang": {"eagle": "EAGLE", "eagle3": "EAGLE3"},
+    }
+
+    decoder: Decoder
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layer_ids: tuple[int, ...] | None = field()
+    token_entry: Literal["fusion", "attention"]
+    concatenation: Literal["embedding_hidden", "hidden_embedding"]
+    fusion_bias: bool
+    feature_norm: Literal["none", "joint", "per_layer"]
+    embedding_norm: bool
+    hidden_norm: bool
+    input_norm: bool
+    norm_before_residual: bool
+    final_norm: bool
+    feedback: Literal["pre_norm", "post_norm"]
+    logit_scale: float
+    embed_tokens: Literal["draft", "target"]
+    lm_head: Literal["draft", "target"]
+    parallel: ParallelDrafting | None = field()
+
+    def __post_init__(self) -> None:
+        check_range(self, MAX_SIZE, "target_hidden_size")
+        ids = self.aux_layer_ids
+        if ids is not None and (not ids or min(ids) < 0 or list(ids) != sorted(set(ids))):
+            # Engines sort and de-duplicate the ids, which reorders or narrows what fc reads.
+            raise LayoutError(f"aux_layer_ids are {list(ids)}", expected="distinct layers ≥ 0 in ascending order")
+
+    @property
+    def method(self) -> str:
+        if self.parallel is not None:
+            return "p-eagle"
+        return "eagle" if self.token_entry == "fusion" else "eagle3"
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the target features that one row brings: A · target_hidden_size."""
+        return self.target_hidden_size * (1 if self.aux_layer_ids is None else len(self.aux_layer_ids))
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.method]
+
+    @property
+    def rope(self) -> Rope:
+        return self.decoder.rope
+
+    def tensors(self) -> dict[str, TensorSchema]:
+        h = self.decoder.hidden_size
+        tensors = self._first_layer()
+        if self.token_entry == "fusion":
+            tensors["fc.weight"] = (h, h + self.target_hidden_size)
+        elif self.aux_layer_ids is not None:
+            tensors["fc.weight"] = (h, self.feature_size)
+        for index in range(1, self.decoder.num_hidden_layers):
+            tensors |= layer_tensors(self.decoder, f"layers.{index}.")
+        if self.fusion_bias:
+            tensors["fc.bias"] = (h,)
+        if self.feature_norm == "joint":
+            tensors["input_norm.weight"] = (self.feature_size,)
+        if self.feature_norm == "per_layer":
+            captured = range(self.feature_size // self.target_hidden_size)
+            tensors |= {f"fc_norm.{i}.weight": (self.target_hidden_size,) for i in captured}
+        if self.final_norm:
+            tensors["norm.weight"] = (h,)
+        if self.embed_tokens == "draft":
+            tensors["embed_tokens.weight"] = (self.vocab_size, h)
+        if self.lm_head == "draft":
+            tensors["lm_head.weight"] = (self.draft_vocab_size, h)
+        if self.parallel is not None and self.parallel.mask_state:
+            tensors["mask_hidden"] = (1, 1, self.feature_size)
+        schema = of_shapes(tensors)
+        if self.reduced_vocabulary:
+            schema["d2t"] = TensorSchema((self.draft_vocab_size,), ("I64",))
+        return schema
+
+    def _first_layer(self) -> dict[str, Shape]:
+        """Layer 0, whose attention may read twice the width, and whose norms are the ones the spec names."""
+        h, fusion = self.decoder.hidden_size, self.token_entry == "fusion"
+        tensors = layer_tensors(self.decoder, "layers.0.", attention_input=h if fusion else 2 * h)
+        del tensors["layers.0.input_layernorm.weight"]
+        if self.input_norm if fusion else self.embedding_norm:
+            tensors["layers.0.input_layernorm.weight"] = (h,)
+        if self.hidden_norm and not fusion:
+            tensors["layers.0.hidden_norm.weight"] = (h,)
+        if self.hidden_norm and fusion:
+            tensors["hnorm.weight"] = (self.target_hidden_size,)
+        if self.embedding_norm and fusion:
+            tensors["enorm.weight"] = (h,)
+        return tensors
+
+    def engine_config(self) -> dict[str, object]:
+        decoder = self.decoder
+        config: dict[str, object] = {
+            "architectures": [self._vllm_class],
+            "model_type": "qwen3" if decoder.qk_norm else "llama",
+            "vocab_size": self.vocab_size,
+            **layer_keys(decoder),
+            "attention_bias": decoder.output_bias or (decoder.qkv_bias and self.token_entry == "attention"),
+            "mlp_bias": decoder.mlp_bias,
+            "logit_scale": self.logit_scale,
+            "tie_word_embeddings": False,
+        } | rope_keys(decoder.rope)
+        if self.token_entry == "fusion":
+            config["qkv_bias"] = decoder.qkv_bias
+        if decoder.sliding_window is not None:
+            config |= {
+                "layer_types": ["sliding_attention"] * decoder.num_hidden_layers,
+                "sliding_window": decoder.sliding_window,
+                "use_sliding_window": True,
+            }
+        if self.token_entry == "attention":
+            config |= self._eagle3_keys()
+        return config
+
+    @property
+    def _vllm_class(self) -> str:
+        """The architecture under which vLLM has a class for this draft."""
+        if self.token_entry == "fusion":
+            return "LlamaForCausalLM"
+        return "Eagle3Qwen3ForCausalLM" if self.decoder.qk_norm else "LlamaForCausalLMEagle3"
+
+    def _eagle3_keys(self) -> dict[str, object]:
+        keys: dict[str, object] = {
+            "draft_vocab_size": self.draft_vocab_size,
+            "target_hidden_size": self.target_hidden_size,
+            "norm_before_residual": self.norm_before_residual,
+            "norm_before_fc": self.feature_norm == "joint",
+            "fc_norm": self.feature_norm == "per_layer",
+            "norm_output": self.feedback == "post_norm",
+            "eagle_config": {"use_aux_hidden_state": self.aux_layer_ids is not None},
+        }
+        if self.aux_layer_ids is not None:
+            keys["eagle_aux_hidden_state_layer_ids"] = list(self.aux_layer_ids)
+            # vLLM's Llama class takes the width of fc from this key, not from the ids above.
+            keys["num_aux_hidden_states"] = len(self.aux_layer_ids)
+        if self.parallel is not None:
+            keys["ptd_token_id"] = self.parallel.mask_token_id
+        return keys
+
+    def card_facts(self) -> dict[str, str]:
+        ids = self.aux_layer_ids
+        return {} if ids is None else {"target layers read": ", ".join(map(str, ids))}
+
+    def limitations(self) -> list[str]:
+        length = self.rope.max_position_embeddings
+        found = [f"Its position embedding is made for {length:,} tokens; acceptance beyond is not known."]
+        if self.reduced_vocabulary:
+            left_out = self.vocab_size - self.draft_vocab_size
+            found.append(f"It never proposes {left_out:,} of the target's {self.vocab_size:,} tokens.")
+        return found

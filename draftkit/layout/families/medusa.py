@@ -1,0 +1,81 @@
+"""Medusa's heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
+from draftkit.layout.schema import Shape, TensorSchema, of_shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaSpec(Architecture):
+    """Medusa: independent heads on the target's last normed hidden state; head h predicts the token h + 2 ahead.
+
+    - `num_layers` residual blocks a head, each with weights of its own; `bias` on the blocks.
+    - `lm_head`: the matrix to logits. `draft`: one for each head. `shared`: one of the draft's for all. `target`: the
+      target's, borrowed when loaded.
+    """
+
+    SERVED_AS: ClassVar = {"vllm": {"medusa": "medusa"}}
+
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_heads: int
+    num_layers: int
+    bias: bool
+    lm_head: Literal["draft", "shared", "target"]
+
+    def __post_init__(self) -> None:
+        check_range(self, MAX_REPEATS, "num_heads", "num_layers")
+
+    @property
+    def method(self) -> str:
+        return "medusa"
+
+    @property
+    def title(self) -> str:
+        return "Medusa heads: independent heads on the target's last hidden state"
+
+    @property
+    def draft_tokens(self) -> int:
+        return self.num_heads
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        return self.draft_vocab_size != self.vocab_size
+
+    def tensors(self) -> dict[str, TensorSchema]:
+        h = self.target_hidden_size
+        tensors: dict[str, Shape] = {}
+        for head in range(self.num_heads):
+            for layer in range(self.num_layers):
+                tensors[f"blocks.{head}.layers.{layer}.weight"] = (h, h)
+                if self.bias:
+                    tensors[f"blocks.{head}.layers.{layer}.bias"] = (h,)
+            if self.lm_head == "draft":
+                tensors[f"lm_heads.{head}.weight"] = (self.draft_vocab_size, h)
+        if self.lm_head == "shared":
+            tensors["lm_head.weight"] = (self.draft_vocab_size, h)
+        schema = of_shapes(tensors)
+        if self.reduced_vocabulary:
+            schema["token_map"] = TensorSchema((self.draft_vocab_size,), ("I64",))
+        return schema
+
+    def engine_config(self) -> dict[str, object]:
+        return {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": self.target_hidden_size,
+            "vocab_size": self.vocab_size,
+            "truncated_vocab_size": self.draft_vocab_size,
+            "num_heads": self.num_heads,
+            "num_hidden_layers": self.num_layers,
+            "medusa_fc_bias": self.bias,
+            "original_lm_head": self.lm_head != "draft",
+        }
+
+    def card_facts(self) -> dict[str, str]:
+        return {"heads": str(self.num_heads)}
