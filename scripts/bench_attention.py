@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.runtime.kernels.slot_attention import Scoring, attend, attend_reference
-from draftkit.runtime.kernels.slot_write import write
+from draftkit.runtime.ops.slot_attention import Scoring, attend, attend_reference
+from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.rows import SlotRows
 
 COPIED_BYTES = 1 << 30

@@ -35,6 +35,7 @@ from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -43,8 +44,8 @@ from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.pard import PardDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.records import Generation
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -39,8 +39,8 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Request
 
 K = 4
 DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model")

@@ -19,7 +19,7 @@ from rich.table import Table
 import draftkit
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.report.tables import show_speed_model
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
+from draftkit.requests import DraftSampling, SamplingParameters
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 MODES = ("greedy", "probabilistic")

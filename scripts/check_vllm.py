@@ -35,10 +35,11 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.statistics import accepted_per_position
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.records import Generation
 
 Edit = Callable[[dict[str, object], dict[str, Tensor]], None]
 IN_A_ROW = 25  # steps of one request that are compared at least

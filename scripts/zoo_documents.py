@@ -15,9 +15,9 @@ from draftkit import zoo
 from draftkit.documents.document import Document, Origin, write_documents
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.models.target import Target, load_target
+from draftkit.requests import Request
 from draftkit.runtime import attention
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Request
 
 TARGET = "zoo:target"
 WINDOW = 256  # tokens of a document of source text, and of a prompt at most

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.runtime.sampling.drafting import draw
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.drawing import draw
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, Verify
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftkit.runtime.sampling import drafting
-from draftkit.runtime.sampling.parameters import SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.verdict import Drafted, Verify
+from draftkit.requests import SamplingParameters
+from draftkit.runtime import drawing as drafting
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verify
 
 MIN_EXPECTED = 5.0
 

@@ -21,15 +21,15 @@ from draftkit.evaluate.certificate.result import Certificate
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.models.target import Target
 from draftkit.report.certificate import certificate
-from draftkit.runtime import verify
+from draftkit.runtime import modes
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
-from draftkit.runtime.kernels.recovered import recover_token
+from draftkit.runtime.ops.random import target_stream
 from draftkit.runtime.rows import SlotRows
-from draftkit.runtime.sampling.parameters import SamplingTensors
-from draftkit.runtime.sampling.random import target_stream
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, emit_chosen
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, emit_chosen
+from draftkit.runtime.verification import recover_token
 
 torch.set_num_threads(1)
 
@@ -101,7 +101,7 @@ def accepting_too_much(drafted: Drafted, logits: Tensor, parameters: SamplingTen
 
 
 def plant_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "verify_greedy", accepting_too_much)
+    monkeypatch.setattr(modes, "verify_greedy", accepting_too_much)
 
 
 def plant_cache_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,13 +123,13 @@ def plant_one_token_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_one(drafted: Drafted, *rest: Tensor) -> Tensor:
         return recover_token(drafted._replace(one_hot=torch.ones_like(drafted.one_hot)), *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("draftkit.runtime.sampling.rejection.recover_token", without_one)
+    monkeypatch.setattr("draftkit.runtime.verification.recover_token", without_one)
 
 
 def plant_shared_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts drawn with the target's noise where they must have their own."""
     monkeypatch.setattr(
-        "draftkit.runtime.sampling.drafting.draft_stream",
+        "draftkit.runtime.drawing.draft_stream",
         lambda seeds, positions, start: target_stream(seeds, positions),
     )
 

@@ -26,7 +26,8 @@ from draftkit.evaluate.prompts import Prompt
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import memory_handle
 from draftkit.report.diagnosis import show_diagnosis
-from draftkit.runtime.records import Generation, Request, Round
+from draftkit.requests import Request
+from draftkit.runtime.records import Generation, Round
 
 
 def spoiled(folder: Path, name: str, **facts: Any) -> str:

@@ -29,6 +29,7 @@ from draftkit.evaluate.loading import load_drafter
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import FINAL, Target
 from draftkit.models.tokens import same_vocabulary, token_names
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -38,8 +39,7 @@ from draftkit.runtime.drafters.pard import PardDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
+from draftkit.runtime.records import Generation
 
 V, H, LAYERS = pico.VOCABULARY, pico.HIDDEN, pico.LAYERS
 K = 4

@@ -20,7 +20,7 @@ from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
-from draftkit.runtime.verify import draw_greedy
+from draftkit.runtime.drawing import draw_greedy
 
 HEADS, KV_HEADS, HEAD_DIM, EPS = 4, 2, 16, 1e-5
 K = 5

@@ -13,10 +13,10 @@ from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.records import Generation
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 DRAFTS = ("eagle", "eagle3", "draft-model", "p-eagle", "pard", "mlp-speculator")
 PROBABILISTIC, GREEDY = DraftSampling(mode="probabilistic"), DraftSampling(mode="greedy")

@@ -24,8 +24,8 @@ from draftkit.evaluate.saved import ResultFile, result_json
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.evaluate.statistics import acceptance_length, accepted_per_position, lengths_by_convention
-from draftkit.runtime.records import Generation, Request, Round
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
+from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime.records import Generation, Round
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",

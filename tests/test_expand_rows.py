@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftkit.runtime.kernels import expand_rows as module
-from draftkit.runtime.kernels.backend import uses_triton
-from draftkit.runtime.kernels.expand_rows import Rows, expand_rows
+from draftkit.runtime.ops import expand_rows as module
+from draftkit.runtime.ops.backend import uses_triton
+from draftkit.runtime.ops.expand_rows import Rows, expand_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NATIVE = torch.cuda.is_available() and not INTERPRETED

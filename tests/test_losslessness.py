@@ -16,13 +16,12 @@ import torch
 from sampling_statistics import Bigrams, Texts, batch, fit, generate, text_fit
 from torch import Tensor
 
-from draftkit.runtime.kernels.recovered import recover_token
-from draftkit.runtime.sampling.block import verify_block
-from draftkit.runtime.sampling.coupled import verify_coupled
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.random import Stream, acceptance_stream, draft_stream
-from draftkit.runtime.sampling.rejection import verify_rejection
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.ops.random import Stream, acceptance_stream, draft_stream
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, Verify
+from draftkit.runtime.verification import recover_token, verify_coupled, verify_rejection
+from draftkit.runtime.verification_block import verify_block
 
 torch.set_num_threads(1)
 
@@ -167,7 +166,7 @@ def wrong_draft_temperature(drafted: Drafted, logits: Tensor, parameters: Sampli
 
 def with_recovery(bug: Callable[[Drafted], Drafted], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `rejection` recover tokens from other drafts than those that it judged."""
-    name = "draftkit.runtime.sampling.rejection.recover_token"
+    name = "draftkit.runtime.verification.recover_token"
     monkeypatch.setattr(name, lambda drafted, *rest: recover_token(bug(drafted), *rest))
 
 
@@ -200,9 +199,9 @@ def test_block_verification_with_noise_of_the_last_round_is_noticed(monkeypatch:
     def by_position(stream: Stream) -> Stream:
         return stream._replace(origins=torch.zeros_like(stream.origins))
 
-    sampling = "draftkit.runtime.sampling"
-    monkeypatch.setattr(f"{sampling}.drafting.draft_stream", lambda *key: by_position(draft_stream(*key)))
-    monkeypatch.setattr(f"{sampling}.block.acceptance_stream", lambda *key: by_position(acceptance_stream(*key)))
+    block = "draftkit.runtime.verification_block"
+    monkeypatch.setattr("draftkit.runtime.drawing.draft_stream", lambda *key: by_position(draft_stream(*key)))
+    monkeypatch.setattr(f"{block}.acceptance_stream", lambda *key: by_position(acceptance_stream(*key)))
     case = CASES["plain"]
     assert p_value(case, run(case, verify_block, case.draft_rows("probabilistic")).tokens) < NOTICED
 

@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM
 from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
+from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.batch import Batch
 from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED

@@ -32,9 +32,9 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import FINAL, Target
+from draftkit.requests import Request
 from draftkit.runtime.drafters.pard import Pard2Drafter
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Request
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config

@@ -25,9 +25,8 @@ from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.evaluate.loading import load_model
 from draftkit.models.target import Target
+from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.data import responders
 from draftkit.train.data.prepare import documents_of, prepare
 from draftkit.train.data.regenerate import plan, regenerate, row_seed

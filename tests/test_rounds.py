@@ -19,16 +19,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftkit.models.target import Target
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime import ATTENTION, graphs
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import Replay
-from draftkit.runtime.records import Request
+from draftkit.runtime.modes import Verification
 from draftkit.runtime.rounds import Rounds
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
-from draftkit.runtime.verify import Verification
 
 torch.set_num_threads(1)
 

@@ -15,12 +15,13 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
-from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.records import Generation
 
 DRAFTS = ("eagle", "eagle-bias", "eagle3", "draft-model")
 LENGTHS = (5, 40, 17, 64, 33, 9, 50, 26)

@@ -14,14 +14,10 @@ from sampling_statistics import batch, fit, processed
 from torch.nn.functional import pad
 
 from draftkit.errors import DraftkitError
-from draftkit.runtime.kernels.sample import sample
-from draftkit.runtime.sampling.block import verify_block
-from draftkit.runtime.sampling.coupled import verify_coupled
-from draftkit.runtime.sampling.drafting import draw
-from draftkit.runtime.sampling.greedy import verify_greedy
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.probabilities import distribution, probabilities, probability_of
-from draftkit.runtime.sampling.random import (
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.drawing import draw
+from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
+from draftkit.runtime.ops.random import (
     Purpose,
     Stream,
     acceptance_stream,
@@ -32,9 +28,12 @@ from draftkit.runtime.sampling.random import (
     target_stream,
     uniform,
 )
-from draftkit.runtime.sampling.rejection import verify_rejection
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance, verify_synthetic
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
+from draftkit.runtime.ops.sample import sample
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, Verify
+from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
+from draftkit.runtime.verification_block import verify_block
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance, verify_synthetic
 
 torch.set_num_threads(1)
 
@@ -292,7 +291,7 @@ def test_a_draft_like_the_target_always_stands(mode: str) -> None:
 @pytest.mark.parametrize("mode", RATIO_MODES)
 def test_the_ends_of_the_uniform_range(mode: str, number: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that the target forbids never stands, even at u = 0; its only token always does, and q = p too."""
-    for module in ("kernels.rejection", "sampling.block"):
+    for module in ("verification", "verification_block"):
         monkeypatch.setattr(
             f"draftkit.runtime.{module}.uniform", lambda stream: torch.full(stream.positions.shape, number)
         )

@@ -21,17 +21,17 @@ from hypothesis import strategies as st
 from sampling_rounds import Round, random_round
 from torch import Tensor
 
-from draftkit.runtime.kernels import backend, matching, noise, recovered, rejection, residual_mass, sample, statistics
-from draftkit.runtime.sampling import random
-from draftkit.runtime.sampling.block import verify_block
-from draftkit.runtime.sampling.coupled import verify_coupled
-from draftkit.runtime.sampling.drafting import draw
-from draftkit.runtime.sampling.greedy import verify_greedy
-from draftkit.runtime.sampling.parameters import SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.probabilities import Distribution, distribution, probabilities
-from draftkit.runtime.sampling.random import Purpose, Stream, acceptance_stream, target_stream
-from draftkit.runtime.sampling.rejection import verify_rejection
-from draftkit.runtime.sampling.synthetic import verify_synthetic
+from draftkit.requests import SamplingParameters
+from draftkit.runtime import verification
+from draftkit.runtime.drawing import draw
+from draftkit.runtime.ops import backend, fused_verification, noise, random, residual_mass, sample
+from draftkit.runtime.ops import row_statistics as statistics
+from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
+from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
+from draftkit.runtime.verification_block import verify_block
+from draftkit.runtime.verification_synthetic import verify_synthetic
 
 pytest.importorskip("triton")
 import triton
@@ -170,14 +170,14 @@ def test_acceptance_and_recovery(size: int, probabilistic: bool) -> None:
     if not probabilistic:
         drafted = drafted._replace(probs=None, one_hot=torch.ones_like(drafted.one_hot))
     law = reference(distribution, whole.logits, whole.parameters)
-    arguments = rejection.accept_drafts, drafted, law, acceptance_stream(seeds, whole.start, 5)
+    arguments = verification.accept_drafts, drafted, law, acceptance_stream(seeds, whole.start, 5)
     kernel, expected = with_kernels(*arguments), reference(*arguments)
     assert torch.equal(kernel.counts, expected.counts)
     torch.testing.assert_close(kernel.target_probs, expected.target_probs)
     # Most rows reject, whatever the uniform numbers said.
     counts = (drafted.lengths - torch.tensor([1, 1, 1, 0]).repeat(2)).clamp(min=0)
     weights = torch.tensor([1.0, 0.3]).repeat_interleave(4)
-    recovery = recovered.recover_token, drafted, law, counts, weights, target_stream(seeds, whole.start + counts)
+    recovery = verification.recover_token, drafted, law, counts, weights, target_stream(seeds, whole.start + counts)
     token, expected_token = with_kernels(*recovery), reference(*recovery)
     assert torch.equal(token[drafted.active], expected_token[drafted.active])
     assert ((token >= 0) & (token < size)).all()
@@ -202,8 +202,8 @@ def test_matches(k: int) -> None:
     drafted = a_round(4, rows=12, k=k, size=2).drafted
     chosen = torch.randint(0, 2, (12, k + 1), generator=torch.Generator().manual_seed(k))
     chosen[:6, :k] = drafted.tokens[:6]
-    kernel = with_kernels(matching.count_matches, drafted, chosen)
-    assert torch.equal(kernel, reference(matching.count_matches, drafted, chosen))
+    kernel = with_kernels(verification.count_matches, drafted, chosen)
+    assert torch.equal(kernel, reference(verification.count_matches, drafted, chosen))
     assert torch.equal(kernel[:6], drafted.lengths[:6])
 
 
@@ -244,9 +244,9 @@ KERNELS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "uniform": (noise._uniform_kernel, [{"BLOCK": 128}]),
     "statistics": (statistics._statistics_kernel, [{"TRUNCATES": cut, "BLOCK": 4096} for cut in (True, False)]),
     "sample": (sample._sample_kernel, [{"BLOCK": 1024}, {"BLOCK": 1024, "out": None}]),
-    "matching": (matching._matching_kernel, [{"BLOCK": 4}]),
-    "rejection": (rejection._rejection_kernel, [{"BLOCK": 4}, {"BLOCK": 4, "probs": None}]),
-    "recovered": (recovered._recovered_kernel, [{"BLOCK": 1024}, {"BLOCK": 1024, "probs": None}]),
+    "matching": (fused_verification._matching_kernel, [{"BLOCK": 4}]),
+    "rejection": (fused_verification._rejection_kernel, [{"BLOCK": 4}, {"BLOCK": 4, "probs": None}]),
+    "recovered": (fused_verification._recovered_kernel, [{"BLOCK": 1024}, {"BLOCK": 1024, "probs": None}]),
     "residual mass": (residual_mass._residual_mass_kernel, [{"BLOCK": 4096}]),
 }
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.kernels import backend, slot_write
-from draftkit.runtime.kernels import slot_attention as kernels
-from draftkit.runtime.kernels.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
-from draftkit.runtime.kernels.slot_write import write, write_reference
+from draftkit.runtime.ops import backend, slot_write
+from draftkit.runtime.ops import slot_attention as kernels
+from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
+from draftkit.runtime.ops.slot_write import write, write_reference
 from draftkit.runtime.rows import SlotRows
 
 pytest.importorskip("triton")

@@ -32,13 +32,14 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from draftkit.errors import TargetError
 from draftkit.models.eagle import EagleModel
 from draftkit.models.target import FINAL, Taps, Target, load_target
+from draftkit.requests import Request
 from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.records import Generation
 
 WINDOW = 8
 LAYERS = 4

@@ -27,8 +27,7 @@ from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
 from draftkit.evaluate.vllm.prometheus import Sample, draft_counts, parse_samples, total
 from draftkit.evaluate.vllm.records import DraftCounts
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 
 FAKE = Path(__file__).with_name("fake_vllm")
 K = 4

@@ -15,9 +15,9 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.statistics import bootstrap_length
 from draftkit.hub import locate
 from draftkit.models.target import Target
+from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.runtime.records import Generation
 from draftkit.train.batch import Batch
 from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class

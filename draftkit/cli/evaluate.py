@@ -128,8 +128,8 @@ def evaluate(
     from draftkit.evaluate.settings import Settings, Sweep
     from draftkit.evaluate.vllm import VllmSettings
     from draftkit.report.tables import memory_table, show_evaluation
+    from draftkit.requests import DraftSampling, SamplingParameters
     from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
-    from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
 
     try:
         ks = parse_integers("--k", k, 1, MAX_SPECULATIVE_TOKENS)

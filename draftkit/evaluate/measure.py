@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
 from draftkit.evaluate.settings import Settings
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
-from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.records import Generation
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from draftkit.errors import DraftkitError
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 
 def parse_integers(name: str, text: str, least: int, most: int | None = None) -> tuple[int, ...]:

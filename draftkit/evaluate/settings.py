@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
-from draftkit.runtime.verify import Verification
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.modes import Verification
 
 Turns = Literal["first", "all"]
 

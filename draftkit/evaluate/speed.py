@@ -21,9 +21,10 @@ from draftkit.evaluate.measure import engine_of
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.statistics import extended_rates
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
-from draftkit.runtime.records import Generation, Request
+from draftkit.runtime.records import Generation
 
 ROUNDS = 16  # of which the median counts
 PASSES = 2  # over all batch sizes and K, of which the faster counts: other work only ever makes a round slower

@@ -3,11 +3,11 @@
 Models that it runs are loaded with transformers' `attn_implementation=ATTENTION`.
 """
 
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Request, Round
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.records import Generation, Round
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 __all__ = [
     "ATTENTION",

@@ -7,7 +7,7 @@ from transformers import AttentionInterface
 
 from draftkit.errors import TargetError
 from draftkit.runtime.cache import CacheRows
-from draftkit.runtime.kernels.slot_attention import Scoring, attend
+from draftkit.runtime.ops.slot_attention import Scoring, attend
 
 NAME = "draftkit"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
+from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime.sampling_tensors import SamplingTensors
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftkit.errors import TargetError
-from draftkit.runtime.kernels.backend import uses_triton
-from draftkit.runtime.kernels.slot_write import write
+from draftkit.runtime.ops.backend import uses_triton
+from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.rows import SlotRows
 
 

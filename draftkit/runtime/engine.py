@@ -17,19 +17,20 @@ from torch import Tensor
 
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
-from draftkit.runtime.records import FinishReason, Generation, Request, Round
+from draftkit.runtime.modes import Verification
+from draftkit.runtime.records import FinishReason, Generation, Round
 from draftkit.runtime.rounds import Outcome, Rounds, outcomes
-from draftkit.runtime.sampling.drafting import draw as draw_token
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
+from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.state import SlotState
 from draftkit.runtime.text import TextStream, Tokenizer
-from draftkit.runtime.verify import Verification
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 MAX_SPECULATIVE_TOKENS = 16
 PREFILL_CHUNK = 2048  # rows of one prefill forward, which bounds its activations

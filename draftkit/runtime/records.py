@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.requests import Request
 
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -26,26 +26,6 @@ class Round:
     emitted: int
     expected: tuple[float, ...] = ()
     proposal: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt as token ids, how many tokens to generate at most, how to draw them, and what ends them early.
-
-    `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
-    """
-
-    id: str
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    sampling: SamplingParameters = field(default_factory=SamplingParameters)
-    stop_token_ids: frozenset[int] = frozenset()
-    ignore_eos: bool = False
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of prompt and output, at most."""
-        return len(self.prompt) + self.max_new_tokens
 
 
 @dataclass

@@ -15,10 +15,11 @@ from draftkit.models.target import Target
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
-from draftkit.runtime.sampling.synthetic import SyntheticAcceptance
-from draftkit.runtime.sampling.verdict import Drafted, Verdict
+from draftkit.runtime.drawing import RoundDraw, draw_greedy
+from draftkit.runtime.modes import Verification, verification
 from draftkit.runtime.state import SlotState
-from draftkit.runtime.verify import RoundDraw, Verification, draw_greedy, verification
+from draftkit.runtime.verdict import Drafted, Verdict
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 
 class Outcome(NamedTuple):

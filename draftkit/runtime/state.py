@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.runtime.sampling.verdict import Verdict
+from draftkit.runtime.verdict import Verdict
 
 
 @dataclass

@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 
 from draftkit.documents.document import Document
 from draftkit.models.target import Target
+from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import SamplingParameters
 
 NUM_SLOTS = 32  # documents that are continued together
 

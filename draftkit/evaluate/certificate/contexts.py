@@ -10,8 +10,8 @@ from torch import Tensor
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
 from draftkit.models.target import Taps
+from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
-from draftkit.runtime.records import Request
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import torch
 from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare, chi_square
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import SamplingParameters
-from draftkit.runtime.verify import Verification
+from draftkit.requests import Request, SamplingParameters
+from draftkit.runtime.modes import Verification
 
 LENGTH = 3  # the first token is the prefill's, the others come from rounds
 FEWEST = 20  # continuations of a text, below which their next token is not looked at

@@ -14,8 +14,9 @@ from draftkit.evaluate.certificate.planted import OffByOneTarget, PoisonedOffByO
 from draftkit.evaluate.certificate.replay import Replay
 from draftkit.evaluate.certificate.sampler import Laws, sampler_p_values
 from draftkit.models.target import Target
-from draftkit.runtime.sampling.parameters import SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
+from draftkit.requests import SamplingParameters
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, Verify
 
 FLATTENING = 0.5  # of the exponent of draft probabilities: as if they had been taken at twice the temperature
 

@@ -10,8 +10,8 @@ import torch
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import PoisonedTarget
 from draftkit.evaluate.certificate.replay import Replay
+from draftkit.requests import SamplingParameters
 from draftkit.runtime.records import Generation
-from draftkit.runtime.sampling.parameters import SamplingParameters
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, ngram_
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
-from draftkit.runtime.records import Generation, Request
-from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
-from draftkit.runtime.verify import Verification
+from draftkit.runtime.modes import Verification
+from draftkit.runtime.records import Generation
 
 SHARES = (1.0, 0.5, 0.75, 0.35)  # of `max_new_tokens`: sequences of a batch end at different times
 

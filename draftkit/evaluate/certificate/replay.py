@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.ops.random import gumbel, target_stream
 from draftkit.runtime.records import Generation
-from draftkit.runtime.sampling.parameters import SamplingParameters
-from draftkit.runtime.sampling.random import gumbel, target_stream
 
 EDGES = (0.0, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0)  # of the histogram, in noise floors
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from draftkit.evaluate.certificate.contexts import Context
 from draftkit.evaluate.certificate.goodness import chi_square
-from draftkit.runtime.sampling.drafting import draw
-from draftkit.runtime.sampling.parameters import DraftSampling, DraftSamplingMode, SamplingParameters, SamplingTensors
-from draftkit.runtime.sampling.verdict import Drafted, Verify
+from draftkit.requests import DraftSampling, DraftSamplingMode, SamplingParameters
+from draftkit.runtime.drawing import draw
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verify
 
 CELLS = 128
 DRAFTS = 2  # K: enough for a rejection after an acceptance, and for a bonus token

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftkit.errors import DraftkitError
-from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.requests import SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)

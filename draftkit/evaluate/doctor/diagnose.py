@@ -20,8 +20,7 @@ from draftkit.evaluate.statistics import expected_acceptance_length
 from draftkit.hub import locate
 from draftkit.layout.folder import is_unified
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.requests import Request, SamplingParameters
 
 
 def diagnose_draft(

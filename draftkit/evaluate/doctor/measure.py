@@ -15,9 +15,9 @@ from torch import Tensor
 
 from draftkit.evaluate.doctor.patient import Setup
 from draftkit.evaluate.statistics import Interval
+from draftkit.requests import DraftSampling
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Round
-from draftkit.runtime.sampling.parameters import DraftSampling
 
 TEMPERATURE = 0.5  # the text stays close to the greedy one, and probabilities are still soft
 RESAMPLES = 10_000

@@ -18,8 +18,8 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.handles import memory_handle
 from draftkit.layout.schema import SCALES, TensorSchema
 from draftkit.models.target import Target
+from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.records import Request
 
 
 class Setup(NamedTuple):

@@ -18,7 +18,7 @@ from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.vllm.prometheus import draft_counts, parse_samples, total
 from draftkit.evaluate.vllm.prompts import sampling_fields
 from draftkit.evaluate.vllm.records import Answer, DraftCounts
-from draftkit.runtime.records import Request
+from draftkit.requests import Request
 
 TIMEOUT = 600.0  # seconds without a byte
 SETTLING = 5.0  # seconds that the server's metrics may lag behind its answers

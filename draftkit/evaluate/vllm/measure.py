@@ -15,7 +15,7 @@ from draftkit.evaluate.vllm.records import VllmRun
 from draftkit.evaluate.vllm.server import run_on_server
 from draftkit.evaluate.vllm.settings import VllmSettings
 from draftkit.hub import locate
-from draftkit.runtime.records import Request
+from draftkit.requests import Request
 
 
 def check_with_vllm(target: str, drafts: Sequence[str], settings: Settings, vllm: VllmSettings) -> None:

@@ -25,7 +25,7 @@ from draftkit.evaluate.vllm.worker import Job, Output, Prompt, Result
 from draftkit.hub import locate
 from draftkit.models.devices import device_named, dtype_named
 from draftkit.models.target import read_target_config
-from draftkit.runtime.records import Request
+from draftkit.requests import Request
 
 WORKER = Path(__file__).with_name("worker.py")
 LOG_LINES = 30  # of vLLM's output that an error shows

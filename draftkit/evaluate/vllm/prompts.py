@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from draftkit.models.target import read_target_config
-from draftkit.runtime.records import Request
+from draftkit.requests import Request
 
 
 def sampling_fields(request: Request, end_ids: frozenset[int]) -> dict[str, object]:

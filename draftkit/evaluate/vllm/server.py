@@ -12,7 +12,7 @@ from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm.client import Metrics, VllmServer
 from draftkit.evaluate.vllm.prompts import warm_up
 from draftkit.evaluate.vllm.records import Answer, DraftCounts, VllmRun
-from draftkit.runtime.records import Request
+from draftkit.requests import Request
 
 
 def run_on_server(

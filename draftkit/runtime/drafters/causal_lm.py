@@ -10,7 +10,7 @@ from draftkit.models.target import Taps, Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
-from draftkit.runtime.kernels.expand_rows import expand_rows
+from draftkit.runtime.ops.expand_rows import expand_rows
 
 
 class CausalLMDrafter:

@@ -14,7 +14,7 @@ from draftkit.models.eagle import EagleModel, EagleOutput
 from draftkit.models.target import FINAL, Taps
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
-from draftkit.runtime.kernels.expand_rows import expand_rows
+from draftkit.runtime.ops.expand_rows import expand_rows
 
 
 class EagleDrafter:

@@ -11,7 +11,7 @@ from torch import Tensor
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Taps
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
-from draftkit.runtime.kernels.expand_rows import expand_rows
+from draftkit.runtime.ops.expand_rows import expand_rows
 
 
 class NgramDrafter:

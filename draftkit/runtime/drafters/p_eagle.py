@@ -11,7 +11,7 @@ import torch
 from draftkit.models.eagle import EagleModel
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
-from draftkit.runtime.kernels.expand_rows import expand_rows
+from draftkit.runtime.ops.expand_rows import expand_rows
 
 
 class PEagleDrafter(EagleDrafter):

@@ -15,7 +15,7 @@ from draftkit.models.target import Taps, Target
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
-from draftkit.runtime.kernels.expand_rows import Rows, expand_rows
+from draftkit.runtime.ops.expand_rows import Rows, expand_rows
 
 
 class PardDrafter(CausalLMDrafter):

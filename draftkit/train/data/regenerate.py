@@ -14,7 +14,7 @@ from typing import Literal
 from draftkit.documents.document import Document
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError
-from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.requests import SamplingParameters
 from draftkit.train.data.report import Reason, Report
 from draftkit.train.data.responders import Prompt, Refusal, Responder, Sampling
 from draftkit.train.data.response_file import ResponseFile

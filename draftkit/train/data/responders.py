@@ -21,9 +21,8 @@ from draftkit.errors import SourceError
 from draftkit.evaluate.loading import load_model
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
+from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Request
-from draftkit.runtime.sampling.parameters import SamplingParameters
 
 TIMEOUT = 3600.0  # seconds for one response, which may wait for others
 PAUSES = (1.0, 5.0, 30.0)  # seconds before an attempt that failed is made again

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 from draftkit.train.losses.parse import Loss
 from draftkit.train.losses.table import LOSSES, SMALLEST_ALPHA, Rows
 

@@ -19,7 +19,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps, load_target
-from draftkit.runtime.sampling.parameters import SamplingParameters
+from draftkit.requests import SamplingParameters
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.head import Head
 from draftkit.train.losses.linear import LinearLoss, linear_loss

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 from draftkit.runtime.rows import SlotRows
 
 

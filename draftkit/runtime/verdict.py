@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.runtime.sampling.parameters import SamplingTensors
+from draftkit.runtime.sampling_tensors import SamplingTensors
 
 
 class Drafted(NamedTuple):

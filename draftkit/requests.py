@@ -1,19 +1,15 @@
-"""What a request asks of the sampler, checked on the host, and the same as tensors for a batch of B requests."""
+"""What a request asks: its prompt, how its tokens are drawn, what ends it. All engines are asked in these terms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from draftkit.errors import DraftkitError
 
 MIN_TEMPERATURE = 1e-5
-_EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
+EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
 
 DraftSamplingMode = Literal["auto", "greedy", "probabilistic"]
 
@@ -35,7 +31,7 @@ class SamplingParameters:
     def __post_init__(self) -> None:
         hot = MIN_TEMPERATURE <= self.temperature < math.inf
         _require(self.temperature == 0 or hot, "temperature", self.temperature, f"0, or at least {MIN_TEMPERATURE}")
-        _require(0 <= self.top_k < _EVERY_TOKEN, "top_k", self.top_k, "0 to keep all tokens, or a number of tokens")
+        _require(0 <= self.top_k < EVERY_TOKEN, "top_k", self.top_k, "0 to keep all tokens, or a number of tokens")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, at most 1")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         _require(0 <= self.seed < 2**64, "seed", self.seed, "a whole number from 0 to 2**64 - 1")
@@ -75,52 +71,21 @@ class DraftSampling:
         return request if self.temperature is None else replace(request, temperature=self.temperature)
 
 
-class SamplingTensors(NamedTuple):
-    """`SamplingParameters` of B requests, one row each.
+@dataclass(frozen=True)
+class Request:
+    """A prompt as token ids, how many tokens to generate at most, how to draw them, and what ends them early.
 
-    `seed` int64 (the bits of the unsigned seed), `scale` float32 = 1 / temperature, 0 for greedy; `top_k` int32,
-    `top_p` float32, and `min_p` as `drop` float32: how far below the largest logit a token may lie. `truncates` says
-    on the host whether any row cuts, so that a batch without cuts pays nothing for them.
+    `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
     """
 
-    seed: Tensor
-    scale: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    drop: Tensor
-    truncates: bool
-
-    @classmethod
-    def of(cls, requests: Sequence[SamplingParameters], device: torch.device | str = "cpu") -> SamplingTensors:
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        cutting = [r if r.truncates else SamplingParameters() for r in requests]
-        return cls(
-            seed=column([r.seed - (r.seed >> 63 << 64) for r in requests], torch.int64),
-            scale=column([1 / r.temperature if r.temperature else 0 for r in requests], torch.float32),
-            top_k=column([r.top_k or _EVERY_TOKEN for r in cutting], torch.int32),
-            top_p=column([r.top_p for r in cutting], torch.float32),
-            drop=column([-r.temperature * math.log(r.min_p) if r.min_p else math.inf for r in cutting], torch.float32),
-            truncates=any(r.truncates for r in requests),
-        )
-
-    def take(self, rows: Tensor) -> SamplingTensors:
-        """The given rows, for instance those of the active slots."""
-        seed, scale, top_k, top_p, drop, truncates = self
-        return SamplingTensors(seed[rows], scale[rows], top_k[rows], top_p[rows], drop[rows], truncates)
-
-    def clone(self) -> SamplingTensors:
-        """The same rows in memory of their own."""
-        seed, scale, top_k, top_p, drop, truncates = self
-        return SamplingTensors(seed.clone(), scale.clone(), top_k.clone(), top_p.clone(), drop.clone(), truncates)
-
-    def copy_(self, other: SamplingTensors) -> None:
-        """Take over the values of as many other rows; whether they cut must agree."""
-        for own, new in zip(self[:-1], other[:-1], strict=True):
-            own.copy_(new)
+    id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
 
     @property
-    def greedy(self) -> Tensor:
-        """bool [B]: the rows of temperature 0."""
-        return self.scale == 0
+    def max_length(self) -> int:
+        """Tokens of prompt and output, at most."""
+        return len(self.prompt) + self.max_new_tokens

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 
 _MAX_BLOCK = 1024
 

@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox-4x32-10 (Salmon et al., SC 2011) in torch integer arithmetic.
 
 A number is a function of a request's seed, the position it decides, what it is for and, for the noise of a vocabulary,
-the token; nothing else, in particular no state, enters. `draftkit.runtime.kernels.noise` computes the same numbers in
+the token; nothing else, in particular no state, enters. `draftkit.runtime.ops.noise` computes the same numbers in
 Triton, bit for bit: all floating-point steps are single additions and multiplications in a fixed order.
 
 Two kinds of stream. The target's noise is keyed by the position alone: each position is decided once, and the same

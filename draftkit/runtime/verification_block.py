@@ -1,4 +1,4 @@
-"""Block verification (Sun et al. 2024, arXiv 2403.10444): the target's law exactly, with more accepted drafts.
+"""Block verification (Sun et al. 2024, arXiv 2403.10444): the target's distribution exactly, with more accepted drafts.
 
 Drafts are judged together: the longest prefix that passes its own test stands, and a failure before it does not stop
 it. Since the tests look at every draft token, what decided a round must not be met again in the next; the streams of
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.runtime.kernels.noise import uniform
-from draftkit.runtime.kernels.recovered import recover_token
-from draftkit.runtime.kernels.residual_mass import residual_mass
-from draftkit.runtime.sampling.acceptance import draft_probs, target_probs
-from draftkit.runtime.sampling.parameters import SamplingTensors
-from draftkit.runtime.sampling.probabilities import Distribution, distribution
-from draftkit.runtime.sampling.random import acceptance_stream, target_stream
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, emit
+from draftkit.runtime.ops.distribution import Distribution, distribution
+from draftkit.runtime.ops.noise import uniform
+from draftkit.runtime.ops.random import acceptance_stream, target_stream
+from draftkit.runtime.ops.residual_mass import residual_mass
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, emit
+from draftkit.runtime.verification import draft_probs, recover_token, target_probs
 
 
 def verify_block(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
@@ -26,14 +25,14 @@ def verify_block(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, 
 
     `expected` is exact given the draft tokens: whether a draft stands depends on those after it too.
     """
-    law = distribution(logits, parameters)
-    target = target_probs(drafted, law)
+    p = distribution(logits, parameters)
+    target = target_probs(drafted, p)
     weights = _prefix_weights(target, draft_probs(drafted))
-    passing = _pass_probabilities(drafted, law, target, weights)
+    passing = _pass_probabilities(drafted, p, target, weights)
     passes = uniform(acceptance_stream(parameters.seed, start, passing.shape[1])) < passing
     accepted = pad(torch.where(passes, _count(passes), 0), (1, 0)).amax(-1)
     noise = target_stream(parameters.seed, start + accepted)
-    token = recover_token(drafted, law, accepted, weights.gather(1, accepted[:, None])[:, 0], noise)
+    token = recover_token(drafted, p, accepted, weights.gather(1, accepted[:, None])[:, 0], noise)
     return emit(drafted, accepted, token, _expected(passing))
 
 
@@ -46,7 +45,7 @@ def _prefix_weights(target: Tensor, draft: Tensor) -> Tensor:
     return torch.stack(weights, dim=1)
 
 
-def _pass_probabilities(drafted: Drafted, law: Distribution, target: Tensor, weights: Tensor) -> Tensor:
+def _pass_probabilities(drafted: Drafted, p: Distribution, target: Tensor, weights: Tensor) -> Tensor:
     """The probability [B, K] that the prefix up to each draft passes its test; 0 in padding.
 
     With Z_i = Σ_v max(w_i·p(v) − q(v), 0) over the token after prefix i, it is Z_i / (Z_i + 1 − w_i), and w for the
@@ -57,7 +56,7 @@ def _pass_probabilities(drafted: Drafted, law: Distribution, target: Tensor, wei
     mass = after * (1 - target[:, 1:])
     if drafted.probs is not None:
         drawn = drafted.valid & ~drafted.one_hot[:, None] & (_count(w) > 1)
-        full = residual_mass(drafted.probs, law, weights[:, :-1], drawn)[:, 1:]
+        full = residual_mass(drafted.probs, p, weights[:, :-1], drawn)[:, 1:]
         mass = torch.where(drafted.one_hot[:, None], mass, full)
     inner = torch.where(mass > 0, mass / (mass + 1 - after), 0)
     last = _count(w) == drafted.lengths[:, None]

@@ -8,37 +8,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.kernels.law import law_arguments, load_log_weights
-from draftkit.runtime.sampling.probabilities import Distribution, probabilities
+from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.distribution import Distribution, distribution_arguments, load_log_weights, probabilities
 
 _MAX_BLOCK = 4096
 
 
-def residual_mass(probs: Tensor, law: Distribution, weights: Tensor, wanted: Tensor) -> Tensor:
-    """The residual of row i of the target's `law` [B, K+1] against `probs` [B, K, V], row by row: float32 [B, K].
+def residual_mass(probs: Tensor, p: Distribution, weights: Tensor, wanted: Tensor) -> Tensor:
+    """The residual of row i of the target's `p` [B, K+1] against `probs` [B, K, V], row by row: float32 [B, K].
 
     `weights` float32 [B, K] between 0 and 1 multiply p. Only rows that are `wanted` bool [B, K] are read, 0 elsewhere.
     With w = 1 it is 1 − Σ min(p, q).
     """
     if uses_triton(probs) and probs.numel():
-        return _residual_mass(probs, law, weights, wanted)
-    return residual_mass_reference(probs, law, weights, wanted)
+        return _residual_mass(probs, p, weights, wanted)
+    return residual_mass_reference(probs, p, weights, wanted)
 
 
-def residual_mass_reference(probs: Tensor, law: Distribution, weights: Tensor, wanted: Tensor) -> Tensor:
-    residual = weights[..., None] * probabilities(law)[:, :-1] - probs
+def residual_mass_reference(probs: Tensor, p: Distribution, weights: Tensor, wanted: Tensor) -> Tensor:
+    residual = weights[..., None] * probabilities(p)[:, :-1] - probs
     return torch.where(wanted, residual.clamp(min=0).sum(-1), 0)
 
 
-def _residual_mass(probs: Tensor, law: Distribution, weights: Tensor, wanted: Tensor) -> Tensor:
+def _residual_mass(probs: Tensor, p: Distribution, weights: Tensor, wanted: Tensor) -> Tensor:
     rows, k, size = probs.shape
     block = min(next_power_of_2(size), _MAX_BLOCK)
     blocks = (size + block - 1) // block
     partial = torch.empty(rows, k, blocks, dtype=torch.float32, device=probs.device)
     _residual_mass_kernel[rows * k, blocks](
         probs.contiguous(),
-        *law_arguments(law),
+        *distribution_arguments(p),
         weights.contiguous(),
         wanted.contiguous(),
         partial,

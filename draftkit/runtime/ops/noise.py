@@ -1,4 +1,4 @@
-"""The numbers of `draftkit.runtime.sampling.random` in Triton, bit for bit.
+"""The numbers of `draftkit.runtime.ops.random` in Triton, bit for bit.
 
 Kernels that draw noise are launched with `enable_fp_fusion=False`: a fused multiply-add would round differently.
 """
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftkit.runtime.kernels.backend import jit, tl, uses_triton
-from draftkit.runtime.sampling import random
-from draftkit.runtime.sampling.random import Stream
+from draftkit.runtime.ops import random
+from draftkit.runtime.ops.backend import jit, tl, uses_triton
+from draftkit.runtime.ops.random import Stream
 
 _BLOCK = 128
 

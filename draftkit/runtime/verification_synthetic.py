@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.runtime.kernels.noise import uniform
-from draftkit.runtime.kernels.sample import sample
-from draftkit.runtime.sampling.parameters import SamplingTensors
-from draftkit.runtime.sampling.probabilities import distribution
-from draftkit.runtime.sampling.random import acceptance_stream, target_stream
-from draftkit.runtime.sampling.verdict import Drafted, Verdict, emit
+from draftkit.runtime.ops.distribution import distribution
+from draftkit.runtime.ops.noise import uniform
+from draftkit.runtime.ops.random import acceptance_stream, target_stream
+from draftkit.runtime.ops.sample import sample
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def verify_synthetic(
 ) -> Verdict:
     """`verdict.Verify` once `rates`, conditional ones float32 [K], are bound: a draft stands at its rate.
 
-    The target's own token is drawn from its law after the accepted drafts. `expected` are the rates.
+    The target's own token is drawn from its distribution after the accepted drafts. `expected` are the rates.
     """
     expected = torch.where(drafted.valid, rates, 0)
     stands = uniform(acceptance_stream(parameters.seed, start, len(rates))) < expected

@@ -1,35 +1,35 @@
-"""Choosing how the drafts of a round are drawn and verified. B sequences, K draft tokens, V target vocabulary."""
+"""Drawing the draft tokens of a round. B requests, K draft tokens, V vocabulary."""
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from draftkit.runtime.sampling.block import verify_block
-from draftkit.runtime.sampling.coupled import verify_coupled
-from draftkit.runtime.sampling.drafting import draw
-from draftkit.runtime.sampling.greedy import verify_greedy
-from draftkit.runtime.sampling.parameters import SamplingTensors
-from draftkit.runtime.sampling.rejection import verify_rejection
-from draftkit.runtime.sampling.synthetic import verify_synthetic
-from draftkit.runtime.sampling.verdict import Verify
-
-Verification = Literal["rejection", "coupled", "block", "synthetic"]
-MODES: dict[str, Verify] = {"rejection": verify_rejection, "coupled": verify_coupled, "block": verify_block}
+from draftkit.runtime.ops.distribution import distribution
+from draftkit.runtime.ops.random import draft_stream, target_stream
+from draftkit.runtime.ops.sample import sample
+from draftkit.runtime.sampling_tensors import SamplingTensors
 
 
-def verification(mode: Verification, *, all_greedy: bool, rates: Tensor | None) -> Verify:
-    """The function that decides a round; at temperature 0 all lossless modes come to the same.
+def draw(
+    logits: Tensor,
+    parameters: SamplingTensors,
+    position: Tensor,
+    start: Tensor,
+    *,
+    coupled: bool = False,
+    probs: Tensor | None = None,
+) -> Tensor:
+    """Draw the draft token for `position` int64 [B] from `logits` [B, V] in the target's vocabulary: int64 [B].
 
-    `rates` float32 [K] go with the mode `synthetic`: conditional ones, as `SyntheticAcceptance` gives them.
+    `parameters` are the draft's (`DraftSampling.parameters`), greedy rows draft one-hot. `start` int64 [B] is the
+    position of the round's first draft. `coupled` draws with the target's own noise, for `verify_coupled` only: a
+    ratio test against noise that already chose the draft would be biased. `probs` float32 [B, V], for instance one
+    step of [B, K, V], receives what was drawn from; its one-hot rows are left as they are.
     """
-    if mode == "synthetic":
-        assert rates is not None
-        return partial(verify_synthetic, rates=rates)
-    return verify_greedy if all_greedy else MODES[mode]
+    position = position[:, None]
+    stream = target_stream(parameters.seed, position) if coupled else draft_stream(parameters.seed, position, start)
+    return sample(distribution(logits[:, None], parameters), stream, out=probs)[:, 0]
 
 
 def draw_greedy(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:

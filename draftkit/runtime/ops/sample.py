@@ -10,40 +10,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.kernels.law import law_arguments, load_log_weights
-from draftkit.runtime.kernels.noise import exponential, natural_log, stream_arguments
-from draftkit.runtime.sampling.probabilities import Distribution, log_weights, probabilities
-from draftkit.runtime.sampling.random import Stream, gumbel
+from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.distribution import (
+    Distribution,
+    distribution_arguments,
+    load_log_weights,
+    log_weights,
+    probabilities,
+)
+from draftkit.runtime.ops.noise import exponential, natural_log, stream_arguments
+from draftkit.runtime.ops.random import Stream, gumbel
 
 _MAX_BLOCK = 1024  # eight tokens per thread: more noise arithmetic would outgrow the instruction cache
 
 
-def sample(law: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
-    """Draw from each row of `law` [B, T] with the noise of `stream` [B, T]: int64 [B, T]. Greedy rows take `best`.
+def sample(p: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
+    """Draw from each row of `p` [B, T] with the noise of `stream` [B, T]: int64 [B, T]. Greedy rows take `best`.
 
     `out` float32 [B, V] with contiguous rows, allowed where T = 1, receives the probabilities that were drawn from;
     rows of greedy requests are left as they are.
     """
-    if uses_triton(law.logits) and law.best.numel():
-        return _sample(law, stream, out)
-    return sample_reference(law, stream, out)
+    if uses_triton(p.logits) and p.best.numel():
+        return _sample(p, stream, out)
+    return sample_reference(p, stream, out)
 
 
-def sample_reference(law: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
-    scores = log_weights(law) + gumbel(stream, law.logits.shape[-1])
+def sample_reference(p: Distribution, stream: Stream, out: Tensor | None = None) -> Tensor:
+    scores = log_weights(p) + gumbel(stream, p.logits.shape[-1])
     if out is not None:
-        out.copy_(torch.where(law.scale[:, None] == 0, out, probabilities(law)[:, 0]))
-    return torch.where(law.scale[:, None] == 0, law.best, scores.nan_to_num(-torch.inf).argmax(-1))
+        out.copy_(torch.where(p.scale[:, None] == 0, out, probabilities(p)[:, 0]))
+    return torch.where(p.scale[:, None] == 0, p.best, scores.nan_to_num(-torch.inf).argmax(-1))
 
 
-def _sample(law: Distribution, stream: Stream, out: Tensor | None) -> Tensor:
-    (requests, rows), size = law.best.shape, law.logits.shape[2]
+def _sample(p: Distribution, stream: Stream, out: Tensor | None) -> Tensor:
+    (requests, rows), size = p.best.shape, p.logits.shape[2]
     block, blocks = vocabulary_blocks(size)
-    scores = torch.empty(requests, rows, blocks, dtype=torch.float32, device=law.logits.device)
-    winners = torch.empty(requests, rows, blocks, dtype=torch.int64, device=law.logits.device)
+    scores = torch.empty(requests, rows, blocks, dtype=torch.float32, device=p.logits.device)
+    winners = torch.empty(requests, rows, blocks, dtype=torch.int64, device=p.logits.device)
     _sample_kernel[requests * rows, blocks](
-        *law_arguments(law),
+        *distribution_arguments(p),
         *stream_arguments(stream),
         scores,
         winners,
@@ -56,7 +61,7 @@ def _sample(law: Distribution, stream: Stream, out: Tensor | None) -> Tensor:
         enable_fp_fusion=False,
     )
     drawn = winners.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
-    return torch.where(law.scale[:, None] == 0, law.best, drawn)
+    return torch.where(p.scale[:, None] == 0, p.best, drawn)
 
 
 def vocabulary_blocks(size: int) -> tuple[int, int]:

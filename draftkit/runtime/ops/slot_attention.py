@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftkit.runtime.kernels.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 from draftkit.runtime.rows import SlotRows
 
 MAX_ROWS = 64  # rows of a sequence that count as few

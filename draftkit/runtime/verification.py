@@ -1,0 +1,166 @@
+"""Verification: which draft tokens stand, and which token the target adds.
+
+Speculative sampling as in Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1) and Chen et al. 2023 (arXiv 2302.01318,
+algorithm 2): with p the target's distribution and q the draft's, draft token d stands with probability min(1, p(d) /
+q(d)); at the first that does not, the target's token is drawn from max(p − q, 0), normalized, and after the last one
+from p. Temperature 0 is its limit, and a draft that was chosen without chance its case q = 1.
+
+This page is the whole rule in plain torch. Its steps `accept_drafts`, `recover_token` and `count_matches` also exist as
+fused kernels (`ops.fused_verification`), which run on a GPU. B requests, K draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftkit.runtime.ops import fused_verification as fused
+from draftkit.runtime.ops.backend import uses_triton
+from draftkit.runtime.ops.distribution import Distribution, distribution, log_weights, probability_of
+from draftkit.runtime.ops.random import Stream, acceptance_stream, exponential, natural_log, target_stream, uniform
+from draftkit.runtime.ops.residual_mass import residual_mass
+from draftkit.runtime.ops.sample import sample
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, emit, emit_chosen
+
+Verification = Literal["rejection", "coupled", "block", "synthetic"]
+
+
+class Accepted(NamedTuple):
+    """`counts` int64 [B]: leading drafts that stand. `target_probs` float32 [B, K]: the target's probability of each
+    draft, 0 in padding.
+    """
+
+    counts: Tensor
+    target_probs: Tensor
+
+
+def verify_rejection(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    """`verdict.Verify` by speculative sampling, the default mode: the output has exactly the target's distribution.
+
+    `expected` is Σ_v min(p, q), and p of the draft token where one-hot.
+    """
+    p = distribution(logits, parameters)
+    uniforms = acceptance_stream(parameters.seed, start, drafted.tokens.shape[1])
+    accepted, p_drafted = accept_drafts(drafted, p, uniforms)
+    noise = target_stream(parameters.seed, start + accepted)
+    token = recover_token(drafted, p, accepted, torch.ones_like(parameters.scale), noise)
+    return emit(drafted, accepted, token, expected_acceptance(drafted, p, p_drafted))
+
+
+def accept_drafts(drafted: Drafted, p: Distribution, stream: Stream) -> Accepted:
+    """Accept draft d while u·q(d) < p(d), with the uniform numbers u of `stream` [B, K].
+
+    `p` [B, K+1]; q is 1 in one-hot rows. The inequality is strict: p(d) = 0 never stands, even at u = 0, and p = q
+    always does, because u < 1. A greedy target accepts its own argmax only.
+    """
+    if uses_triton(p.logits) and drafted.tokens.numel():
+        return Accepted(*fused.accept_drafts(drafted, p, stream))
+    p_drafted = target_probs(drafted, p)
+    stands = (uniform(stream) * draft_probs(drafted) < p_drafted) & drafted.valid
+    return Accepted(_leading(stands), p_drafted)
+
+
+def recover_token(drafted: Drafted, p: Distribution, accepted: Tensor, weights: Tensor, stream: Stream) -> Tensor:
+    """Draw the token after `accepted` int64 [B] drafts with the noise of `stream` [B]: int64 [B].
+
+    Row `accepted` of `p` [B, K+1] decides. After all drafts: drawn from p, by the same arithmetic as `sample`. At a
+    rejected draft d: from p without d where the draft is one-hot, else in proportion to max(w·p − q, 0) with `weights`
+    w float32 [B], 1 but for block verification; where rounding leaves nothing of that, p's most likely token.
+    """
+    rejected = drafted.active & (accepted < drafted.lengths)
+    if uses_triton(p.logits) and accepted.numel():
+        top, token = fused.recover_token(drafted, rejected, p, accepted, weights, stream)
+    else:
+        top, token = _scores(drafted, rejected, p.row(accepted), accepted, weights, stream).max(-1)
+    empty = rejected & ~drafted.one_hot & (top <= 0)
+    return torch.where((p.scale == 0) | empty, p.best.gather(1, accepted[:, None])[:, 0], token)
+
+
+def _scores(
+    drafted: Drafted, rejected: Tensor, p: Distribution, accepted: Tensor, weights: Tensor, stream: Stream
+) -> Tensor:
+    """A race of exponential clocks, the most of p or of its residual over noise wins: float32 [B, V]. `p` [B, 1]."""
+    race = exponential(stream, p.logits.shape[2])
+    log_p = log_weights(p)[:, 0]
+    scores = log_p - natural_log(race)
+    if drafted.tokens.shape[1]:
+        index = accepted.clamp(max=drafted.tokens.shape[1] - 1)[:, None]
+        excluded = torch.where(rejected & drafted.one_hot, drafted.tokens.gather(1, index)[:, 0], -1)
+        tokens = torch.arange(scores.shape[1], device=scores.device)
+        scores = scores.masked_fill(tokens == excluded[:, None], -torch.inf)
+        if drafted.probs is not None:
+            q = drafted.probs.take_along_dim(index[..., None], 1)[:, 0]
+            residual = (weights[:, None] * (log_p - p.log_sum).exp() - q).clamp(min=0)
+            scores = torch.where((rejected & ~drafted.one_hot)[:, None], residual / race, scores)
+    return scores.nan_to_num(-torch.inf)
+
+
+def verify_greedy(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    """`verdict.Verify` for batches of greedy requests; the cheapest, and what `rejection` and `coupled` come to there.
+
+    `parameters` and `start` play no part. `expected` is 1 where the draft token is the target's, else 0.
+    """
+    best = logits.argmax(-1)
+    agrees = (drafted.tokens == best[:, :-1]) & drafted.valid
+    return emit_chosen(drafted, count_matches(drafted, best), best, agrees.float())
+
+
+def verify_coupled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    """`verdict.Verify` by shared noise: the output is the same with any draft, and with none (Daliri, Musco and Suresh
+    2024, arXiv 2408.07978).
+
+    The target draws every position with its own noise, as it would alone, and a draft stands where it is the same
+    token. A draft that was drawn with that noise too (`drawing.draw`) agrees with probability (1 − TV) / (1 + TV) or
+    more, where TV is the total variation distance of p and q. `expected` is exact in one-hot rows; for drafts drawn
+    from `probs` it is what `rejection` would accept, Σ min(p, q): a few points more than this mode does.
+    """
+    p = distribution(logits, parameters)
+    positions = start[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    chosen = sample(p, target_stream(parameters.seed, positions))
+    expected = expected_acceptance(drafted, p, target_probs(drafted, p))
+    return emit_chosen(drafted, count_matches(drafted, chosen), chosen, expected)
+
+
+def count_matches(drafted: Drafted, chosen: Tensor) -> Tensor:
+    """The length of the longest prefix of each row's drafts that equals `chosen` int64 [B, K+1]: int64 [B]."""
+    if uses_triton(chosen) and drafted.tokens.numel():
+        return fused.count_matches(drafted, chosen)
+    return _leading((drafted.tokens == chosen[:, :-1]) & drafted.valid)
+
+
+def _leading(passes: Tensor) -> Tensor:
+    """How many leading entries of each row of bool [B, K] hold: int64 [B]."""
+    return passes.long().cumprod(-1).sum(-1)
+
+
+def target_probs(drafted: Drafted, p: Distribution) -> Tensor:
+    """The target's probability of each draft token, 0 in padding: float32 [B, K]."""
+    valid = drafted.valid
+    tokens = torch.where(valid, drafted.tokens, 0)
+    ahead = Distribution(p.logits[:, :-1], p.scale, *(column[:, :-1] for column in p.statistics))
+    return torch.where(valid, probability_of(ahead, tokens), 0)
+
+
+def draft_probs(drafted: Drafted) -> Tensor:
+    """The probability with which each draft token was drawn, 1 where it was chosen: float32 [B, K]."""
+    drawn = drafted.valid & ~drafted.one_hot[:, None]
+    ones = torch.ones_like(drafted.tokens, dtype=torch.float32)
+    if drafted.probs is None:
+        return ones
+    tokens = torch.where(drawn, drafted.tokens, 0)
+    return torch.where(drawn, drafted.probs.gather(-1, tokens[..., None])[..., 0], ones)
+
+
+def expected_acceptance(drafted: Drafted, p: Distribution, p_drafted: Tensor) -> Tensor:
+    """The probability that each draft stands under rejection, given those before it: float32 [B, K], 0 in padding.
+
+    Σ_v min(p, q), and `p_drafted`, the target's probability of the draft token, in one-hot rows.
+    """
+    if drafted.probs is None:
+        return p_drafted
+    drawn = drafted.valid & ~drafted.one_hot[:, None]
+    residual = residual_mass(drafted.probs, p, torch.ones_like(p_drafted), drawn)
+    return torch.where(drawn, 1 - residual, p_drafted)
