@@ -85,6 +85,7 @@ SURFACE = {
         "--gpu-memory-utilization",
         "--vllm-arguments",
         "--plan-memory",
+        "--trust-remote-code",
         "--json",
         "--csv",
     ],
@@ -101,6 +102,7 @@ SURFACE = {
         "--resume",
         "--plan-vocab",
         "--dry-run",
+        "--trust-remote-code",
         "--json",
     ],
     "doctor": [
@@ -112,6 +114,7 @@ SURFACE = {
         "--max-new-tokens",
         "--device",
         "--dtype",
+        "--trust-remote-code",
         "--json",
     ],
     "report": ["RESULTS", "--out", "--figures", "--force"],
@@ -137,9 +140,10 @@ SURFACE = {
         "--corpus",
         "--dry-run",
         "--force",
+        "--trust-remote-code",
         "--json",
     ],
-    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--json"],
+    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--trust-remote-code", "--json"],
     "prepare prune-vocab": [
         "DRAFT",
         "--data",
@@ -150,6 +154,7 @@ SURFACE = {
         "--k",
         "--plan",
         "--force",
+        "--trust-remote-code",
         "--json",
     ],
     "data prepare": [
@@ -165,6 +170,7 @@ SURFACE = {
         "--template-option",
         "--dry-run",
         "--force",
+        "--trust-remote-code",
         "--json",
     ],
     "data regenerate": [
@@ -188,6 +194,7 @@ SURFACE = {
         "--device",
         "--dtype",
         "--dry-run",
+        "--trust-remote-code",
         "--json",
     ],
     "data states": [
@@ -203,6 +210,7 @@ SURFACE = {
         "--device",
         "--dtype",
         "--dry-run",
+        "--trust-remote-code",
         "--json",
     ],
     "data check": [
@@ -213,6 +221,7 @@ SURFACE = {
         "--skip-model",
         "--device",
         "--dtype",
+        "--trust-remote-code",
         "--json",
     ],
 }

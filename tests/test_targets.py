@@ -293,8 +293,9 @@ NO_INTERFACE = "does not attend through transformers' AttentionInterface"
 def test_unsupported_architectures_are_refused_from_the_config(family: str, message: str, tmp_path: Path) -> None:
     config = PUBLISHED_QWEN2_VL if family == "qwen2_vl" else CONFIG_MAPPING[family]().to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TargetError, match=re.escape(message)):
+    with pytest.raises(TargetError, match=re.escape(message)) as refusal:
         load_target(tmp_path, device="cpu", dtype=torch.float32, attention=NAME)
+    assert ("--engine vllm" in str(refusal.value)) == (family != "t5")
 
 
 def test_remote_code_does_not_run(tmp_path: Path) -> None:

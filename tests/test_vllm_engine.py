@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from fake_vllm.simulation import Simulated, histogram, per_position, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from transformers import CONFIG_MAPPING
 from vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
 
 import draftkit
-from draftkit.errors import DraftkitError, FormatError
+from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
 from draftkit.evaluate.vllm.prometheus import Sample, draft_counts, parse_samples, total
@@ -113,6 +115,22 @@ def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journa
     assert set(drawn["stop_token_ids"]) == {7, *greedy["stop_token_ids"]}
     assert greedy["stop_token_ids"]  # the target's end of text
     assert not any(sampling["detokenize"] for sampling in (*warming, drawn, greedy))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mamba", "falcon"])
+def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(
+    family: str, journal: Journal, running_target: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(running_target, tmp_path / family)
+    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING[family]().to_dict()))
+    (target / "generation_config.json").unlink(missing_ok=True)
+    settings = replace(SETTINGS, limit=3)
+    with pytest.raises(TargetError, match="draftkit eval --engine vllm"):
+        draftkit.evaluate_draft(str(target), ["ngram"], settings)
+    result = draftkit.evaluate_draft(str(target), ["ngram"], settings, vllm=VLLM)
+    assert [cell["engine"] for cell in result["cells"]] == ["vllm"]
+    assert "vllm-only" in {warning["name"] for warning in result["warnings"]}
+    assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
 
 
 def test_a_request_that_ignores_ends_has_no_stop_tokens(journal: Journal) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from draftkit.cli.shared import JsonOption, RevisionOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, RevisionOption, TrustOption, console, print_json, quiet_transformers
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def prepare(
     template_options: TemplateOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
@@ -109,6 +110,7 @@ def regenerate(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
@@ -171,6 +173,7 @@ def check(
     ] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check data, target and draft before training, and say what it costs to ignore what is wrong."""
@@ -207,6 +210,7 @@ def states(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and write nothing.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Store the target's hidden states, so that training does without the target; a killed run is continued."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
     from draftkit.evaluate.doctor.compare import Progress
@@ -31,6 +31,7 @@ def doctor(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
     ] = None,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find out why a draft accepts little: known defects, its tensors, and what single changes would gain."""

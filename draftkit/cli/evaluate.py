@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def evaluate(
     plan_memory: Annotated[
         bool, typer.Option("--plan-memory", help="Print what the run would take of memory, and load nothing.")
     ] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV on stdout and nothing else.")] = False,
 ) -> None:

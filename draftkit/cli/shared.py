@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftkit.models.remote_code import trust_remote_code
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,6 +22,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
 FormatOption = Annotated[
     str | None, typer.Option("--from", help="The format of the source, a name that `draftkit formats` lists.")
+]
+
+
+def _trust(context: typer.Context, trusted: bool) -> bool:
+    context.with_resource(trust_remote_code(trusted))
+    return trusted
+
+
+# It holds while the command runs, wherever a model or tokenizer is loaded; the command itself has nothing to pass on.
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", callback=_trust, help="Run Python code that a model brings with it; else none ever runs."
+    ),
 ]
 
 

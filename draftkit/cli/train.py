@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
     from draftkit.train.config import TrainConfig
@@ -39,6 +39,7 @@ def train(
         bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run, and train nothing.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a draft for a target; its acceptance length is measured while it trains."""

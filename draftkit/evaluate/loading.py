@@ -17,6 +17,7 @@ from draftkit.hub import locate
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
+from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 from draftkit.models.target import load_target
 from draftkit.models.tokens import same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -43,13 +44,13 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
 
 def load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
     except (OSError, ValueError) as error:
         raise TargetError(
             f"the {of} has no tokenizer that transformers can load",
             where=folder,
             expected="tokenizer.json, or what AutoTokenizer reads",
-            hint="copy the tokenizer files of the original model into the folder",
+            hint=remote_code_hint(error) or "copy the tokenizer files of the original model into the folder",
         ) from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
 from draftkit.documents.document import Document, read_training_documents
 from draftkit.documents.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
@@ -22,6 +22,7 @@ from draftkit.evaluate.loading import open_draft
 from draftkit.hub import locate
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.target import read_config
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.dataset import PackedRows, Row, held_out
@@ -63,7 +64,7 @@ class Trained:
 def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     """What draft vocabularies of several sizes would allow, on the documents held out. No weights are loaded."""
     documents, training, validating = _documents(config)
-    vocab_size = AutoConfig.from_pretrained(locate(config.target).path).get_text_config().vocab_size
+    vocab_size = read_config(locate(config.target, weights=False).path).get_text_config().vocab_size
     counts = token_counts(documents, training, vocab_size)
     judged = [documents[number] for number in validating or training]
     return plan_vocabulary(judged, counts, config.validation.k)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.hub import locate
 from draftkit.layout.tensors import open_checkpoint
+from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import load_target, read_target_config
 
 ATTENTION = "sdpa"  # takes masks, which keep packed documents apart
@@ -29,7 +30,9 @@ def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrai
     folder = locate(source).path
     config = read_target_config(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=trusts_remote_code()
+        )
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     tied = config.get_text_config().tie_word_embeddings
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -24,7 +24,8 @@ from draftkit.evaluate.vllm.settings import VllmSettings
 from draftkit.evaluate.vllm.worker import Job, Output, Prompt, Result
 from draftkit.hub import locate
 from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.target import read_target_config
+from draftkit.models.remote_code import trusts_remote_code
+from draftkit.models.target import read_config
 from draftkit.runtime.records import Request
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -55,7 +56,8 @@ def offline_engine(
     folder = locate(target).path
     device = device_named(settings.device)
     longest = max(request.max_length for request in requests)
-    context = read_target_config(folder).get_text_config().max_position_embeddings
+    # A target without such a number, as state space models, has no limit.
+    context = getattr(read_config(folder).get_text_config(), "max_position_embeddings", sys.maxsize)
     arguments: dict[str, object] = {
         "model": str(folder),
         "skip_tokenizer_init": True,
@@ -67,6 +69,7 @@ def offline_engine(
         "tensor_parallel_size": vllm.tensor_parallel_size,
         "enable_prefix_caching": False,  # the warm-up has the same prompts
         "disable_log_stats": False,
+        "trust_remote_code": trusts_remote_code(),
     }
     if vllm.gpu_memory_utilization is not None:
         arguments["gpu_memory_utilization"] = vllm.gpu_memory_utilization

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig
 
-from draftkit.models.target import read_target_config
+from draftkit.models.target import read_config
 from draftkit.runtime.records import Request
 
 
@@ -39,7 +39,7 @@ def end_token_ids(target: Path) -> frozenset[int]:
     except OSError:  # there is none
         ids = None
     if ids is None:
-        ids = read_target_config(target).get_text_config().eos_token_id
+        ids = read_config(target).get_text_config().eos_token_id
     return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 
