@@ -28,7 +28,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
-from draftkit.train.config import Optimisation, TrainConfig, Validation
+from draftkit.train.config import Optimization, TrainConfig, Validation
 from draftkit.train.recipes.eagle import EagleOptions, eagle_spec
 from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.eagle_family import fresh_eagle
@@ -103,7 +103,7 @@ def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, see
             log_every=50,
             tokens_per_row=TOKENS // MAKINGS[name].parts,
             options=MAKINGS[name].options | ({"mask_token_id": mask_token()} if name == "p-eagle" else {}),
-            optimisation=Optimisation(
+            optimization=Optimization(
                 lr=lr,
                 warmup=0.05,
                 weight_decay=0.1,

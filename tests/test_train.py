@@ -56,9 +56,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(target: Path, data: Path, out: Path, **more: object) -> list[object]:
     given = {
-        "optimisation.max_steps": 8, "tokens_per_row": 128, "draft_vocab_size": 64, "options.steps": 3,
+        "optimization.max_steps": 8, "tokens_per_row": 128, "draft_vocab_size": 64, "options.steps": 3,
         "options.layers": "[1, 3, 5]", "save_every": 4, "log_every": 1, "validation.share": 0.2,
-        "optimisation.lr": "1e-3",
+        "optimization.lr": "1e-3",
     } | more  # fmt: skip
     flags = ["--recipe", "eagle3", "--target", target, "--data", data, "--out", out]
     return flags + [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
@@ -113,7 +113,7 @@ def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: 
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recompute, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
-        train_draft(config(target, data, tmp_path / "run", **{"optimisation.checkpointing": True}))
+        train_draft(config(target, data, tmp_path / "run", **{"optimization.checkpointing": True}))
     assert calls
     assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
@@ -152,7 +152,7 @@ def test_a_run_resumes_bit_for_bit(
     offline: bool, target: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """20 steps are 10, a kill at 13, and 10 more; beside the checkpoint lies one that was not finished."""
-    more: dict[str, object] = {"optimisation.max_steps": 20, "save_every": 10}
+    more: dict[str, object] = {"optimization.max_steps": 20, "save_every": 10}
     if offline:
         more["states"] = request.getfixturevalue("states")
     train_draft(config(target, data, tmp_path / "whole", **more))
@@ -167,7 +167,7 @@ def test_a_run_resumes_bit_for_bit(
 def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_path: Path) -> None:
     """Each process reads its own rows, so that a step of two has twice the tokens."""
     out = tmp_path / "run"
-    arguments = [*settings(target, data, out, **{"optimisation.max_steps": 4})]
+    arguments = [*settings(target, data, out, **{"optimization.max_steps": 4})]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(
@@ -231,7 +231,7 @@ def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Pa
 
 def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimisation.lr": "3e-2"}
+    more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimization.lr": "3e-2"}
     trained = train_draft(config(target, data, out, **more))
     state = json.loads((trained.checkpoint / "trainer_state.json").read_text())
     judged = {entry["step"]: entry["eval_acceptance_length"] for entry in state["log_history"] if "eval_alpha" in entry}
@@ -248,7 +248,7 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
     assert shown.code == 0
     file = tmp_path / "run.yaml"
     file.write_text(shown.out)
-    again = draftkit("train", "--config", file, "--set", "optimisation.lr=2e-4", "--dry-run")
+    again = draftkit("train", "--config", file, "--set", "optimization.lr=2e-4", "--dry-run")
     assert again.out == shown.out.replace("lr: 0.001", "lr: 0.0002")
     file.write_text(shown.out.replace("lr: 0.001", "lr: 1e-3"))
     assert draftkit("train", "--config", file, "--dry-run").out == shown.out
@@ -258,8 +258,26 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"optimisation.learning_rate": 1}, "optimisation.learning_rate: unknown"),
-        ({"options.stepps": 1}, "stepps: unknown"),
+        ({"optimization.learning_rate": 1}, "optimization.learning_rate: unknown"),
+        ({"options.stepps": 1}, r"stepps: unknown, did you mean steps\?"),
+        ({"optimization.schedule": "cosin"}, r"did you mean cosine\?"),
+        ({"optimization.schedule": "warmup_stable_decay"}, "schedule: 'warmup_stable_decay' is not one of"),
+        ({"optimization.schedule": "polynomial", "optimization.lr": "1e-7"}, "above 1e-07"),
+        ({"optimization.lr": ".inf"}, "lr: inf is not a finite number above 0"),
+        ({"optimization.beta1": 1}, "beta1: 1"),
+        ({"optimization.lr": 10**400}, "not a configuration"),
+        ({"recipe": "[1]"}, r"recipe \[1\]"),
+        ({"recipe": "eagle33"}, r"recipe 'eagle33', did you mean eagle3\?"),
+        ({"seed": -1}, "seed: -1 is not a finite number at least 0 and below 4,294,967,296"),
+        ({"seed": "2020-13-45"}, "not a configuration: month must be"),
+        ({"seed": "2020-12-24"}, "not a configuration: a date"),
+        ({"report_to": "[foo]"}, r"report_to\[0\]: 'foo' is not one of"),
+        ({"lora": "{r: 0}"}, "lora.r: 0"),
+        ({"options": "{broken: ["}, "not a configuration"),
+        ({"options": "&a [*a]"}, "not a configuration"),
+        ({"options": "[" * 500 + "]" * 500}, "not a configuration"),
+        ({"draft": r'"a\0b"'}, "a text with a zero byte"),
+        ({"options.reduction.decay": 2}, "decay: 2.0 is not"),
         ({"options.steps": "many"}, "steps: 'many' is not int"),
         ({"options.loss": "kll"}, "kll"),
         ({"options.layers": "[1, 99]"}, r"target layers \[1, 99\]"),
@@ -291,7 +309,7 @@ def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftk
 
 
 def test_nothing_trains_on_nan(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
-    broken = draftkit("train", *settings(target, data, tmp_path / "run", **{"optimisation.lr": "1e30"}))
+    broken = draftkit("train", *settings(target, data, tmp_path / "run", **{"optimization.lr": "1e30"}))
     assert broken.code == 1
     assert "the loss is" in broken.err
     assert not (tmp_path / "run" / "draft").exists()
@@ -327,7 +345,7 @@ def test_plan_vocab(target: Path, data: Path, tmp_path: Path, draftkit: Command)
 
 def test_a_causal_lm_says_its_dtype(target: Path, data: Path, tmp_path: Path) -> None:
     flags = {"recipe": "draft-model", "target": str(target), "data": str(data), "out": str(tmp_path / "run")}
-    settings = ["optimisation.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
+    settings = ["optimization.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
     train_draft(read_config(None, settings, flags))
     for folder, dtype in (("checkpoint-1", "float32"), ("draft", "bfloat16")):
         config = json.loads((tmp_path / "run" / folder / "config.json").read_text())

@@ -32,7 +32,7 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE, as optimisation.lr=1e-4 or options.steps=3; repeatable."),
+        typer.Option("--set", help="SETTING=VALUE, as optimization.lr=1e-4 or options.steps=3; repeatable."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
     plan_vocab: Annotated[

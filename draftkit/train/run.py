@@ -63,6 +63,7 @@ class Trained:
 
 def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     """What draft vocabularies of several sizes would allow, on the documents held out. No weights are loaded."""
+    config.check()
     documents, training, validating = _documents(config)
     vocab_size = read_config(locate(config.target, weights=False).path).get_text_config().vocab_size
     counts = token_counts(documents, training, vocab_size)
@@ -76,6 +77,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
     """
+    config.check()
     out = Path(config.out)
     newest = newest_checkpoint(out)
     if newest is not None and not resume:
@@ -95,7 +97,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             add_adapters(recipe.draft, config.lora, parallel=parallel)
-        if config.optimisation.checkpointing:
+        if config.optimization.checkpointing:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
@@ -129,7 +131,7 @@ def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | No
 
 def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
     """The run in transformers' terms."""
-    settings = config.optimisation
+    settings = config.optimization
     precision = settings.precision
     if precision == "auto":
         precision = "float32" if device == "cpu" else "bfloat16"

@@ -96,7 +96,7 @@ class DraftTrainer(Trainer):
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
-                hint="lower optimisation.lr, or train in bfloat16 or float32",
+                hint="lower optimization.lr, or train in bfloat16 or float32",
             )
         for name, value in outcome.statistics.items():
             self._sums[name] = self._sums.get(name, 0) + value.detach()
