@@ -120,7 +120,7 @@ SOURCES: dict[str, tuple[Build, tuple[str, ...]]] = {
     "rope_theta is text": (eagle(rope_theta="big"), ("config key rope_theta is 'big'", "expected: float")),
     "nested rope_theta is text": (eagle(rope_parameters={"rope_theta": "big"}), ("config key rope_theta is 'big'",)),
     "rope_scaling is text": (eagle(rope_scaling="linear"), ("config key rope_scaling is 'linear'", "an object")),
-    "unknown config key": (eagle(temperature=2), ("temperature: 2", "delete them from config.json")),
+    "unknown config key": (eagle(attn_temperature=2), ("attn_temperature: 2", "--ignore-key KEY")),
     "unknown format": (
         lambda folder: pico.write_checkpoint(folder, {}, {"a.weight": torch.ones(2)}),
         ("no known draft format", "a.weight", "draftkit formats"),

@@ -32,6 +32,7 @@ SURFACE = {
         "--to",
         "--from",
         "--set",
+        "--ignore-key",
         "--check",
         "--digest",
         "--allow-lossy",
@@ -378,11 +379,12 @@ def process(*arguments: object, **environment: str) -> subprocess.CompletedProce
 @pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
 def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
     folder = pico.write_checkpoint(
-        tmp_path / "repo", pico.eagle_config(), pico.eagle_tensors(), safetensors=safetensors
+        tmp_path / "repo", pico.eagle_config(attn_temperature=0.5), pico.eagle_tensors(), safetensors=safetensors
     )
     with HubServer({"org/eagle-draft": folder}) as server:
         settings = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-        ran = process("convert", "org/eagle-draft@main", tmp_path / "out", "--json", **settings)
+        ignored = ("--ignore-key", "attn_temperature")
+        ran = process("convert", "org/eagle-draft@main", tmp_path / "out", "--json", *ignored, **settings)
         commit = server.sha("org/eagle-draft")
     assert (ran.returncode, ran.stderr) == (0, "")
     provenance = read_draft(tmp_path / "out").provenance

@@ -21,7 +21,7 @@ class Plan:
     """Everything a conversion into the layout will do, before it does any of it.
 
     `spec` is None while facts are missing (`missing`: fact and what to pass). `dropped_keys`: config key → reason.
-    `losses`: what the checkpoint has and the layout cannot hold.
+    `losses`: what the checkpoint has and the layout cannot hold; `agreed_losses`: what the user said to ignore.
     """
 
     format: str
@@ -31,6 +31,7 @@ class Plan:
     missing: tuple[tuple[str, str], ...]
     dropped_keys: dict[str, str]
     losses: tuple[str, ...] = ()
+    agreed_losses: tuple[str, ...] = ()
     copied_files: tuple[Path, ...] = ()
 
     def require_spec(self, where: object) -> DraftSpec:
@@ -81,6 +82,7 @@ def make_plan(
         missing=tuple(facts.missing),
         dropped_keys=facts.dropped,
         losses=tuple(facts.losses),
+        agreed_losses=tuple(facts.agreed_losses.values()),
         copied_files=tuple(copied_files),
     )
 
