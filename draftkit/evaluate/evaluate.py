@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
@@ -86,7 +86,7 @@ def evaluate_draft(
             evaluation = _Evaluation(target, opened, plans, prompts, tokenizer, settings, on_progress, records)
             measured.append(evaluation.cells(sweep, done))
         except DraftkitError as error:
-            if vllm is None:
+            if vllm is None or isinstance(error, NonFiniteError):  # another engine would measure garbage
                 raise
             warned.append(Warned("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
         if vllm is not None:

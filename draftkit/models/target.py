@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
+from draftkit.models.finite import require_finite
 from draftkit.models.footprint import footprint
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 
@@ -261,7 +262,8 @@ def read_target_config(folder: Path) -> PretrainedConfig:
 def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """Load a causal LM for inference with the named attention function.
 
-    Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint.
+    Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint, and
+    `NonFiniteError` for weights with NaN or infinity.
     """
     config = read_target_config(folder)
     try:
@@ -277,6 +279,7 @@ def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str
         raise _unloadable(folder, error) from error
     if info["missing_keys"]:
         raise TargetError(f"the target lacks weights: {', '.join(sorted(info['missing_keys'])[:5])}", where=folder)
+    require_finite(model.state_dict().items(), folder)
     return model.to(device).requires_grad_(False)
 
 

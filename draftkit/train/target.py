@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.hub import locate
 from draftkit.layout.tensors import open_checkpoint
+from draftkit.models.finite import require_finite
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import load_target, read_target_config
 
@@ -47,4 +48,6 @@ def _loaded(folder: Path, name: str, device: str, dtype: torch.dtype) -> nn.Para
     tensors = open_checkpoint(folder)
     if name not in tensors:
         raise TargetError(f"the target's checkpoint has no tensor {name}", where=folder, hint="train without --states")
-    return nn.Parameter(tensors[name].load().to(device, dtype), requires_grad=False)
+    weight = tensors[name].load().to(device, dtype)
+    require_finite([(name, weight)], folder)
+    return nn.Parameter(weight, requires_grad=False)

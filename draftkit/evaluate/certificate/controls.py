@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from draftkit.errors import NonFiniteError
 from draftkit.evaluate.certificate.goodness import holm
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import OffByOneTarget, PoisonedOffByOneTarget
@@ -66,7 +67,10 @@ def cache_controls(pair: Pair, floor: float, k: int, batch: int) -> list[Control
 
 def _cache_control(name: str, pair: Pair, target: type[Target], floor: float, k: int, batch: int) -> Control:
     replay = Replay(pair.model)
-    outputs = pair.speculative(pair.requests, k=k, num_slots=batch, target=target, eager=True)
+    try:
+        outputs = pair.speculative(pair.requests, k=k, num_slots=batch, target=target, eager=True)
+    except NonFiniteError:  # the engine has read the poison
+        return Control(name, "detected")
     margin = max(float(replay.margins(output).max()) for output in outputs)
     if (
         target is PoisonedOffByOneTarget

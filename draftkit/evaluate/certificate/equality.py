@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from draftkit.errors import NonFiniteError
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import PoisonedTarget
 from draftkit.evaluate.certificate.replay import Replay
@@ -51,7 +52,6 @@ def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k
         return compare_outputs(name, outputs, plain, replay, drafts, slots)
 
     run = pair.speculative
-    poisoned = run(pair.requests, k=k, num_slots=batch, target=PoisonedTarget, eager=True)
     return [
         compare("one at a time", run(pair.requests, k=k, num_slots=1), k, 1),
         compare("in batches", run(pair.requests, k=k, num_slots=batch), k, batch),
@@ -70,8 +70,19 @@ def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k
             k,
             batch,
         ),
-        compare("rejected rows poisoned with NaN", poisoned, k, batch),
+        _poisoned_equality(pair, plain, replay, k, batch),
     ]
+
+
+def _poisoned_equality(pair: Pair, plain: Sequence[Generation], replay: Replay, k: int, batch: int) -> Equality:
+    """NaN in every rejected row; the engine stops where it reads one."""
+    name = "rejected rows poisoned with NaN"
+    try:
+        outputs = pair.speculative(pair.requests, k=k, num_slots=batch, target=PoisonedTarget, eager=True)
+    except NonFiniteError:
+        read = Divergence(pair.requests[0].id, 0, torch.inf)
+        return Equality(name, k, batch, len(pair.requests), 0, read, (read,))
+    return compare_outputs(name, outputs, plain, replay, k, batch)
 
 
 def coupled_equality(pair: Pair, sampling: SamplingParameters, replay: Replay, k: int, batch: int) -> Equality:
