@@ -26,6 +26,7 @@ import draftkit
 from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
+from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.evaluate.vllm.prometheus import Sample, draft_counts, parse_samples, total
 from draftkit.evaluate.vllm.records import DraftCounts
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
@@ -112,6 +113,7 @@ def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journa
     assert {sampling["max_tokens"] for sampling in warming} == {2 * (K + 1)}
     assert (drawn["temperature"], drawn["top_k"], drawn["top_p"], drawn["seed"]) == (0.9, 5, 0.8, 0)
     assert (greedy["temperature"], greedy["top_k"], greedy["seed"]) == (0, -1, None)
+    assert drawn.keys() >= set(SERVER_DEFAULTS)
     assert set(drawn["stop_token_ids"]) == {7, *greedy["stop_token_ids"]}
     assert greedy["stop_token_ids"]  # the target's end of text
     assert not any(sampling["detokenize"] for sampling in (*warming, drawn, greedy))
@@ -283,7 +285,9 @@ def test_a_server_is_measured_by_the_difference_of_its_counters(by_request: bool
     assert {body["max_tokens"] for body in warm_up} == {2 * (K + 1)}
     assert sorted(body["prompt"] for body in asked) == [list(request.prompt) for request in REQUESTS]
     assert {body["model"] for body in asked} == {"served"}
-    assert {body["repetition_penalty"] for body in asked} == {1.0}
+    assert all(body.keys() >= set(SERVER_DEFAULTS) for body in (*warm_up, *asked))
+    neutral = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
+    assert {tuple(body[name] for name in neutral) for body in asked} == {(1.0, 0.0, 0.0, 0.0)}
     assert server.most_at_once == SETTINGS.concurrency
 
 
