@@ -24,10 +24,11 @@ from vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
 
 import draftkit
 from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.evaluate.saved import DIGESTS
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
-from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.evaluate.vllm.prometheus import Sample, draft_counts, parse_samples, total
+from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.evaluate.vllm.records import DraftCounts
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.runtime.records import Request
@@ -264,7 +265,7 @@ def test_progress_ends_with_all_answers_and_the_acceptance_length(journal: Journ
 def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], Settings(limit=1, max_new_tokens=4))
     (own,) = result["cells"]
-    assert own.keys() - measured().keys() <= {"samples", "memory", "predicted", "draft_sha256"}
+    assert own.keys() - measured().keys() <= {"samples", "memory", "predicted", *DIGESTS}
 
 
 # A running server.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftkit.layout.jsonfile import dump, finite
 from draftkit.models.remote_code import trust_remote_code
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ TrustOption = Annotated[
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(dump(finite(value)), end="")
 
 
 def console() -> Console:

@@ -11,7 +11,6 @@ from transformers import GenerationConfig
 from draftkit.models.target import read_config
 from draftkit.runtime.records import Request
 
-
 # What a vLLM server takes from the target's generation config where a request leaves it out: the names that
 # `ModelConfig.get_diff_sampling_param` of vLLM 0.32 lists. `scripts/check_vllm_engine.py` compares them with the
 # installed vLLM. There `max_new_tokens` becomes `max_tokens`.
