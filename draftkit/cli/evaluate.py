@@ -15,7 +15,7 @@ from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
     from draftkit.evaluate.measure import Progress
-    from draftkit.evaluate.settings import Settings
+    from draftkit.evaluate.settings import Settings, Sweep
 
 CERTIFIED_PROMPTS = 8
 
@@ -195,7 +195,7 @@ def evaluate(
             vllm=vllm,
         )
     if certify:
-        result["certificates"] = _certificates(target, draft, settings)
+        result["certificates"] = _certificates(target, draft, settings, sweep)
         if saved is not None:
             saved.write(result)
     if as_json:
@@ -222,21 +222,26 @@ def _require_acceptance(result: dict[str, Any], floor: float) -> None:
         raise typer.Exit(3)
 
 
-def _certificates(target: str, drafts: list[str], settings: Settings) -> list[dict[str, object]]:
-    """A certificate for each draft, at the settings of the measurement."""
+def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Sweep) -> list[dict[str, object]]:
+    """A certificate for each draft, at all settings of the measurement."""
     from draftkit.evaluate.certificate.certify import certify
     from draftkit.evaluate.certificate.settings import CertificateSettings
 
     if settings.verification not in ("rejection", "block"):
         raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
     asked = CertificateSettings(
-        num_speculative_tokens=settings.num_speculative_tokens,
-        concurrency=max(settings.concurrency, 2),
+        num_speculative_tokens=sweep.k,
+        concurrency=max(*sweep.concurrency, 2),
         prompts=settings.prompts,
         limit=min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS),
         device=settings.device,
         dtype=settings.dtype,
-        temperature=settings.sampling.temperature or 1.0,
+        temperatures=tuple(t for t in sweep.temperature if t > 0) or (1.0,),
+        top_k=settings.sampling.top_k,
+        top_p=settings.sampling.top_p,
+        min_p=settings.sampling.min_p,
+        draft_sampling=settings.draft_sampling,
+        thinking=settings.thinking,
         verification=settings.verification,
         seed=settings.sampling.seed,
     )

@@ -13,7 +13,7 @@ from draftkit.evaluate.certificate.goodness import holm
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import OffByOneTarget, PoisonedOffByOneTarget
 from draftkit.evaluate.certificate.replay import Replay
-from draftkit.evaluate.certificate.sampler import Laws, sampler_p_values
+from draftkit.evaluate.certificate.sampler import Laws, sampler_fits
 from draftkit.models.target import Target
 from draftkit.runtime.sampling.parameters import SamplingParameters, SamplingTensors
 from draftkit.runtime.sampling.verdict import Drafted, Verdict, Verify
@@ -37,7 +37,7 @@ def sampler_controls(
     laws: Mapping[str, Laws], verify: Verify, sampling: SamplingParameters, texts: int, false_alarm_rate: float
 ) -> list[Control]:
     """Bugs of drawing and verifying, among drafts that are drawn."""
-    drawn = {name: law for name, law in laws.items() if law.mode == "probabilistic"}
+    drawn = {name: law for name, law in laws.items() if law.drawing.mode == "probabilistic"}
 
     def mis_scaled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
         assert drafted.probs is not None
@@ -46,10 +46,13 @@ def sampler_controls(
         return verify(wrong, logits, parameters, start)
 
     found = {
-        "draft noise shared with the verifier": sampler_p_values(drawn, verify, sampling, texts, shared_noise=True),
-        "draft probabilities mis-scaled": sampler_p_values(drawn, mis_scaled, sampling, texts),
+        "draft noise shared with the verifier": sampler_fits(drawn, verify, sampling, texts, shared_noise=True),
+        "draft probabilities mis-scaled": sampler_fits(drawn, mis_scaled, sampling, texts),
     }
-    return [_judged(name, min(holm(list(p_values.values()))), false_alarm_rate) for name, p_values in found.items()]
+    return [
+        _judged(name, min(holm([fit.p_value for fit in fits.values()])), false_alarm_rate)
+        for name, fits in found.items()
+    ]
 
 
 def _judged(name: str, p_value: float, false_alarm_rate: float) -> Control:

@@ -40,9 +40,12 @@ class Equality:
     divergences: tuple[Divergence, ...]
 
 
-def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k: int, batch: int) -> list[Equality]:
-    """Several K, one sequence at a time and batches of up to `batch`, whose sequences have different lengths; K that
+def greedy_equalities(
+    pair: Pair, plain: Sequence[Generation], replay: Replay, ks: Sequence[int], batch: int
+) -> list[Equality]:
+    """Each K, one sequence at a time and batches of up to `batch`, whose sequences have different lengths; K that
     changes with the batch; ends inside a draft; and NaN in every rejected row, which must change nothing."""
+    k = max(ks)
     more = min(2 * k, pair.most_tokens)
     changing = {1: 1, max(batch // 2, 2): more, max(batch, 3): k}
     stop = _common_token(plain)
@@ -53,8 +56,8 @@ def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k
 
     run = pair.speculative
     return [
-        compare("one at a time", run(pair.requests, k=k, num_slots=1), k, 1),
-        compare("in batches", run(pair.requests, k=k, num_slots=batch), k, batch),
+        *(compare("one at a time", run(pair.requests, k=n, num_slots=1), n, 1) for n in ks),
+        *(compare("in batches", run(pair.requests, k=n, num_slots=batch), n, batch) for n in ks),
         compare("one draft a round", run(pair.requests, k=1, num_slots=batch), 1, batch),
         compare(
             "K changes with the batch",
@@ -86,7 +89,7 @@ def _poisoned_equality(pair: Pair, plain: Sequence[Generation], replay: Replay, 
 
 
 def coupled_equality(pair: Pair, sampling: SamplingParameters, replay: Replay, k: int, batch: int) -> Equality:
-    """Drawn tokens, where draft and target share the noise of plain decoding."""
+    """Drawn tokens, where draft and target share the noise of plain decoding; cuts and all."""
     requests = pair.sampled(sampling)
     outputs = pair.speculative(requests, k=k, num_slots=batch, verification="coupled")
     name = f"drawn at temperature {sampling.temperature:g} with shared noise"
