@@ -319,9 +319,10 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 
 
 def test_model_without_a_list_of_layers_is_refused() -> None:
-    config = CONFIG_MAPPING["gpt2"](vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=64)
-    with pytest.raises(TargetError, match="GPT2Model has no list of decoder layers"):
-        Target(random_model(config))
+    model = pico.llama()
+    model.model.layers = nn.Sequential(*model.model.layers)
+    with pytest.raises(TargetError, match="LlamaModel has no list of decoder layers"):
+        Target(model)
 
 
 # Refusals by the first forward: models that say they fit and do not

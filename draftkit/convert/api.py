@@ -178,8 +178,8 @@ def convert_checkpoint(
     """Convert a draft checkpoint of any known format into the unified layout, or to another (`to`), under `out`.
 
     Without `out`, a folder named after the source is made in the current one. The folder written is returned.
-    Raises `DraftkitError`: with `LayoutError` for facts that are missing and for losses without `allow_lossy`; the other
-    arguments are those of `plan_conversion`.
+    Raises `DraftkitError`: with `LayoutError` for facts that are missing and for losses without `allow_lossy`. The
+    other arguments are those of `plan_conversion`.
     """
     conversion = plan_conversion(
         source,

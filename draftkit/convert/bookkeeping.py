@@ -1,7 +1,7 @@
 """Config keys that transformers writes into any config and that say nothing about what a draft computes.
 
-They are the attributes that its base class `PretrainedConfig` sets or writes, in the source of releases 4.28, 4.57, 5.19
-and 5.23 (`configuration_utils.py`; the defaults of generation, which it once had too, in
+They are the attributes that its base class `PretrainedConfig` sets or writes, in the source of releases 4.28, 4.57,
+5.19 and 5.23 (`configuration_utils.py`; the defaults of generation, which it once had too, in
 `generation/configuration_utils.py`), and of `LlamaConfig` those that the tensors tell better. Attributes that change
 the layers (`quantization_config`, `per_layer_config`) are not among them.
 """

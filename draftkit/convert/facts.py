@@ -23,8 +23,8 @@ Value = TypeVar("Value", int, float, str, bool)
 class Facts:
     """Reads a foreign config and records, for each fact of the spec, its value and origin.
 
-    `overrides` are the user's own values, as text, by the name of the fact. `ignored_keys`: the config keys (those inside
-    an object by their path, `outer.key`) whose unknown effect the user accepts.
+    `overrides` are the user's own values, as text, by the name of the fact. `ignored_keys`: the config keys (those
+    inside an object by their path, `outer.key`) whose unknown effect the user accepts.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Facts:
             )
 
     def refuse_unknown(self, keys: Mapping[str, object]) -> None:
-        """Raise `FormatError` for config keys (path → value) that no format reads: all but null, dropped and ignored."""
+        """Raise `FormatError` for config keys (path → value) that nothing reads: all but null, dropped and ignored."""
         unknown = {}
         for path, value in sorted(keys.items()):
             if path in self.dropped:

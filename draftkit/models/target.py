@@ -231,7 +231,7 @@ def check_class(model_class: type[PreTrainedModel]) -> None:
 
 
 def _decoder_layers(decoder: nn.Module) -> list[nn.Module]:
-    layers = getattr(decoder, "layers", None)
+    layers = getattr(decoder, "layers", getattr(decoder, "h", None))  # GPT-2's family says h
     if not isinstance(layers, nn.ModuleList):
         raise TargetError(f"{type(decoder).__name__} has no list of decoder layers", expected=SUPPORTED, hint=INSTEAD)
     return list(layers)
