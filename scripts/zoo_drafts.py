@@ -7,6 +7,7 @@ with an untrained draft to start from.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from zoo_documents import TARGET, write_training_documents
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.export import PROVENANCE_FILE
 from draftkit.convert.formats.mlp_speculator import copies_of
 from draftkit.documents.document import read_training_documents
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.documents.vocabulary import choose_vocabulary, token_counts
-from draftkit.layout.folder import read_draft
+from draftkit.layout.folder import PROVENANCE_FILE, read_draft
 from draftkit.layout.schema import tensor_schema
 from draftkit.layout.spec import DraftSpec, EagleSpec, MlpSpeculatorSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
@@ -198,7 +198,8 @@ def publish(name: str, trained: Path, out: Path) -> None:
     making, draft = MAKINGS[name], read_draft(trained)
     rounded = trained.with_name("rounded")
     save_draft(rounded, draft.spec, load_tensors(trained), target=TARGET, files=draft.files, dtype=making.dtype)
-    convert_checkpoint(str(rounded), out, to=making.layout, target=TARGET, force=True)
+    shutil.rmtree(out, ignore_errors=True)
+    convert_checkpoint(str(rounded), out, to=making.layout, target=TARGET)
     (out / PROVENANCE_FILE).unlink()
     if making.layout == "eagle":
         as_safeailab(name, out)

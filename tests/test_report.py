@@ -484,6 +484,12 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
     assert not folder.exists()
     assert command(files[0], "--out", out, "--force") == 0
     assert out.read_text() != "mine"
+    for _ in range(2):
+        assert command(files[0], "--out", out, "--figures", folder, "--force") == 0
+    (folder / "photograph.png").write_bytes(b"mine")
+    with pytest.raises(DraftkitError, match="has not written"):
+        command(files[0], "--out", out, "--figures", folder, "--force")
+    assert (folder / "photograph.png").read_bytes() == b"mine"
 
 
 def test_reports_need_no_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -185,7 +186,9 @@ def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_saves_and_ends_well(number: int, whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
+def test_a_stop_signal_saves_and_ends_the_run(
+    number: int, whole: Path, target: Path, data: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     arguments = [*settings(target, data, out), "--set", "save_every=0"]
     command = [sys.executable, "-m", "draftkit", "train", *map(str, arguments)]
@@ -199,7 +202,7 @@ def test_a_stop_signal_saves_and_ends_well(number: int, whole: Path, target: Pat
                 run.send_signal(number)
                 break
         rest = run.stderr.read()
-        assert run.wait(60) == 0, "".join(lines) + rest
+        assert run.wait(60) == 128 + number, "".join(lines) + rest
     assert "--resume" in rest
     assert not (out / "draft").exists()
     (stopped,) = out.glob("checkpoint-*")
@@ -299,13 +302,45 @@ def test_bad_settings(
 def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     assert "gives no" not in draftkit("train", "--recipe", "eagle3").err
     assert draftkit("train", "--recipe", "eagle3").code == 1
-    assert "already has checkpoint-8" in draftkit("train", *settings(target, data, whole)).err
+    assert "already has checkpoint-4, checkpoint-8, draft" in draftkit("train", *settings(target, data, whole)).err
     empty = tmp_path / "empty.jsonl"
     write_documents(empty, [Document.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
     assert "no document has a supervised token" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
     wrong = draftkit("train", *settings(target, data, tmp_path / "run"), "--draft", "zoo:eagle3")
     assert wrong.code == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_replaces_nothing_of_others(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    out = tmp_path / "models"
+    for name in ("draft", "checkpoint-8"):
+        (out / name).mkdir(parents=True)
+        (out / name / "notes").write_text("mine")
+        for resume in ((), ("--resume",)):
+            assert draftkit("train", *settings(target, data, out), *resume).code == 1
+        assert (out / name / "notes").read_text() == "mine"
+        shutil.rmtree(out / name)
+
+
+def test_a_full_disk_keeps_the_checkpoints_before(
+    whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command
+) -> None:
+    """The system refuses to write as much as `optimizer.pt` needs, and more than the draft."""
+    out = tmp_path / "run"
+    assert draftkit("train", *settings(target, data, out, **{"optimisation.max_steps": 2, "save_every": 2})).code == 0
+    shutil.rmtree(out / "draft")
+    size = (out / "checkpoint-2" / "model.safetensors").stat().st_size
+    assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > 1.6 * size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(1.5 * size), before[1]))
+    try:
+        ran = draftkit("train", *settings(target, data, out, save_every=4), "--resume")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ran.code == 1
+    assert "error: writing checkpoint-4 failed" in ran.err
+    assert "Traceback" not in ran.err
+    assert [path.name for path in out.iterdir()] == ["checkpoint-2"]
 
 
 def test_nothing_trains_on_nan(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:

@@ -51,7 +51,7 @@ def convert(
         bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft checkpoint of any known format into the unified layout, or into another."""

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from draftkit.cli.shared import JsonOption, RevisionOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import (
+    JsonOption,
+    RevisionOption,
+    TrustOption,
+    console,
+    print_json,
+    quiet_transformers,
+    refuse_inputs,
+)
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -67,6 +75,7 @@ def prepare(
     from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
 
+    refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
     with _progress("rows", limit) as on_rows:
         rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)

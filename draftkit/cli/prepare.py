@@ -34,7 +34,7 @@ def transplant(
         Path | None, typer.Option(help="A text file: report how much of it the copied tokens are.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

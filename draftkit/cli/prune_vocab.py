@@ -27,7 +27,7 @@ def prune_vocab(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print what several sizes allow and save; write nothing.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

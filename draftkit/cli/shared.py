@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftkit.errors import DraftkitError
 from draftkit.layout.jsonfile import dump, finite
 from draftkit.models.remote_code import trust_remote_code
 
@@ -37,6 +40,13 @@ TrustOption = Annotated[
         "--trust-remote-code", callback=_trust, help="Run Python code that a model brings with it; else none ever runs."
     ),
 ]
+
+
+def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise `DraftkitError` when the file to write is one of those that are read."""
+    for path in inputs:
+        if out.exists() and os.path.exists(path) and out.samefile(path):
+            raise DraftkitError("the output is one of the inputs", where=out, hint="choose another file")
 
 
 def print_json(value: object) -> None:

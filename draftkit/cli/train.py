@@ -13,6 +13,7 @@ from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, qu
 
 if TYPE_CHECKING:
     from draftkit.train.config import TrainConfig
+    from draftkit.train.run import Trained
 
 Recipe = Literal["eagle3", "eagle", "p-eagle", "pard", "mlp-speculator", "draft-model"]
 
@@ -74,8 +75,13 @@ def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
     from draftkit.train.run import train_draft
 
     trained = train_draft(run, resume=resume)
-    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
-        return
+    if os.environ.get("RANK", "0") == "0":  # under torchrun the first process speaks
+        _show(run, trained, as_json)
+    if trained.stopped_by is not None:
+        raise typer.Exit(128 + trained.stopped_by)
+
+
+def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if as_json:
         print_json(trained.to_dict())
         return

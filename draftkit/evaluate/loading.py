@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -14,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub import locate
+from draftkit.layout.atomic import temporary_folder
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
 from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
@@ -80,8 +80,8 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
     if is_unified(located.path):
         yield read_draft(located.path)
         return
-    with TemporaryDirectory(prefix="draftkit-") as scratch:
-        yield read_draft(convert_checkpoint(source, Path(scratch) / "draft", target=target))
+    with temporary_folder() as scratch:
+        yield read_draft(convert_checkpoint(source, scratch / "draft", target=target))
 
 
 def load_drafter(

@@ -20,7 +20,8 @@ from draftkit.documents.vocabulary import Ceiling, choose_vocabulary, plan_vocab
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import open_draft
 from draftkit.hub import locate
-from draftkit.layout.folder import Draft, tokenizer_files
+from draftkit.layout.atomic import check_writable
+from draftkit.layout.folder import Draft, is_written_by_draftkit, tokenizer_files
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import read_config
 from draftkit.train.checkpoint import load_tensors, save_draft
@@ -48,12 +49,13 @@ STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
 class Trained:
     """`draft`: the folder of the best checkpoint, or of the last where none was judged; None when the run was stopped.
 
-    `metrics` are those of the last validation.
+    `metrics` are those of the last validation. `stopped_by`: the signal that stopped the run, None without one.
     """
 
     draft: Path | None
     checkpoint: Path
     metrics: dict[str, float]
+    stopped_by: int | None = None
 
     def to_dict(self) -> dict[str, object]:
         """As `train --json` prints it."""
@@ -79,9 +81,8 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     """
     config.check()
     out = Path(config.out)
+    _check_output(out, resume)
     newest = newest_checkpoint(out)
-    if newest is not None and not resume:
-        raise DraftkitError(f"{out} already has {newest.name}", hint="--resume goes on with it, or use another folder")
     set_seed(config.seed)
     documents, training, validating = _documents(config)
     with ExitStack() as stack:
@@ -175,6 +176,26 @@ def newest_checkpoint(out: Path) -> Path | None:
     """The newest checkpoint that was written completely."""
     complete = [path.parent for path in out.glob(f"checkpoint-*/{STATE_FILE}")]
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _check_output(out: Path, resume: bool) -> None:
+    """Raise `DraftkitError` where a run would replace what is not its own, and where it could not write."""
+    there = [
+        path for path in (*sorted(out.glob("checkpoint-*")), out / "draft") if path.is_dir() and any(path.iterdir())
+    ]
+    if there and not resume:
+        raise DraftkitError(
+            f"{out} already has {', '.join(path.name for path in there)}",
+            hint="--resume goes on with a run that lies there, or use another folder",
+        )
+    for path in there:
+        if not is_written_by_draftkit(path):
+            raise DraftkitError(
+                f"{path.name} holds what draftkit has not written",
+                where=path,
+                hint="move it away, or use another folder",
+            )
+    check_writable(out / "draft")
 
 
 def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int]]:
@@ -272,10 +293,11 @@ def _finish(
     out = Path(config.out)
     last = out / f"checkpoint-{state.global_step}"
     stopped = state.global_step < state.max_steps
+    trainer.accelerator.wait_for_everyone()  # or one process may look before another has written
     if newest_checkpoint(out) != last:
         trainer.save_checkpoint()
     if stopped:
-        return Trained(None, last, {})
+        return Trained(None, last, {}, trainer.signals.received)
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()
     if trainer.is_world_process_zero():

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO
 
 from draftkit.errors import DraftkitError
@@ -23,6 +22,7 @@ from draftkit.evaluate.vllm.records import Answer, DraftCounts, VllmRun
 from draftkit.evaluate.vllm.settings import VllmSettings
 from draftkit.evaluate.vllm.worker import Job, Output, Prompt, Result
 from draftkit.hub import locate
+from draftkit.layout.atomic import temporary_folder
 from draftkit.models.devices import device_named, dtype_named
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import read_config
@@ -102,8 +102,8 @@ def run_offline(
         "warm_up": [_prompt(request, engine) for request in warming],
         "prompts": [_prompt(request, engine) for request in requests],
     }
-    with TemporaryDirectory(prefix="draftkit-") as scratch:
-        log = Path(scratch) / "vllm.log"
+    with temporary_folder() as scratch:
+        log = scratch / "vllm.log"
         with log.open("w") as errors, _running(engine.python, job, errors) as answers:
             for line in answers:
                 answer = json.loads(line)
