@@ -42,7 +42,7 @@ TemplateOption = Annotated[
     list[str] | None,
     typer.Option("--template-option", help="NAME=VALUE for the chat template, as enable_thinking=false; repeatable."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")]
 DtypeOption = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),

@@ -42,7 +42,7 @@ def evaluate(
         bool, typer.Option("--ignore-eos", help="Generate as many as that, whatever the model says.")
     ] = False,
     concurrency: Annotated[str, typer.Option(help="Sequences decoded together, as 1 or 1,8,100.")] = "1",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),

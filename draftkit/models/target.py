@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
+from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
 from draftkit.models.footprint import footprint
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
@@ -260,12 +261,13 @@ def read_target_config(folder: Path) -> PretrainedConfig:
 
 
 def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """Load a causal LM for inference with the named attention function.
+    """Load a causal LM for inference with the named attention function; `device` becomes the current one.
 
     Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint, and
     `NonFiniteError` for weights with NaN or infinity.
     """
     config = read_target_config(folder)
+    use_device(device)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -87,6 +87,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     documents, training, validating = _documents(config)
     with ExitStack() as stack:
         device = device_named(config.device or None)
+        arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
         dtype = dtype_named(config.target_dtype or None, device)
         load = load_target_ends if config.states else load_training_target
         target = load(config.target, device=device, dtype=dtype)
@@ -105,7 +106,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         source = _state_source(config, recipe, target)
         trainer = DraftTrainer(
             recipe,
-            training_arguments(config, device),
+            arguments,
             PackedRows(documents, training, config.tokens_per_row),
             PackedRows(documents, validating, config.tokens_per_row) if validating else None,
             states_of=source,
@@ -130,6 +131,19 @@ def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | No
     return recipe.to(target.device)
 
 
+class OneDevice(TrainingArguments):
+    """The run of a process on the current device. Transformers would split rows among all GPUs that it sees."""
+
+    @property
+    def n_gpu(self) -> int:
+        return min(super().n_gpu, 1)
+
+    @property
+    def device(self) -> torch.device:
+        found = super().device
+        return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
+
+
 def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
     """The run in transformers' terms."""
     settings = config.optimization
@@ -138,7 +152,7 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
         precision = "float32" if device == "cpu" else "bfloat16"
     every = config.validation.every
     saves = config.save_every or every
-    return TrainingArguments(
+    return OneDevice(
         output_dir=config.out,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=settings.accumulation,

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.hub import locate
 from draftkit.layout.tensors import open_checkpoint
+from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import load_target, read_target_config
@@ -19,17 +20,22 @@ ATTENTION = "sdpa"  # takes masks, which keep packed documents apart
 
 
 def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A target (path, Hub id or `zoo:target`) that can be run on packed rows. Raises `DraftkitError`."""
+    """A target (path, Hub id or `zoo:target`) that can be run on packed rows; `device` becomes the current one.
+
+    Raises `DraftkitError`.
+    """
     return load_target(locate(source).path, device=device, dtype=dtype, attention=ATTENTION)
 
 
 def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A target with its embedding and output layer; its decoder layers stay on torch's meta device.
+    """A target with its embedding and output layer; its decoder layers stay on torch's meta device. `device` becomes
+    the current one.
 
     For runs that read the target's states from files. Raises `DraftkitError`.
     """
     folder = locate(source).path
     config = read_target_config(folder)
+    use_device(device)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=trusts_remote_code()
