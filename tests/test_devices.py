@@ -118,7 +118,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(target: Path, data: Path, device: str, **more: object) -> None:
     given = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(data.parent / "run")}
     # Whether a GPU can compute in bfloat16 is asked of the GPU.
-    given |= {"device": device, "validation": {"share": 0.2}, "optimisation": {"precision": "float32"}}
+    given |= {"device": device, "validation": {"share": 0.2}, "optimization": {"precision": "float32"}}
     run.train_draft(read_config(None, [], given | more))
 
 
@@ -185,7 +185,7 @@ def test_each_process_of_torchrun_loads_the_target_on_its_own_device(
 def test_a_run_has_one_device(data: Path, gpus: Gpus) -> None:
     """Transformers by itself takes cuda:0 and splits batches among all that there are."""
     given = {"recipe": "eagle3", "target": "", "data": str(data), "out": str(data.parent), "device": "cuda:1"}
-    config = read_config(None, ["optimisation.precision=float32"], given)
+    config = read_config(None, ["optimization.precision=float32"], given)
     try:
         arguments = run.training_arguments(config, "cuda:1")
         assert gpus.current == 0

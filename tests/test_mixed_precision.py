@@ -70,7 +70,7 @@ OPTIONS: dict[str, tuple[dict[str, object], ...]] = {
 RUN: tuple[dict[str, object], ...] = (
     {"lora": {"r": 4}},
     {"lora": {"r": 4, "dora": True}},
-    {"optimisation": {"checkpointing": True}},
+    {"optimization": {"checkpointing": True}},
     {"validation": {"mode": "sampled", "decode": 1}},
 )
 CASES = [(recipe, options, {}) for recipe, cases in OPTIONS.items() for options in cases]
@@ -108,7 +108,7 @@ def test_a_run_in_bfloat16(
         **given, "recipe": recipe, "out": str(tmp_path / "run"), "options": options, "target_dtype": "bfloat16",
         "draft": given["draft"] if recipe == "pard" else "", "tokens_per_row": 96, "seed": 3,
         "draft_vocab_size": 64 if recipe in ("eagle3", "p-eagle") and "train_embeddings" not in options else 0,
-        "optimisation": {"precision": "bfloat16", "max_steps": 1, **run.get("optimisation", {})},
+        "optimization": {"precision": "bfloat16", "max_steps": 1, **run.get("optimization", {})},
         "validation": {"share": 0.2, "k": 3, **run.get("validation", {})}, "lora": run.get("lora"),
     }  # fmt: skip
     trained = train_draft(read_config(None, [], settings))
