@@ -48,3 +48,7 @@ class LayoutError(DraftkitError):
 
 class TargetError(DraftkitError):
     """A target that the draft does not fit, or that the runtime does not support."""
+
+
+class NonFiniteError(DraftkitError):
+    """NaN or an infinity in weights, or in what a forward computes from finite ones."""

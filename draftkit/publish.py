@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from draftkit.convert.finite import check_finite
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.hub_upload import Uploaded, check_repo_id, upload
-from draftkit.layout.atomic import write_file
+from draftkit.layout.atomic import temporary_folder, write_file
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.jsonfile import dump
@@ -174,8 +173,8 @@ def _figures(stem: str, result: Result) -> dict[str, bytes]:
         from draftkit.report.series import join
     except ImportError:
         return {}
-    with TemporaryDirectory(prefix="draftkit-") as scratch:
-        paths = save_figures(all_figures(join([result])), Path(scratch))
+    with temporary_folder() as scratch:
+        paths = save_figures(all_figures(join([result])), scratch)
         return {f"{FIGURES_FOLDER}/{stem}/{path.name}": path.read_bytes() for path in paths}
 
 

@@ -155,7 +155,7 @@ class Bench:
             options = {
                 "steps": STEPS,
                 "loss": "kl",
-                "reduction": {"decay": 1.0, "normalised": False},
+                "reduction": {"decay": 1.0, "normalized": False},
                 "layers": list(LAYERS),
                 "norm_before_residual": True,
                 "feature_norm": "joint",
@@ -292,7 +292,7 @@ class Bench:
             "draft_vocab_size": DRAFT_VOCABULARY,
             "tokens_per_row": row_size,
             "log_every": 1,
-            "optimisation": {
+            "optimization": {
                 "lr": LEARNING_RATE,
                 "schedule": "linear",
                 "warmup": WARMUP,

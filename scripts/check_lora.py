@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         out = work / name.replace(" ", "-").replace(",", "-").replace("=", "")
         if not (out / "draft").exists():
             where = ("--recipe", "eagle3", "--target", target, "--data", documents, "--out", out)
-            settings = (f"optimisation.max_steps={options.steps}", f"optimisation.lr={lr}", "tokens_per_row=1024")
+            settings = (f"optimization.max_steps={options.steps}", f"optimization.lr={lr}", "tokens_per_row=1024")
             chosen = (part for setting in settings for part in ("--set", setting))
             draftkit("train", *where, "--draft", "zoo:eagle3", *chosen, *flags)
         lengths[name] = acceptance(target, out / "draft")

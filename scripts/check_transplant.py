@@ -29,11 +29,11 @@ from zoo_documents import TARGET, write_training_documents
 K = 4
 # Those of the zoo's drafts. A step's 2048 tokens are in four rows: attention over shorter ones is cheaper.
 SETTINGS = (
-    "optimisation.warmup=0.05",
-    "optimisation.weight_decay=0.1",
-    "optimisation.clip=1.0",
-    "optimisation.precision=float32",
-    "optimisation.accumulation=4",
+    "optimization.warmup=0.05",
+    "optimization.weight_decay=0.1",
+    "optimization.clip=1.0",
+    "optimization.precision=float32",
+    "optimization.accumulation=4",
     "tokens_per_row=512",
     "target_dtype=float32",
     "device=cpu",
@@ -67,7 +67,7 @@ def train(out: Path, documents: Path, steps: int, lr: float, *arguments: str, se
     """Train with the zoo's settings, or go on with it; returns the draft."""
     draft = out / "draft"
     if not draft.exists():
-        given = (f"optimisation.max_steps={steps}", f"optimisation.lr={lr}", *SETTINGS, *settings)
+        given = (f"optimization.max_steps={steps}", f"optimization.lr={lr}", *SETTINGS, *settings)
         where = ("--recipe", "draft-model", "--target", TARGET, "--data", documents, "--out", out, "--resume")
         draftkit("train", *where, *arguments, *(part for setting in given for part in ("--set", setting)))
     return draft

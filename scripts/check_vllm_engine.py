@@ -3,13 +3,16 @@
 `python scripts/check_vllm_engine.py --vllm-python ENV/bin/python [--limit 16] [--max-new-tokens 48] [--only NAME]`
 
 Drafts, draft tokens, accepted tokens at each position and acceptance lengths with their intervals must be the same, and
-vLLM's counts by request must add up to its counters. Exits with 1 when anything differs. check_vllm.py compares more
-kinds of drafts, proposal by proposal.
+vLLM's counts by request must add up to its counters. What a server would take from the target's generation config must
+be what draftkit's requests state. Exits with 1 when anything differs. check_vllm.py compares more kinds of drafts,
+proposal by proposal.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 
 from rich.console import Console
@@ -20,11 +23,33 @@ from draftkit.evaluate.loading import load_tokenizer
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
+from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.hub import locate
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 
 TARGET = "zoo:target"
 DRAFTS = ("zoo:eagle", "zoo:eagle3", "zoo:draft-model", "zoo:p-eagle", "zoo:pard", "ngram:1-3")
+
+# Prints what vLLM takes from a generation config that states everything, and what a completion request falls back to.
+ASK_FOR_DEFAULTS = """
+import json
+from types import SimpleNamespace
+from transformers import GenerationConfig
+from vllm.config import ModelConfig
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+everything = dict.fromkeys(GenerationConfig().to_dict().keys() | {"presence_penalty", "frequency_penalty"}, 0.5)
+model = SimpleNamespace(generation_config="vllm", override_generation_config=everything)
+taken = {*ModelConfig.get_diff_sampling_param(model), *CompletionRequest._DEFAULT_SAMPLING_PARAMS.default}
+print(json.dumps(sorted(taken)))
+"""
+
+
+def server_defaults_differ(python: str) -> bool:
+    """Whether the installed vLLM fills in other fields than draftkit states; says which."""
+    ran = subprocess.run([python, "-c", ASK_FOR_DEFAULTS], stdout=subprocess.PIPE, text=True, check=True)
+    differing = set(json.loads(ran.stdout.splitlines()[-1])) ^ set(SERVER_DEFAULTS)
+    print(f"fields that vLLM takes from a generation config: {', '.join(sorted(differing)) or 'none'} differ")
+    return bool(differing)
 
 
 def main() -> None:
@@ -61,7 +86,8 @@ def main() -> None:
         and all(ours[key] == theirs[key] for key in ("acceptance_length", "by_category", "output_tokens"))
         for ours, theirs in pairs
     ]
-    sys.exit(0 if len(pairs) == len(drafts) and all(same) else 1)
+    differ = server_defaults_differ(options.vllm_python)
+    sys.exit(0 if len(pairs) == len(drafts) and all(same) and not differ else 1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ with an untrained draft to start from.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from zoo_documents import TARGET, write_training_documents
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.export import PROVENANCE_FILE
 from draftkit.convert.formats.mlp_speculator import copies_of
+from draftkit.convert.unified import PROVENANCE_FILE
 from draftkit.documents.document import read_training_documents
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.documents.vocabulary import choose_vocabulary, token_counts
@@ -29,7 +30,7 @@ from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
-from draftkit.train.config import Optimisation, TrainConfig, Validation
+from draftkit.train.config import Optimization, TrainConfig, Validation
 from draftkit.train.recipes.eagle import EagleOptions, eagle_spec
 from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.eagle_family import fresh_eagle
@@ -104,7 +105,7 @@ def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, see
             log_every=50,
             tokens_per_row=TOKENS // MAKINGS[name].parts,
             options=MAKINGS[name].options | ({"mask_token_id": mask_token()} if name == "p-eagle" else {}),
-            optimisation=Optimisation(
+            optimization=Optimization(
                 lr=lr,
                 warmup=0.05,
                 weight_decay=0.1,
@@ -199,7 +200,8 @@ def publish(name: str, trained: Path, out: Path) -> None:
     making, draft = MAKINGS[name], read_draft(trained)
     rounded = trained.with_name("rounded")
     save_draft(rounded, draft.spec, load_tensors(trained), target=TARGET, files=draft.files, dtype=making.dtype)
-    convert_checkpoint(str(rounded), out, to=making.layout, target=TARGET, force=True)
+    shutil.rmtree(out, ignore_errors=True)
+    convert_checkpoint(str(rounded), out, to=making.layout, target=TARGET)
     (out / PROVENANCE_FILE).unlink()
     if making.layout == "eagle":
         as_safeailab(name, out)

@@ -99,6 +99,19 @@ def llama(seed: int = 0, **changes: object) -> LlamaForCausalLM:
     return LlamaForCausalLM(llama_config(**changes)).eval().requires_grad_(False)
 
 
+def overflowing(model: LlamaForCausalLM, token: int) -> LlamaForCausalLM:
+    """The model, whose weights stay finite, made to overflow in the MLP of its first layer at one token.
+
+    That token alone has something in the first place of its embedding.
+    """
+    layer = model.model.layers[0]
+    model.get_input_embeddings().weight[:, 0] = 0
+    model.get_input_embeddings().weight[token, 0] = 10
+    layer.self_attn.o_proj.weight[0] = 0
+    layer.mlp.gate_proj.weight[0, 0] = layer.mlp.up_proj.weight[0, 0] = 1e30
+    return model
+
+
 def save_llama(folder: Path, seed: int = 0, **changes: object) -> Path:
     llama(seed, **changes).save_pretrained(folder)
     return folder

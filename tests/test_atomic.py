@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -15,7 +16,7 @@ import pytest
 
 from draftkit.errors import DraftkitError
 from draftkit.layout import atomic
-from draftkit.layout.atomic import atomic_folder, start_write_back
+from draftkit.layout.atomic import atomic_folder, check_writable, start_write_back
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -25,7 +26,7 @@ import sys, time
 from pathlib import Path
 from draftkit.layout.atomic import atomic_folder
 
-with atomic_folder(Path(sys.argv[1]), force=True) as folder:
+with atomic_folder(Path(sys.argv[1]), replaces=lambda folder: True) as folder:
     (folder / "model").write_text("half")
     print("ready", flush=True)
     time.sleep(60)
@@ -43,20 +44,24 @@ def rename_and_die(self, target):
     os.kill(os.getpid(), signal.SIGKILL)
 Path.rename = rename_and_die
 
-with atomic.atomic_folder(Path(sys.argv[1]), force=True) as folder:
+with atomic.atomic_folder(Path(sys.argv[1]), replaces=lambda folder: True) as folder:
     (folder / "model").write_text("new")
 """
 
 
-def write(out: Path, text: str = "new", force: bool = False) -> None:
-    with atomic_folder(out, force) as folder:
+def anything(folder: Path) -> bool:
+    return True
+
+
+def write(out: Path, text: str = "new", replaces: Callable[[Path], bool] | None = None) -> None:
+    with atomic_folder(out, replaces) as folder:
         (folder / "model").write_text(text)
         (folder / "sub").mkdir()
         (folder / "sub" / "file").write_text(text)
 
 
 def write_half(out: Path, error: BaseException) -> None:
-    with atomic_folder(out, force=True) as folder:
+    with atomic_folder(out, anything) as folder:
         (folder / "model").write_text("half")
         raise error
 
@@ -86,9 +91,8 @@ def test_the_folder_has_ordinary_permissions(tmp_path: Path) -> None:
 
 def test_nothing_is_to_be_seen_before_the_end(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "out") as folder:
-        assert folder.parent == tmp_path
-        assert folder.name.startswith(".out.tmp-")
-        assert not (tmp_path / "out").exists()
+        assert folder.is_relative_to(tmp_path)
+        assert all(name.startswith(".out.tmp-") for name in entries(tmp_path))
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
@@ -107,16 +111,23 @@ def make_file(out: Path) -> None:
     out.write_text("old")
 
 
-@pytest.mark.parametrize("make", [make_folder, make_file])
-def test_what_is_there_is_replaced_only_by_force(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_there_is_replaced_only_where_that_is_wanted(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    make(out)
-    with pytest.raises(DraftkitError, match="--force"):
-        write(out)
-    assert "old" in (out.read_text() if out.is_file() else content(out))
-    write(out, force=True)
+    make_folder(out)
+    for replaces, problem in ((None, "--force"), (lambda folder: False, "has not written")):
+        with pytest.raises(DraftkitError, match=problem):
+            write(out, replaces=replaces)
+        assert content(out) == {"old": "old"}
+    write(out, replaces=anything)
     assert content(out) == NEW
     assert entries(tmp_path) == ["out"]
+
+
+def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    make_file(tmp_path / "out")
+    with pytest.raises(DraftkitError, match="is a file"):
+        write(tmp_path / "out", replaces=anything)
+    assert (tmp_path / "out").read_text() == "old"
 
 
 def test_what_appears_during_the_run_is_not_replaced(tmp_path: Path) -> None:
@@ -129,7 +140,7 @@ def test_what_appears_during_the_run_is_not_replaced(tmp_path: Path) -> None:
 def test_a_link_is_followed(tmp_path: Path) -> None:
     make_folder(tmp_path / "real")
     (tmp_path / "out").symlink_to(tmp_path / "real")
-    write(tmp_path / "out", force=True)
+    write(tmp_path / "out", replaces=anything)
     assert (tmp_path / "out").is_symlink()
     assert content(tmp_path / "real") == NEW
 
@@ -139,7 +150,7 @@ def test_the_current_folder_and_mount_points_are_not_replaced(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "work" / "sub")
     for out in (Path("."), tmp_path / "work", Path("/proc")):
         with pytest.raises(DraftkitError, match="cannot be replaced"):
-            write(out, force=True)
+            write(out, replaces=anything)
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), SystemExit(2), ConnectionError("net")])
@@ -174,14 +185,14 @@ def test_the_old_folder_comes_back_when_the_new_one_cannot_move(
     rename = Path.rename
 
     def refuse(self: Path, target: Path) -> Path:
-        if ".tmp-" in self.name:
+        if self.name == "new":
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
     make_folder(tmp_path / "out")
     with pytest.raises(DraftkitError, match=os.strerror(errno.EXDEV)):
-        write(tmp_path / "out", force=True)
+        write(tmp_path / "out", replaces=anything)
     assert content(tmp_path / "out") == {"old": "old"}
     assert entries(tmp_path) == ["out"]
 
@@ -230,14 +241,14 @@ def test_a_killed_run_leaves_the_old_state_and_the_next_one_tidies_up(tmp_path: 
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
 
-        write(out, "first", force=True)  # the other run is alive: its work is left alone
+        write(out, "first", replaces=anything)  # the other run is alive: its work is left alone
         assert len(entries(tmp_path)) == 2
 
         run.send_signal(signal.SIGKILL)
         run.wait()
     assert content(out)["model"] == "first"
     assert len(entries(tmp_path)) == 2
-    write(out, force=True)
+    write(out, replaces=anything)
     assert content(out) == NEW
     assert entries(tmp_path) == ["out"]
 
@@ -254,17 +265,100 @@ def test_a_run_killed_between_the_renames_gives_the_old_folder_back(tmp_path: Pa
     assert entries(tmp_path) == ["out"]
 
 
-def test_leftovers_of_others_are_left_alone(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    others = [
-        f".out.tmp-{dead.pid}@some-other-host-00ff",  # its processes cannot be seen from here
-        f".out2.tmp-{dead.pid}@{atomic.HOST}-00ff",
-        f".out.tmp-{os.getpid()}@{atomic.HOST}-00ff",
-        ".out.tmp-mine",
-    ]
-    for name in others:
+def test_only_leftovers_of_the_same_output_are_removed(tmp_path: Path) -> None:
+    others = [".out2.tmp-00ff", ".out.tmp-mine", "out.tmp-00ff"]
+    for name in (*others, ".out.tmp-00ff", ".out.gone-00ff"):
         (tmp_path / name).mkdir()
-    (tmp_path / f".out.tmp-{dead.pid}@{atomic.HOST}-00ff").mkdir()
     write(tmp_path / "out")
     assert entries(tmp_path) == sorted([*others, "out"])
+
+
+# Works until it is killed.
+WORKER = """
+import itertools, os, sys
+from pathlib import Path
+from draftkit.errors import DraftkitError
+from draftkit.layout.atomic import atomic_folder
+
+os.fsync = lambda descriptor: None
+for number in itertools.count():
+    try:
+        with atomic_folder(Path(sys.argv[1]), lambda folder: True) as folder:
+            for name in "abc":
+                (folder / name).write_text(sys.argv[2])
+            assert sorted(os.listdir(folder)) == ["a", "b", "c"], "another run took it away"
+    except DraftkitError as error:  # another run's output appeared between the two renames
+        assert "Directory not empty" in str(error), error
+    if number == 20:
+        print("works", flush=True)
+"""
+
+
+def test_runs_that_are_killed_among_others_that_work(tmp_path: Path) -> None:
+    """Each run replaces what others write; none takes another's work away, and the dead ones' remains go."""
+    out = tmp_path / "volume" / "out"
+    for _ in range(3):
+        runs = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, out, str(number)],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+            )
+            for number in range(3)
+        ]  # fmt: skip
+        for run in runs:
+            assert run.stdout is not None
+            assert run.stderr is not None
+            line = run.stdout.readline()
+            assert line == "works\n", run.stderr.read()
+        for run in runs:
+            run.kill()
+            run.communicate()
+    write(out, replaces=anything)
+    assert content(out) == NEW
+    assert entries(out.parent) == ["out"]
+
+
+def test_the_lock_is_taken_or_the_folder_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that another run tidies away before its owner has the lock is not used."""
+    real, stolen = fcntl.flock, []
+
+    def steal(descriptor: int, operation: int) -> None:
+        if not stolen:
+            stolen.extend(tmp_path.iterdir())
+            stolen[0].rename(tmp_path / ".out.gone-00ff")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", steal)
+    write(tmp_path / "out")
+    assert stolen
+    assert content(tmp_path / "out") == NEW
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells the dead from the living there, so leftovers stay."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / ".out.tmp-00ff").mkdir()
+    write(tmp_path / "out")
+    assert content(tmp_path / "out") == NEW
+    assert entries(tmp_path) == [".out.tmp-00ff", "out"]
+
+
+def test_a_temporary_folder_goes_with_its_run_or_with_the_next(tmp_path: Path) -> None:
+    code = "import os; from draftkit.layout.atomic import temporary_folder as t\nwith t() as f: (f / 'x').touch()"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    for ending, left in (("os.kill(os.getpid(), 9)", 1), ("pass", 0)):
+        subprocess.run([sys.executable, "-c", f"{code}; {ending}"], check=False, env=environment, cwd=REPOSITORY)
+        assert len(entries(tmp_path)) == left
+
+
+@pytest.mark.parametrize("path", ["file", "new/folders/file"])
+def test_what_can_be_written_is_found_out_without_a_trace(tmp_path: Path, path: str) -> None:
+    check_writable(tmp_path / path)
+    assert entries(tmp_path) == []
+    make_file(tmp_path / "blocks")
+    with pytest.raises(DraftkitError, match="cannot be written"):
+        check_writable(tmp_path / "blocks" / path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,7 +121,7 @@ SOURCES: dict[str, tuple[Build, tuple[str, ...]]] = {
     "rope_theta is text": (eagle(rope_theta="big"), ("config key rope_theta is 'big'", "expected: float")),
     "nested rope_theta is text": (eagle(rope_parameters={"rope_theta": "big"}), ("config key rope_theta is 'big'",)),
     "rope_scaling is text": (eagle(rope_scaling="linear"), ("config key rope_scaling is 'linear'", "an object")),
-    "unknown config key": (eagle(temperature=2), ("temperature: 2", "delete them from config.json")),
+    "unknown config key": (eagle(attn_temperature=2), ("attn_temperature: 2", "--ignore-key KEY")),
     "unknown format": (
         lambda folder: pico.write_checkpoint(folder, {}, {"a.weight": torch.ones(2)}),
         ("no known draft format", "a.weight", "draftkit formats"),
@@ -283,11 +284,11 @@ def test_an_existing_output_is_kept(content: dict[str, str] | None, draftkit: Co
     else:
         out.mkdir()
         (out / "notes.txt").write_text("mine")
-    assert_refused(draftkit("convert", tmp_path / "source", out), "the output is already there", "--force")
+    problem = "the output is a file" if content is None else "the output is already there"
+    assert_refused(draftkit("convert", tmp_path / "source", out), problem)
+    assert_refused(draftkit("convert", tmp_path / "source", out, "--force"), problem)
     assert (out if content is None else out / "notes.txt").read_text() == "mine"
     assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
-    assert draftkit("convert", tmp_path / "source", out, "--force").code == 0
-    assert {path.name for path in out.iterdir()} == {"config.json", "model.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -393,3 +394,53 @@ def test_libraries_add_nothing_to_the_message(models: Path, tmp_path: Path) -> N
     command = [sys.executable, "-c", "from draftkit.cli import main; main()", *map(str, arguments)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert_refused(Outcome(ran.returncode, ran.stdout, ran.stderr), "the prompts cannot be read")
+
+
+def work_tree(out: Path, source: Path) -> Path:
+    (out / ".git").mkdir(parents=True)
+    return out
+
+
+def clone_of_a_draft(out: Path, source: Path) -> Path:
+    convert_checkpoint(str(source), out)
+    (out / ".git").mkdir()
+    return out
+
+
+def other_model(out: Path, source: Path) -> Path:
+    shutil.copytree(source, out)
+    return out
+
+
+def the_source(out: Path, source: Path) -> Path:
+    return source
+
+
+@pytest.mark.parametrize("make", [work_tree, clone_of_a_draft, other_model, the_source])
+def test_force_replaces_nothing_of_others(
+    make: Callable[[Path, Path], Path], draftkit: Command, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    eagle()(source)
+    out = make(tmp_path / "out", source)
+    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+    for to in ("unified", "eagle"):
+        assert_refused(draftkit("convert", source, out, "--to", to, "--force"), f"where: {out}")
+    assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_force_replaces_what_draftkit_wrote(draftkit: Command, tmp_path: Path) -> None:
+    eagle()(tmp_path / "source")
+    for to in ("unified", "eagle", "unified"):
+        assert draftkit("convert", tmp_path / "source", tmp_path / "out", "--to", to, "--force").code == 0
+    assert_refused(
+        draftkit("convert", tmp_path / "out", tmp_path / "out", "--to", "eagle", "--force"), "the source itself"
+    )
+
+
+def test_the_input_is_not_replaced(draftkit: Command, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "some text"}\n')
+    for command in (("data", "prepare", rows, rows, "--target", "zoo:target"), ("report", rows, "--out", rows)):
+        assert_refused(draftkit(*command, "--force"), "one of the inputs")
+    assert rows.read_text() == '{"text": "some text"}\n'

@@ -32,6 +32,7 @@ SURFACE = {
         "--to",
         "--from",
         "--set",
+        "--ignore-key",
         "--check",
         "--digest",
         "--allow-lossy",
@@ -85,6 +86,7 @@ SURFACE = {
         "--gpu-memory-utilization",
         "--vllm-arguments",
         "--plan-memory",
+        "--trust-remote-code",
         "--json",
         "--csv",
     ],
@@ -101,6 +103,7 @@ SURFACE = {
         "--resume",
         "--plan-vocab",
         "--dry-run",
+        "--trust-remote-code",
         "--json",
     ],
     "doctor": [
@@ -112,6 +115,7 @@ SURFACE = {
         "--max-new-tokens",
         "--device",
         "--dtype",
+        "--trust-remote-code",
         "--json",
     ],
     "report": ["RESULTS", "--out", "--figures", "--force"],
@@ -137,9 +141,10 @@ SURFACE = {
         "--corpus",
         "--dry-run",
         "--force",
+        "--trust-remote-code",
         "--json",
     ],
-    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--json"],
+    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--trust-remote-code", "--json"],
     "prepare prune-vocab": [
         "DRAFT",
         "--data",
@@ -150,6 +155,7 @@ SURFACE = {
         "--k",
         "--plan",
         "--force",
+        "--trust-remote-code",
         "--json",
     ],
     "data prepare": [
@@ -165,6 +171,7 @@ SURFACE = {
         "--template-option",
         "--dry-run",
         "--force",
+        "--trust-remote-code",
         "--json",
     ],
     "data regenerate": [
@@ -188,6 +195,7 @@ SURFACE = {
         "--device",
         "--dtype",
         "--dry-run",
+        "--trust-remote-code",
         "--json",
     ],
     "data states": [
@@ -203,6 +211,7 @@ SURFACE = {
         "--device",
         "--dtype",
         "--dry-run",
+        "--trust-remote-code",
         "--json",
     ],
     "data check": [
@@ -213,6 +222,7 @@ SURFACE = {
         "--skip-model",
         "--device",
         "--dtype",
+        "--trust-remote-code",
         "--json",
     ],
 }
@@ -369,11 +379,12 @@ def process(*arguments: object, **environment: str) -> subprocess.CompletedProce
 @pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
 def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
     folder = pico.write_checkpoint(
-        tmp_path / "repo", pico.eagle_config(), pico.eagle_tensors(), safetensors=safetensors
+        tmp_path / "repo", pico.eagle_config(attn_temperature=0.5), pico.eagle_tensors(), safetensors=safetensors
     )
     with HubServer({"org/eagle-draft": folder}) as server:
         settings = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-        ran = process("convert", "org/eagle-draft@main", tmp_path / "out", "--json", **settings)
+        ignored = ("--ignore-key", "attn_temperature")
+        ran = process("convert", "org/eagle-draft@main", tmp_path / "out", "--json", *ignored, **settings)
         commit = server.sha("org/eagle-draft")
     assert (ran.returncode, ran.stderr) == (0, "")
     provenance = read_draft(tmp_path / "out").provenance

@@ -15,8 +15,10 @@ import pytest
 import torch
 from conftest import Command
 from safetensors.torch import load_file
+from transformers import GenerationConfig, PretrainedConfig
 
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
+from draftkit.convert.bookkeeping import BOOKKEEPING
 from draftkit.convert.plan import Plan
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.layout.families.causal_lm import CausalLMSpec
@@ -267,6 +269,59 @@ def test_unknown_config_keys_are_one_error(tmp_path: Path) -> None:
     assert "layer_scale: [1, 2]" in message
     assert "config.json" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_bookkeeping_of_transformers_is_dropped(tmp_path: Path) -> None:
+    written = PretrainedConfig().to_dict() | GenerationConfig._get_default_generation_params()
+    assert written.keys() <= BOOKKEEPING.keys()
+    harmless = written | dict.fromkeys(BOOKKEEPING, "any")
+    pico.write_checkpoint(tmp_path, harmless | pico.eagle_config(), pico.eagle_tensors())
+    plan = plan_of(tmp_path)
+    assert plan.spec == plan_of(CASES["eagle"].write(tmp_path / "plain")[0]).spec
+    assert plan.dropped_keys.keys() >= BOOKKEEPING.keys() - pico.eagle_config().keys()
+
+
+def test_what_changes_layers_is_no_bookkeeping(tmp_path: Path) -> None:
+    changes = {"per_layer_config": {"0": {"hidden_act": "gelu"}}}
+    pico.write_checkpoint(tmp_path, pico.eagle_config(**changes), pico.eagle_tensors())
+    with pytest.raises(FormatError, match="per_layer_config"):
+        plan_conversion(str(tmp_path))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_null_says_nothing(nested: bool, target: Path, tmp_path: Path) -> None:
+    keys = {"eagle_config": {"future_option": None}} if nested else {"future_option": None}
+    pico.write_checkpoint(tmp_path, pico.eagle3_config(), pico.eagle3_tensors())
+    (tmp_path / "config.json").write_text(json.dumps(pico.eagle3_config() | keys))
+    conversion = plan_conversion(str(tmp_path), target=str(target))
+    assert conversion.reading is not None
+    assert conversion.reading.plan.dropped_keys["eagle_config.future_option" if nested else "future_option"] == "null"
+    assert conversion.losses == ()
+
+
+def test_an_unknown_key_that_is_ignored_is_a_recorded_loss(draftkit: Command, target: Path, tmp_path: Path) -> None:
+    keys = {"attn_temperature": 0.5, "eagle_config": {"tree_depth": 4}}
+    pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(**keys), pico.eagle3_tensors())
+    convert = ("convert", tmp_path / "source", tmp_path / "out", "--target", target)
+    ran = draftkit(*convert, "--ignore-key", "attn_temperature")
+    assert ran.code == 1
+    assert "eagle_config.tree_depth: 4" in ran.err
+    assert "attn_temperature" not in ran.err
+    ran = draftkit(*convert, "--ignore-key", "attn_temperature", "--ignore-key", "eagle_config.tree_depth")
+    assert ran.code == 0, ran.err
+    assert "lost: config key attn_temperature, 0.5" in ran.out
+    draft = read_draft(tmp_path / "out")
+    assert ["attn_temperature" in loss for loss in draft.provenance.losses] == [False, True]
+    assert draft.provenance.dropped_config["attn_temperature"] == 0.5
+    assert draft.provenance.dropped_config["eagle_config.tree_depth"] == 4
+
+
+@pytest.mark.parametrize("key", ["not_there", "hidden_size", "use_cache"])
+def test_what_needs_no_ignoring_is_not_ignored(key: str, draftkit: Command, tmp_path: Path) -> None:
+    source, _ = CASES["eagle"].write(tmp_path)
+    ran = draftkit("convert", source, tmp_path / "out", "--ignore-key", key)
+    assert ran.code == 1
+    assert f"nothing to ignore in {key}" in ran.err
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -24,7 +24,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from draftkit.documents.document import Document, Origin, read_documents, read_origin, write_documents
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
-from draftkit.layout.atomic import HOST
 from draftkit.layout.folder import read_draft
 from draftkit.train.data import data_checks, draft_checks, model_checks
 from draftkit.train.data.check import CHECKS, check_data
@@ -269,8 +268,9 @@ def test_a_failed_preparation_leaves_nothing_behind(
 
 
 def test_the_remains_of_a_killed_preparation_are_removed(tmp_path: Path) -> None:
-    dead = tmp_path / f".data.jsonl.tmp-{2**22 + 1}@{HOST}-00000000"
-    dead.write_text("half")
+    dead = tmp_path / ".data.jsonl.tmp-0123456789abcdef"
+    dead.mkdir()
+    (dead / "new").write_text("half")
     write_documents(tmp_path / "data.jsonl", [Document.of("a", [1, 2], [(1, 2)])], ORIGIN)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
     with pytest.raises(DraftkitError, match="is a folder"):

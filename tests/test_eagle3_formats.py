@@ -375,7 +375,7 @@ def setting(**changes: Any) -> Change:
 ODD: dict[str, tuple[Change, str]] = {
     "latent attention": (latent, "multi-head latent attention"),
     "no token": (narrow, "the draft never sees the token"),
-    "unknown nested key": (nested(tree_depth=4), "effect is unknown: tree_depth"),
+    "unknown nested key": (nested(tree_depth=4), "eagle_config.tree_depth: 4"),
     "ill-typed nested key": (nested(use_last_layernorm="yes"), "use_last_layernorm is 'yes'"),
     "irregular layers": (nested(next_layer_regular=False), "next_layer_regular"),
     "two norms before fc": (both_norms, "both input_norm and fc_norm"),

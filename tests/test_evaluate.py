@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import shutil
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
 from draftkit.evaluate.prompts import Prompt, load_prompts
-from draftkit.evaluate.saved import ResultFile, result_json
+from draftkit.evaluate.saved import DIGESTS, ResultFile, result_json
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.evaluate.statistics import acceptance_length, accepted_per_position, lengths_by_convention
@@ -35,7 +37,7 @@ FIELDS = {
     "tpot_ms", "itl_ms", "top_k", "top_p", "min_p", "seed", "verification", "engine", "acceptance_per_pos",
     "conditional_acceptance_per_pos", "acceptance_length_by_convention", "runtime_s", "speedup", "baseline_ttft_ms",
     "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
-    "memory", "draft_sha256",
+    "memory", "target_sha256", "draft_sha256", "prompts_sha256", "template_sha256",
 }  # fmt: skip
 
 
@@ -197,6 +199,50 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:100])
     with pytest.raises(DraftkitError, match="not the result"):
         ResultFile(path, resume=True)
+
+
+def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
+    """Weights of the same size and date, written over the old ones: of the draft, then of the target."""
+    draft = str(draftkit.convert_checkpoint("zoo:eagle", tmp_path / "draft"))
+    target = str(shutil.copytree(zoo.path("target"), tmp_path / "target"))
+    settings = Settings(concurrency=2, limit=2, max_new_tokens=16)
+
+    def run() -> dict[str, Any]:
+        saved = ResultFile(tmp_path / "result.json", resume=True)
+        return draftkit.evaluate_draft(target, [draft], settings, saved=saved, sweep=Sweep(k=(2, 3)))
+
+    before = run()
+    assert "measured-again" not in {w["name"] for w in run()["warnings"]}
+    for folder, changed in ((draft, "draft"), (target, "target")):
+        weights = max(Path(folder).glob("*.safetensors"), key=lambda path: path.stat().st_size)
+        stat, data = weights.stat(), bytearray(weights.read_bytes())
+        data[-64:] = bytes(64)  # the last rows of the last tensor, to zero
+        weights.write_bytes(data)
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        after = run()
+        assert [c["num_speculative_tokens"] for c in after["cells"]] == [2, 3]
+        said = [w["message"] for w in after["warnings"] if w["name"] == "measured-again"]
+        assert len(said) == 2
+        assert all(f"{changed} changed since" in message for message in said)
+        assert json.loads((tmp_path / "result.json").read_text())["cells"] == json.loads(result_json(after["cells"]))
+        for new, old in zip(after["cells"], before["cells"], strict=True):
+            assert new[f"{changed}_sha256"] != old[f"{changed}_sha256"]
+            assert new["runtime_s"] != old["runtime_s"]
+        before = after
+
+
+def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path: Path) -> None:
+    path, settings = tmp_path / "result.json", Settings(limit=1, max_new_tokens=8)
+    draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, saved=ResultFile(path, resume=False))
+    stored = json.loads(path.read_text())
+    for name in DIGESTS:
+        del stored["cells"][0][name]
+    path.write_text(json.dumps(stored))
+    saved = ResultFile(path, resume=True)
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, saved=saved)
+    assert any("does not say which weights" in w["message"] for w in result["warnings"])
+    (cell,) = json.loads(path.read_text())["cells"]
+    assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
 
 
 def test_statistics_follow_from_the_records_of_rounds(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats, detect
-from draftkit.convert.export import PROVENANCE_FILE
+from draftkit.convert.unified import PROVENANCE_FILE
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec

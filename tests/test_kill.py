@@ -16,6 +16,8 @@ import pico
 import pytest
 import torch
 
+from draftkit.convert.unified import PROVENANCE_FILE
+
 REPOSITORY = Path(__file__).parents[1]
 CLI = "import sys; from draftkit.cli import main; main()"
 
@@ -69,10 +71,11 @@ def content(folder: Path) -> Content | None:
 
 
 def make_old(out: Path) -> Content:
-    (out / "sub").mkdir(parents=True)
+    (out / "eval").mkdir(parents=True)
+    (out / PROVENANCE_FILE).write_text("{}")
     for index in range(3):
-        (out / f"old-{index}").write_text("old")
-        (out / "sub" / f"old-{index}").write_text("old")
+        (out / f"old-{index}.safetensors").write_text("old")
+        (out / "eval" / f"old-{index}").write_text("old")
     old = content(out)
     assert old is not None
     return old

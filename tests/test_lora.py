@@ -81,6 +81,12 @@ ADAPTERS: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any]]] = {
     "every linear layer": (llama, {"target_modules": "all-linear", "init_lora_weights": "gaussian"}),
     "[in, out]": (gpt2, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
     "[in, out], not said": (gpt2, {"target_modules": ["c_fc"]}),
+    "DoRA": (llama, {"use_dora": True}),
+    "DoRA, rank-stabilised, embedding": (
+        llama,
+        {"use_dora": True, "use_rslora": True, "target_modules": ["embed_tokens", "o_proj"]},
+    ),
+    "DoRA, [in, out]": (gpt2, {"use_dora": True, "target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
 }
 
 
@@ -102,10 +108,11 @@ def test_merged_as_peft_merges_in_fp32(name: str, tmp_path: Path) -> None:
     assert torch.equal(loaded(tokens).logits, expected(tokens).logits)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_lower_precisions_are_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_lower_precisions_are_rounded_once(dtype: torch.dtype, dora: bool, tmp_path: Path) -> None:
     """peft keeps an adapter in fp32 on a base of 16 bits, and adds it to the weight in fp32."""
-    save_adapter(llama(), tmp_path, dtype)
+    save_adapter(llama(), tmp_path, dtype, use_dora=dora)
     theirs, ours = merged_by_peft(tmp_path, dtype).state_dict(), converted(tmp_path)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
     assert {tensor.dtype for tensor in ours.values()} == {dtype}
@@ -155,6 +162,15 @@ def test_adapter_files_of_torch(tmp_path: Path) -> None:
     convert_checkpoint(str(adapter), tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(again[name], theirs[name]) for name in theirs)
+
+
+def test_a_dora_magnitude_of_another_size_is_named(tmp_path: Path) -> None:
+    adapter = save_adapter(llama(), tmp_path, use_dora=True)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    short = {name: t[:5].clone() if "magnitude" in name else t for name, t in tensors.items()}
+    save_file(short, adapter / "adapter_model.safetensors")
+    with pytest.raises(FormatError, match=r"lora_magnitude_vector.* is \[5\]"):
+        plan_conversion(str(adapter))
 
 
 def test_the_report_names_base_adapter_and_files(tmp_path: Path) -> None:
@@ -253,7 +269,7 @@ def test_a_base_on_the_hub(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "this is a IA3 adapter: only LORA is merged"),
         ({"peft_type": "PROMPT_TUNING"}, "this is a PROMPT_TUNING adapter"),
         ({"peft_type": None}, "this is a None adapter"),
-        ({"use_dora": True}, "use_dora is True: DoRA scales every row"),
+        ({"use_dora": True}, "lora_magnitude_vector is missing"),
         ({"lora_bias": True}, "its B matrices have a bias"),
         ({"bias": "all"}, "bias is 'all': the adapter trains biases"),
         ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4': it changed the base model's weights"),
@@ -306,6 +322,10 @@ MODEL = "base_model.model."
         (partial(without, "layers.0.self_attn.q_proj.lora_B.weight"), r"layers\.0.*q_proj\.weight: lora_B is missing"),
         (partial(added, f"{MODEL}model.layers.9.self_attn.q_proj.weight"), "layers.9.*: not in the base model"),
         (partial(added, f"{MODEL}model.layers.9.self_attn.q_proj.lora_A.weight"), "layers.9.*: not in the base model"),
+        (
+            partial(added, f"{MODEL}model.layers.0.self_attn.q_proj.lora_magnitude_vector"),
+            "lora_magnitude_vector is there, and use_dora is not true",
+        ),
         (partial(added, f"{MODEL}score.weight"), r"score\.weight: not in the base model"),
         (partial(added, "score.weight"), r"the adapter holds score\.weight"),
         (partial(added, f"{MODEL}model.norm.weight"), r"wrong shape: model\.norm\.weight is \[64, 64\]"),

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from draftkit.errors import DraftkitError
+from draftkit.layout.records import from_dict, to_dict
 from draftkit.train.kernels.row_loss import row_loss_reference
 from draftkit.train.losses import linear, teacher
 from draftkit.train.losses.head import Head
@@ -459,26 +460,26 @@ MASK = torch.tensor([[True, True, False, True], [True, False, False, False], [Fa
 def test_reductions() -> None:
     factors = torch.tensor([1.0, 0.8, 0.64])
     by_tokens = MASK * (factors / torch.tensor([3, 1, 1]))[:, None]
-    torch.testing.assert_close(Reduction("tokens", 0.8, normalised=False).weights(MASK), by_tokens)
+    torch.testing.assert_close(Reduction("tokens", 0.8, normalized=False).weights(MASK), by_tokens)
     torch.testing.assert_close(Reduction("tokens", 0.8).weights(MASK), by_tokens / 2.44)
-    torch.testing.assert_close(Reduction("rows", 0.8, normalised=False).weights(MASK), MASK * factors[:, None] / 4)
+    torch.testing.assert_close(Reduction("rows", 0.8, normalized=False).weights(MASK), MASK * factors[:, None] / 4)
     torch.testing.assert_close(Reduction().weights(MASK).sum(), torch.tensor(2 / 3))
 
 
 @given(st.integers(1, 3), st.floats(0.1, 1), st.sampled_from(["tokens", "rows"]), st.booleans())
-def test_parts_of_a_batch_add_up(cut: int, decay: float, denominator: Any, normalised: bool) -> None:
+def test_parts_of_a_batch_add_up(cut: int, decay: float, denominator: Any, normalized: bool) -> None:
     """With the counts of the whole batch, accumulated parts weigh what they weigh in one piece."""
-    reduction = Reduction(denominator, decay, normalised)
+    reduction = Reduction(denominator, decay, normalized)
     counts = MASK.sum(-1) if denominator == "tokens" else torch.full((3,), 4)
     parts = [reduction.weights(part, counts) for part in (MASK[:, :cut], MASK[:, cut:])]
     torch.testing.assert_close(torch.cat(parts, 1), reduction.weights(MASK))
 
 
 def test_reductions_are_records() -> None:
-    assert asdict(Reduction("rows", 0.8, False)) == {"denominator": "rows", "decay": 0.8, "normalised": False}
+    assert asdict(Reduction("rows", 0.8, False)) == {"denominator": "rows", "decay": 0.8, "normalized": False}
     for wrong in ({"denominator": "batch"}, {"decay": 0.0}, {"decay": 1.5}):
         with pytest.raises(DraftkitError):
-            Reduction(**wrong)  # type: ignore[arg-type]
+            from_dict(Reduction, to_dict(Reduction()) | wrong, "options")
 
 
 def test_smooth_l1() -> None:

@@ -87,8 +87,8 @@ def test_the_share_of_on_policy_steps() -> None:
     mixed, short = recipe(on_policy=0.3), DOCUMENTS[2:]
     own = sum(mixed.resample(short, seed) is not short for seed in range(1000))
     assert 260 < own < 340
-    with pytest.raises(DraftkitError, match=r"on_policy 1\.5"):
-        DraftModelOptions(on_policy=1.5)
+    with pytest.raises(DraftkitError, match=r"on_policy: 1\.5 is not"):
+        recipe(on_policy=1.5)
 
 
 def test_training_on_own_text() -> None:

@@ -30,6 +30,7 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub import locate
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
+from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import FINAL, Target
 from draftkit.requests import Request
@@ -441,7 +442,7 @@ def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, kind: str) 
     write_documents(tmp_path / "data.jsonl", documents(12), TextOrigin(target="pico", tokenizer_sha256="0" * 64))
     given = {
         "recipe": kind.removesuffix("-2"), "target": str(source), "data": str(tmp_path / "data.jsonl"),
-        "tokens_per_row": 96, "optimisation": {"max_steps": 4}, "save_every": 2, "validation": {"share": 0.2},
+        "tokens_per_row": 96, "optimization": {"max_steps": 4}, "save_every": 2, "validation": {"share": 0.2},
         "draft": "" if kind == "p-eagle" else str(causal_lm.path),
         "options": {"steps": 3, "num_layers": 1, "partitions": 2}
         if kind == "p-eagle"
@@ -539,9 +540,9 @@ def test_the_mask_token_is_picked_from_the_drafts_tokenizer(causal_lm: Draft) ->
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"steps": 0}, "steps 0"), ({"partitions": 0}, "partitions 0"), ({"loss": "klx"}, "klx"),
+    [({"steps": 0}, "steps: 0"), ({"partitions": 0}, "partitions: 0"), ({"loss": "klx"}, "klx"),
      ({"mask_token_id": V}, f"mask_token_id {V}"), ({"mask_token_id": None}, "no tokenizer"),
-     ({"layers": (99,)}, r"target layers \[99\]"), ({"temperature": 0.0}, "temperature 0")],
+     ({"layers": (99,)}, r"target layers \[99\]"), ({"temperature": 0.0}, "temperature: 0")],
 )  # fmt: skip
 def test_p_eagle_refuses(options: dict[str, object], message: str) -> None:
     with pytest.raises(DraftkitError, match=message):
@@ -550,7 +551,7 @@ def test_p_eagle_refuses(options: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"steps": 0}, "steps 0"), ({"mask_token_id": -1}, "mask_token_id -1"), ({"feature_dropout": 2.0}, "dropout 2"),
+    [({"steps": 0}, "steps: 0"), ({"mask_token_id": -1}, "mask_token_id: -1"), ({"feature_dropout": 2.0}, "dropout: 2"),
      ({"feature_layers": (9,)}, r"states \[9\]"), ({"loss": ""}, "loss ''")],
 )  # fmt: skip
 def test_pard_refuses(causal_lm: Draft, options: dict[str, object], message: str) -> None:
@@ -561,7 +562,7 @@ def test_pard_refuses(causal_lm: Draft, options: dict[str, object], message: str
 @pytest.mark.parametrize("options", [{"retention": 0.0}, {"least": 1.1}, {"max_anchors": 0}])
 def test_shares_that_are_none(options: dict[str, float]) -> None:
     with pytest.raises(DraftkitError, match=next(iter(options))):
-        ConditionalDrop(**options)
+        from_dict(ConditionalDrop, to_dict(ConditionalDrop()) | options, "options")
 
 
 def test_drafts_of_another_kind_are_refused(causal_lm: Draft) -> None:

@@ -24,6 +24,7 @@ from draftkit.documents.document import read_documents
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.evaluate.loading import load_model
+from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
@@ -321,9 +322,11 @@ def test_an_endpoint_serves_as_the_engine_does(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "endpoint").read_bytes() == (tmp_path / "engine").read_bytes()
     sent = server.requests[0]
     assert {key: sent[key] for key in sent.keys() - {"prompt", "seed"}} == {
-        "model": "target", "max_tokens": 12, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "stop_token_ids": [END],
-        "return_token_ids": True,
+        "model": "target", "max_tokens": 12, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop_token_ids": [END],
+        "ignore_eos": True, "return_token_ids": True,
     }  # fmt: skip
+    assert sent.keys() >= set(SERVER_DEFAULTS)
     assert server.authorizations == {"Bearer secret"}
 
 

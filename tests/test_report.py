@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from report_results import full_result, old_result
 
 from draftkit.cli.report import report
+from draftkit.cli.shared import print_json
 from draftkit.errors import DraftkitError
 from draftkit.report import figures as figures_module
 from draftkit.report.csv import COLUMNS, cells_csv
@@ -366,6 +367,27 @@ class Elements(HTMLParser):
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
 
 
+def test_csv_has_no_nan_and_nothing_that_a_spreadsheet_runs() -> None:
+    result = old_result()
+    cell = result["cells"][0]
+    for draft in ("=cmd|'/c calc'!A1", "+1", "-1+2", "@SUM(A1)", "\t=1"):
+        cell["draft"] = draft
+        cell["acceptance_length"] = {"mean": float("nan"), "low": -1.5, "high": float("inf")}
+        cell["acceptance_per_pos"] = [0.5, float("nan")]
+        header, row = csv_reader.reader(io.StringIO(cells_csv(result)))
+        found = dict(zip(header, row, strict=True))
+        assert found["draft"] == f"'{draft}"
+        assert (found["acceptance_length"], found["acceptance_length_low"], found["acceptance_length_high"]) == (
+            "", "-1.5", "",
+        )  # fmt: skip
+        assert found["acceptance_per_pos"] == "0.5 "
+
+
+def test_json_on_stdout_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"mean": float("nan"), "all": (1.0, float("inf"))})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"mean": None, "all": [1.0, None]}
+
+
 def test_the_page_is_self_contained_and_small(full: Result, drawn: dict[str, Figure]) -> None:
     html = page([full], join([full]), drawn)
     elements = Elements(html)
@@ -462,6 +484,12 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
     assert not folder.exists()
     assert command(files[0], "--out", out, "--force") == 0
     assert out.read_text() != "mine"
+    for _ in range(2):
+        assert command(files[0], "--out", out, "--figures", folder, "--force") == 0
+    (folder / "photograph.png").write_bytes(b"mine")
+    with pytest.raises(DraftkitError, match="has not written"):
+        command(files[0], "--out", out, "--figures", folder, "--force")
+    assert (folder / "photograph.png").read_bytes() == b"mine"
 
 
 def test_reports_need_no_torch() -> None:

@@ -348,16 +348,17 @@ def test_a_manifest_that_says_nonsense_is_refused(
 
 
 def test_documents_with_states_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
-    model = pico.llama()
-    model.get_input_embeddings().weight[5] = torch.nan
-    model.save_pretrained(tmp_path / "nan")
+    pico.overflowing(pico.llama(), 5).save_pretrained(tmp_path / "overflowing")
     documents = random_documents((9, 8, 7))
     documents[1].tokens[3] = 5
     for i in (0, 2):
         documents[i].tokens[documents[i].tokens == 5] = 6
     data = save_documents(tmp_path / "data.jsonl", documents)
-    with pytest.raises(DraftkitError, match=r"document row-1: the target's hidden states are not finite"):
-        write(data, tmp_path / "out", tmp_path / "nan")
+    message = (
+        r"document row-1: the target's hidden states are not finite, from layers\.0\.mlp\.down_proj on, at position 3"
+    )
+    with pytest.raises(DraftkitError, match=message):
+        write(data, tmp_path / "out", tmp_path / "overflowing")
     assert not (tmp_path / "out").exists()
 
 

@@ -294,8 +294,9 @@ NO_INTERFACE = "does not attend through transformers' AttentionInterface"
 def test_unsupported_architectures_are_refused_from_the_config(family: str, message: str, tmp_path: Path) -> None:
     config = PUBLISHED_QWEN2_VL if family == "qwen2_vl" else CONFIG_MAPPING[family]().to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TargetError, match=re.escape(message)):
+    with pytest.raises(TargetError, match=re.escape(message)) as refusal:
         load_target(tmp_path, device="cpu", dtype=torch.float32, attention=NAME)
+    assert ("--engine vllm" in str(refusal.value)) == (family != "t5")
 
 
 def test_remote_code_does_not_run(tmp_path: Path) -> None:
@@ -319,9 +320,10 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 
 
 def test_model_without_a_list_of_layers_is_refused() -> None:
-    config = CONFIG_MAPPING["gpt2"](vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=64)
-    with pytest.raises(TargetError, match="GPT2Model has no list of decoder layers"):
-        Target(random_model(config))
+    model = pico.llama()
+    model.model.layers = nn.Sequential(*model.model.layers)
+    with pytest.raises(TargetError, match="LlamaModel has no list of decoder layers"):
+        Target(model)
 
 
 # Refusals by the first forward: models that say they fit and do not

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -56,9 +57,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(target: Path, data: Path, out: Path, **more: object) -> list[object]:
     given = {
-        "optimisation.max_steps": 8, "tokens_per_row": 128, "draft_vocab_size": 64, "options.steps": 3,
+        "optimization.max_steps": 8, "tokens_per_row": 128, "draft_vocab_size": 64, "options.steps": 3,
         "options.layers": "[1, 3, 5]", "save_every": 4, "log_every": 1, "validation.share": 0.2,
-        "optimisation.lr": "1e-3",
+        "optimization.lr": "1e-3",
     } | more  # fmt: skip
     flags = ["--recipe", "eagle3", "--target", target, "--data", data, "--out", out]
     return flags + [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
@@ -113,7 +114,7 @@ def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: 
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recompute, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
-        train_draft(config(target, data, tmp_path / "run", **{"optimisation.checkpointing": True}))
+        train_draft(config(target, data, tmp_path / "run", **{"optimization.checkpointing": True}))
     assert calls
     assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
@@ -152,7 +153,7 @@ def test_a_run_resumes_bit_for_bit(
     offline: bool, target: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """20 steps are 10, a kill at 13, and 10 more; beside the checkpoint lies one that was not finished."""
-    more: dict[str, object] = {"optimisation.max_steps": 20, "save_every": 10}
+    more: dict[str, object] = {"optimization.max_steps": 20, "save_every": 10}
     if offline:
         more["states"] = request.getfixturevalue("states")
     train_draft(config(target, data, tmp_path / "whole", **more))
@@ -167,7 +168,7 @@ def test_a_run_resumes_bit_for_bit(
 def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_path: Path) -> None:
     """Each process reads its own rows, so that a step of two has twice the tokens."""
     out = tmp_path / "run"
-    arguments = [*settings(target, data, out, **{"optimisation.max_steps": 4})]
+    arguments = [*settings(target, data, out, **{"optimization.max_steps": 4})]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(
@@ -185,7 +186,9 @@ def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_saves_and_ends_well(number: int, whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
+def test_a_stop_signal_saves_and_ends_the_run(
+    number: int, whole: Path, target: Path, data: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     arguments = [*settings(target, data, out), "--set", "save_every=0"]
     command = [sys.executable, "-m", "draftkit", "train", *map(str, arguments)]
@@ -199,7 +202,7 @@ def test_a_stop_signal_saves_and_ends_well(number: int, whole: Path, target: Pat
                 run.send_signal(number)
                 break
         rest = run.stderr.read()
-        assert run.wait(60) == 0, "".join(lines) + rest
+        assert run.wait(60) == 128 + number, "".join(lines) + rest
     assert "--resume" in rest
     assert not (out / "draft").exists()
     (stopped,) = out.glob("checkpoint-*")
@@ -231,7 +234,7 @@ def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Pa
 
 def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimisation.lr": "3e-2"}
+    more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimization.lr": "3e-2"}
     trained = train_draft(config(target, data, out, **more))
     state = json.loads((trained.checkpoint / "trainer_state.json").read_text())
     judged = {entry["step"]: entry["eval_acceptance_length"] for entry in state["log_history"] if "eval_alpha" in entry}
@@ -248,7 +251,7 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
     assert shown.code == 0
     file = tmp_path / "run.yaml"
     file.write_text(shown.out)
-    again = draftkit("train", "--config", file, "--set", "optimisation.lr=2e-4", "--dry-run")
+    again = draftkit("train", "--config", file, "--set", "optimization.lr=2e-4", "--dry-run")
     assert again.out == shown.out.replace("lr: 0.001", "lr: 0.0002")
     file.write_text(shown.out.replace("lr: 0.001", "lr: 1e-3"))
     assert draftkit("train", "--config", file, "--dry-run").out == shown.out
@@ -258,8 +261,26 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"optimisation.learning_rate": 1}, "optimisation.learning_rate: unknown"),
-        ({"options.stepps": 1}, "stepps: unknown"),
+        ({"optimization.learning_rate": 1}, "optimization.learning_rate: unknown"),
+        ({"options.stepps": 1}, r"stepps: unknown, did you mean steps\?"),
+        ({"optimization.schedule": "cosin"}, r"did you mean cosine\?"),
+        ({"optimization.schedule": "warmup_stable_decay"}, "schedule: 'warmup_stable_decay' is not one of"),
+        ({"optimization.schedule": "polynomial", "optimization.lr": "1e-7"}, "above 1e-07"),
+        ({"optimization.lr": ".inf"}, "lr: inf is not a finite number above 0"),
+        ({"optimization.beta1": 1}, "beta1: 1"),
+        ({"optimization.lr": 10**400}, "not a configuration"),
+        ({"recipe": "[1]"}, r"recipe \[1\]"),
+        ({"recipe": "eagle33"}, r"recipe 'eagle33', did you mean eagle3\?"),
+        ({"seed": -1}, "seed: -1 is not a finite number at least 0 and below 4,294,967,296"),
+        ({"seed": "2020-13-45"}, "not a configuration: month must be"),
+        ({"seed": "2020-12-24"}, "not a configuration: a date"),
+        ({"report_to": "[foo]"}, r"report_to\[0\]: 'foo' is not one of"),
+        ({"lora": "{r: 0}"}, "lora.r: 0"),
+        ({"options": "{broken: ["}, "not a configuration"),
+        ({"options": "&a [*a]"}, "not a configuration"),
+        ({"options": "[" * 500 + "]" * 500}, "not a configuration"),
+        ({"draft": r'"a\0b"'}, "a text with a zero byte"),
+        ({"options.reduction.decay": 2}, "decay: 2.0 is not"),
         ({"options.steps": "many"}, "steps: 'many' is not int"),
         ({"options.loss": "kll"}, "kll"),
         ({"options.layers": "[1, 99]"}, r"target layers \[1, 99\]"),
@@ -281,7 +302,7 @@ def test_bad_settings(
 def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     assert "gives no" not in draftkit("train", "--recipe", "eagle3").err
     assert draftkit("train", "--recipe", "eagle3").code == 1
-    assert "already has checkpoint-8" in draftkit("train", *settings(target, data, whole)).err
+    assert "already has checkpoint-4, checkpoint-8, draft" in draftkit("train", *settings(target, data, whole)).err
     empty = tmp_path / "empty.jsonl"
     write_documents(empty, [Document.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
     assert "no document has a supervised token" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
@@ -290,8 +311,40 @@ def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftk
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_replaces_nothing_of_others(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    out = tmp_path / "models"
+    for name in ("draft", "checkpoint-8"):
+        (out / name).mkdir(parents=True)
+        (out / name / "notes").write_text("mine")
+        for resume in ((), ("--resume",)):
+            assert draftkit("train", *settings(target, data, out), *resume).code == 1
+        assert (out / name / "notes").read_text() == "mine"
+        shutil.rmtree(out / name)
+
+
+def test_a_full_disk_keeps_the_checkpoints_before(
+    whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command
+) -> None:
+    """The system refuses to write as much as `optimizer.pt` needs, and more than the draft."""
+    out = tmp_path / "run"
+    assert draftkit("train", *settings(target, data, out, **{"optimisation.max_steps": 2, "save_every": 2})).code == 0
+    shutil.rmtree(out / "draft")
+    size = (out / "checkpoint-2" / "model.safetensors").stat().st_size
+    assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > 1.6 * size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(1.5 * size), before[1]))
+    try:
+        ran = draftkit("train", *settings(target, data, out, save_every=4), "--resume")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ran.code == 1
+    assert "error: writing checkpoint-4 failed" in ran.err
+    assert "Traceback" not in ran.err
+    assert [path.name for path in out.iterdir()] == ["checkpoint-2"]
+
+
 def test_nothing_trains_on_nan(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
-    broken = draftkit("train", *settings(target, data, tmp_path / "run", **{"optimisation.lr": "1e30"}))
+    broken = draftkit("train", *settings(target, data, tmp_path / "run", **{"optimization.lr": "1e30"}))
     assert broken.code == 1
     assert "the loss is" in broken.err
     assert not (tmp_path / "run" / "draft").exists()
@@ -327,7 +380,7 @@ def test_plan_vocab(target: Path, data: Path, tmp_path: Path, draftkit: Command)
 
 def test_a_causal_lm_says_its_dtype(target: Path, data: Path, tmp_path: Path) -> None:
     flags = {"recipe": "draft-model", "target": str(target), "data": str(data), "out": str(tmp_path / "run")}
-    settings = ["optimisation.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
+    settings = ["optimization.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
     train_draft(read_config(None, settings, flags))
     for folder, dtype in (("checkpoint-1", "float32"), ("draft", "bfloat16")):
         config = json.loads((tmp_path / "run" / folder / "config.json").read_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,16 @@ from fake_vllm.simulation import Simulated, histogram, per_position, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from transformers import CONFIG_MAPPING
 from vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
 
 import draftkit
-from draftkit.errors import DraftkitError, FormatError
+from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.evaluate.saved import DIGESTS
 from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
 from draftkit.evaluate.vllm.prometheus import Sample, draft_counts, parse_samples, total
+from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.evaluate.vllm.records import DraftCounts
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
@@ -109,9 +113,26 @@ def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journa
     assert {sampling["max_tokens"] for sampling in warming} == {2 * (K + 1)}
     assert (drawn["temperature"], drawn["top_k"], drawn["top_p"], drawn["seed"]) == (0.9, 5, 0.8, 0)
     assert (greedy["temperature"], greedy["top_k"], greedy["seed"]) == (0, -1, None)
+    assert drawn.keys() >= set(SERVER_DEFAULTS)
     assert set(drawn["stop_token_ids"]) == {7, *greedy["stop_token_ids"]}
     assert greedy["stop_token_ids"]  # the target's end of text
     assert not any(sampling["detokenize"] for sampling in (*warming, drawn, greedy))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mamba", "falcon"])
+def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(
+    family: str, journal: Journal, running_target: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(running_target, tmp_path / family)
+    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING[family]().to_dict()))
+    (target / "generation_config.json").unlink(missing_ok=True)
+    settings = replace(SETTINGS, limit=3)
+    with pytest.raises(TargetError, match="draftkit eval --engine vllm"):
+        draftkit.evaluate_draft(str(target), ["ngram"], settings)
+    result = draftkit.evaluate_draft(str(target), ["ngram"], settings, vllm=VLLM)
+    assert [cell["engine"] for cell in result["cells"]] == ["vllm"]
+    assert "vllm-only" in {warning["name"] for warning in result["warnings"]}
+    assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
 
 
 def test_a_request_that_ignores_ends_has_no_stop_tokens(journal: Journal) -> None:
@@ -243,7 +264,7 @@ def test_progress_ends_with_all_answers_and_the_acceptance_length(journal: Journ
 def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], Settings(limit=1, max_new_tokens=4))
     (own,) = result["cells"]
-    assert own.keys() - measured().keys() <= {"samples", "memory", "predicted", "draft_sha256"}
+    assert own.keys() - measured().keys() <= {"samples", "memory", "predicted", *DIGESTS}
 
 
 # A running server.
@@ -264,7 +285,9 @@ def test_a_server_is_measured_by_the_difference_of_its_counters(by_request: bool
     assert {body["max_tokens"] for body in warm_up} == {2 * (K + 1)}
     assert sorted(body["prompt"] for body in asked) == [list(request.prompt) for request in REQUESTS]
     assert {body["model"] for body in asked} == {"served"}
-    assert {body["repetition_penalty"] for body in asked} == {1.0}
+    assert all(body.keys() >= set(SERVER_DEFAULTS) for body in (*warm_up, *asked))
+    neutral = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
+    assert {tuple(body[name] for name in neutral) for body in asked} == {(1.0, 0.0, 0.0, 0.0)}
     assert server.most_at_once == SETTINGS.concurrency
 
 

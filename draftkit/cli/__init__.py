@@ -1,13 +1,17 @@
 """The command line: parse, call the public API, render.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 known failure, 2 usage, 3 measured but below the
-required acceptance length, 130 interrupted. DRAFTKIT_DEBUG=1 shows tracebacks.
+required acceptance length, 130 interrupted, 143 ended by SIGTERM, 129 by SIGHUP. DRAFTKIT_DEBUG=1 shows tracebacks.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -63,9 +67,27 @@ def options(
 def main() -> None:
     """The `draftkit` command."""
     try:
-        app()
+        with _ending_by_signals():
+            app()
     except DraftkitError as error:
         if os.environ.get("DRAFTKIT_DEBUG"):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+@contextmanager
+def _ending_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: what it has begun is removed. An ignored one stays ignored."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ending:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)

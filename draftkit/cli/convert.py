@@ -39,6 +39,10 @@ def convert(
     facts: Annotated[
         list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
     ] = None,
+    ignored_keys: Annotated[
+        list[str] | None,
+        typer.Option("--ignore-key", help="A config key whose effect is unknown, to be ignored; repeatable."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Record the SHA-256 of large local files too, which takes reading them.")
@@ -47,7 +51,7 @@ def convert(
         bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft checkpoint of any known format into the unified layout, or into another."""
@@ -55,7 +59,14 @@ def convert(
 
     overrides = _parse_facts(facts or [])
     conversion = plan_conversion(
-        source, to=to, target=target, revision=revision, format=format, overrides=overrides, digest=digest
+        source,
+        to=to,
+        target=target,
+        revision=revision,
+        format=format,
+        overrides=overrides,
+        ignored_keys=ignored_keys or (),
+        digest=digest,
     )
     if check:
         conversion.check_finite()

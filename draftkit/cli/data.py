@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from draftkit.cli.shared import JsonOption, RevisionOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import (
+    JsonOption,
+    RevisionOption,
+    TrustOption,
+    console,
+    print_json,
+    quiet_transformers,
+    refuse_inputs,
+)
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ TemplateOption = Annotated[
     list[str] | None,
     typer.Option("--template-option", help="NAME=VALUE for the chat template, as enable_thinking=false; repeatable."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")]
 DtypeOption = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
@@ -55,6 +63,7 @@ def prepare(
     template_options: TemplateOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
@@ -66,6 +75,7 @@ def prepare(
     from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
 
+    refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
     with _progress("rows", limit) as on_rows:
         rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)
@@ -109,6 +119,7 @@ def regenerate(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
@@ -171,6 +182,7 @@ def check(
     ] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check data, target and draft before training, and say what it costs to ignore what is wrong."""
@@ -207,6 +219,7 @@ def states(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and write nothing.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Store the target's hidden states, so that training does without the target; a killed run is continued."""

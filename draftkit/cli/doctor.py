@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
     from draftkit.evaluate.doctor.compare import Progress
@@ -26,11 +26,12 @@ def doctor(
         int, typer.Option(min=1, help="Use this many prompts; a quarter of them tries every change, the rest confirm.")
     ] = 48,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 48,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
     ] = None,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find out why a draft accepts little: known defects, its tensors, and what single changes would gain."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
     from draftkit.evaluate.measure import Progress
-    from draftkit.evaluate.settings import Settings
+    from draftkit.evaluate.settings import Settings, Sweep
 
 CERTIFIED_PROMPTS = 8
 
@@ -42,7 +42,7 @@ def evaluate(
         bool, typer.Option("--ignore-eos", help="Generate as many as that, whatever the model says.")
     ] = False,
     concurrency: Annotated[str, typer.Option(help="Sequences decoded together, as 1 or 1,8,100.")] = "1",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
@@ -117,6 +117,7 @@ def evaluate(
     plan_memory: Annotated[
         bool, typer.Option("--plan-memory", help="Print what the run would take of memory, and load nothing.")
     ] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV on stdout and nothing else.")] = False,
 ) -> None:
@@ -194,7 +195,7 @@ def evaluate(
             vllm=vllm,
         )
     if certify:
-        result["certificates"] = _certificates(target, draft, settings)
+        result["certificates"] = _certificates(target, draft, settings, sweep)
         if saved is not None:
             saved.write(result)
     if as_json:
@@ -221,21 +222,26 @@ def _require_acceptance(result: dict[str, Any], floor: float) -> None:
         raise typer.Exit(3)
 
 
-def _certificates(target: str, drafts: list[str], settings: Settings) -> list[dict[str, object]]:
-    """A certificate for each draft, at the settings of the measurement."""
+def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Sweep) -> list[dict[str, object]]:
+    """A certificate for each draft, at all settings of the measurement."""
     from draftkit.evaluate.certificate.certify import certify
     from draftkit.evaluate.certificate.settings import CertificateSettings
 
     if settings.verification not in ("rejection", "block"):
         raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
     asked = CertificateSettings(
-        num_speculative_tokens=settings.num_speculative_tokens,
-        concurrency=max(settings.concurrency, 2),
+        num_speculative_tokens=sweep.k,
+        concurrency=max(*sweep.concurrency, 2),
         prompts=settings.prompts,
         limit=min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS),
         device=settings.device,
         dtype=settings.dtype,
-        temperature=settings.sampling.temperature or 1.0,
+        temperatures=tuple(t for t in sweep.temperature if t > 0) or (1.0,),
+        top_k=settings.sampling.top_k,
+        top_p=settings.sampling.top_p,
+        min_p=settings.sampling.min_p,
+        draft_sampling=settings.draft_sampling,
+        thinking=settings.thinking,
         verification=settings.verification,
         seed=settings.sampling.seed,
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -34,7 +34,8 @@ def transplant(
         Path | None, typer.Option(help="A text file: report how much of it the copied tokens are.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give a small causal LM the tokenizer of a target, so that it can draft for it."""
@@ -73,6 +74,7 @@ def candidates(
     acceptance: Annotated[
         float, typer.Option(help="The chance that a draft token is accepted, for the expected speed-up.")
     ] = 0.7,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the models that could draft for a target: tokenizers compared token by token, sizes, speed-ups."""

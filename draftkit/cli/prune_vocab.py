@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, SourceArgument, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, SourceArgument, TrustOption, console, print_json, quiet_transformers
 
 
 def prune_vocab(
@@ -27,7 +27,8 @@ def prune_vocab(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print what several sizes allow and save; write nothing.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Let a draft propose the most frequent tokens only, which makes each of its steps cheaper."""

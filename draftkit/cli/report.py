@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from draftkit.cli.shared import refuse_inputs
 from draftkit.errors import DraftkitError
 
 
@@ -22,20 +23,20 @@ def report(
     """Show measurements as one HTML page that needs no network, with the figures as PNG files on request."""
     if find_spec("matplotlib") is None:
         raise DraftkitError("figures need matplotlib", hint="pip install 'draftkit[report]'")
-    from draftkit.documents.jsonl import atomic_file
-    from draftkit.layout.atomic import atomic_folder
-    from draftkit.report.figures import all_figures, save_figures
+    from draftkit.layout.atomic import atomic_file, atomic_folder
+    from draftkit.report.figures import all_figures, holds_figures, save_figures
     from draftkit.report.page import page
     from draftkit.report.results import read_result
     from draftkit.report.series import join
 
+    refuse_inputs(out, results)
     read = [read_result(path) for path in results]
     series = join(read)
     drawn = all_figures(series)
     with ExitStack() as stack:
         file = stack.enter_context(atomic_file(out, force))
         if figures is not None:
-            folder = stack.enter_context(atomic_folder(figures, force))
+            folder = stack.enter_context(atomic_folder(figures, holds_figures if force else None))
             save_figures(drawn, folder)
         file.write(page(read, series, drawn).encode())
     print(out)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from draftkit.errors import DraftkitError
+from draftkit.layout.jsonfile import dump, finite
+from draftkit.models.remote_code import trust_remote_code
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +28,29 @@ FormatOption = Annotated[
 ]
 
 
+def _trust(context: typer.Context, trusted: bool) -> bool:
+    context.with_resource(trust_remote_code(trusted))
+    return trusted
+
+
+# It holds while the command runs, wherever a model or tokenizer is loaded; the command itself has nothing to pass on.
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", callback=_trust, help="Run Python code that a model brings with it; else none ever runs."
+    ),
+]
+
+
+def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise `DraftkitError` when the file to write is one of those that are read."""
+    for path in inputs:
+        if out.exists() and os.path.exists(path) and out.samefile(path):
+            raise DraftkitError("the output is one of the inputs", where=out, hint="choose another file")
+
+
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(dump(finite(value)), end="")
 
 
 def console() -> Console:

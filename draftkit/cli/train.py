@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
     from draftkit.train.config import TrainConfig
+    from draftkit.train.run import Trained
 
 Recipe = Literal["eagle3", "eagle", "p-eagle", "pard", "mlp-speculator", "draft-model"]
 
@@ -32,13 +33,14 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE, as optimisation.lr=1e-4 or options.steps=3; repeatable."),
+        typer.Option("--set", help="SETTING=VALUE, as optimization.lr=1e-4 or options.steps=3; repeatable."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
     plan_vocab: Annotated[
         bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run, and train nothing.")] = False,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a draft for a target; its acceptance length is measured while it trains."""
@@ -73,8 +75,13 @@ def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
     from draftkit.train.run import train_draft
 
     trained = train_draft(run, resume=resume)
-    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks
-        return
+    if os.environ.get("RANK", "0") == "0":  # under torchrun the first process speaks
+        _show(run, trained, as_json)
+    if trained.stopped_by is not None:
+        raise typer.Exit(128 + trained.stopped_by)
+
+
+def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if as_json:
         print_json(trained.to_dict())
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +51,11 @@ class Conversion:
     @property
     def losses(self) -> tuple[str, ...]:
         """What the source has and the result will not have."""
+        return self.unagreed_losses + (self.reading.plan.agreed_losses if self.reading else ())
+
+    @property
+    def unagreed_losses(self) -> tuple[str, ...]:
+        """Those to which the user has not agreed by naming them."""
         read = self.reading.plan.losses if self.reading else ()
         return read + (self.export.losses if self.export else ())
 
@@ -76,7 +81,7 @@ class Conversion:
     ) -> Path:
         """Carry the plan out. Raises `DraftkitError`; then `out` is as it was."""
         draft = self.require_draft()
-        if self.losses and not allow_lossy:
+        if self.unagreed_losses and not allow_lossy:
             raise self._lossy(draft)
         if self.export is not None:
             outgoing = Outgoing(draft, self.target, self.destination)
@@ -86,7 +91,7 @@ class Conversion:
         return out
 
     def _lossy(self, draft: Draft) -> LayoutError:
-        listing = "\n    ".join(self.losses)
+        listing = "\n    ".join(self.unagreed_losses)
         others = alternatives(draft, self.target, self.destination) if self.export else []
         instead = f"without loss: {', '.join(f'--to {name}' for name in others)}; " if others else ""
         return LayoutError(
@@ -112,18 +117,20 @@ def plan_conversion(
     revision: str | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    ignored_keys: Sequence[str] = (),
     digest: bool = False,
 ) -> Conversion:
     """Find a checkpoint, recognise its format and plan its conversion.
 
     `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json`
     is read, unless the destination stores a copy of its tensors. `format` is a name that `draftkit formats` lists,
-    recognised when None. `overrides`: fact → value as text. `digest`: take the SHA-256 of large local files too.
-    Raises `DraftkitError`.
+    recognised when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
+    unknown, and which are dropped all the same; that is recorded as a loss. `digest`: take the SHA-256 of large local
+    files too. Raises `DraftkitError`.
     """
     located = locate(source, revision=revision)
     if not is_unified(located.path):
-        reading = read_foreign(located, target, format, overrides)
+        reading = read_foreign(located, target, format, overrides, ignored_keys)
         draft = None
         if reading.plan.spec is not None:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
@@ -132,6 +139,8 @@ def plan_conversion(
         raise LayoutError(
             f"{located.name} is a unified draft already", where=located.path, hint=f"draftkit inspect {source}"
         )
+    if ignored_keys:
+        raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
     draft = read_draft(located.path)
     if overrides:
         draft = _overridden(draft, overrides)
@@ -143,12 +152,13 @@ def read_foreign(
     target: str | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    ignored_keys: Sequence[str] = (),
 ) -> Reading:
     """Recognise a foreign checkpoint that is on this machine, and plan how it becomes a unified draft."""
     checkpoint = open_source(located)
     target_facts = _target_facts(target or located.default_target)
     recognised = format_named(format) if format else detect(checkpoint)
-    facts = Facts(checkpoint.config, checkpoint.config_path, overrides)
+    facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
     return Reading(checkpoint, target_facts, recognised.plan(checkpoint, facts, target_facts))
 
 
@@ -161,6 +171,7 @@ def convert_checkpoint(
     revision: str | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
+    ignored_keys: Sequence[str] = (),
     force: bool = False,
     allow_lossy: bool = False,
     on_bytes: Callable[[int], None] | None = None,
@@ -168,9 +179,18 @@ def convert_checkpoint(
     """Convert a draft checkpoint of any known format into the unified layout, or to another (`to`), under `out`.
 
     Without `out`, a folder named after the source is made in the current one. The folder written is returned.
-    Raises `DraftkitError`: with `LayoutError` for facts that are missing and for losses without `allow_lossy`.
+    Raises `DraftkitError`: with `LayoutError` for facts that are missing and for losses without `allow_lossy`. The
+    other arguments are those of `plan_conversion`.
     """
-    conversion = plan_conversion(source, to=to, target=target, revision=revision, format=format, overrides=overrides)
+    conversion = plan_conversion(
+        source,
+        to=to,
+        target=target,
+        revision=revision,
+        format=format,
+        overrides=overrides,
+        ignored_keys=ignored_keys,
+    )
     out = out or default_output(conversion)
     return conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
 

@@ -16,6 +16,13 @@ from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
+# Files of models without a head, whose names lack the module that a causal LM has around them: embedding → that module.
+BASE_MODELS = {
+    "wte.weight": "transformer.",  # GPT-2
+    "word_embeddings.weight": "transformer.",  # BLOOM
+    "decoder.embed_tokens.weight": "model.",  # OPT
+    "embed_in.weight": "gpt_neox.",
+}
 NO_TOKEN = -1  # what PARD's trainer writes when it was given no mask token
 
 
@@ -43,8 +50,14 @@ def plan_causal_lm(
             config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features
         )
         spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
-    moves = rename(checkpoint, dropped=dropped)
+    moves = rename(checkpoint, _full_names(checkpoint), dropped)
     return make_plan(name, checkpoint, facts, spec, moves, tokenizer_files(checkpoint.source.path))
+
+
+def _full_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """Renames that give the tensors of a base model their names in the causal LM, as transformers does on loading."""
+    module = next((module for name, module in BASE_MODELS.items() if name in checkpoint.tensors), None)
+    return {} if module is None else {"lm_head.": "lm_head.", "": module}
 
 
 def is_causal_lm(checkpoint: Checkpoint) -> bool:

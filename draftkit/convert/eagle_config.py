@@ -43,8 +43,7 @@ def read_eagle_config(facts: Facts) -> EagleConfig:
         )
     }
     layer_ids = nested.pop("eagle_aux_hidden_state_layer_ids", None)
-    if unknown := nested.keys() - flags.keys():
-        raise FormatError(f"eagle_config has keys whose effect is unknown: {', '.join(sorted(map(str, unknown)))}")
+    facts.refuse_unknown({f"eagle_config.{key}": value for key, value in nested.items() if key not in flags})
     return EagleConfig(
         layer_ids=layer_ids or None,
         use_aux_hidden_state=flags["use_aux_hidden_state"] is not False,

@@ -10,8 +10,8 @@ from pathlib import Path
 from draftkit.convert.operations import Move, carry_out, copy
 from draftkit.convert.plan import renamed
 from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
+from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
 from draftkit.errors import LayoutError
-from draftkit.layout.atomic import atomic_folder
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import TensorHandle
 from draftkit.layout.jsonfile import dump
@@ -20,8 +20,6 @@ from draftkit.layout.spec import HF_DTYPES
 from draftkit.layout.target import TargetFacts
 from draftkit.layout.tensors import TensorToWrite, write_checkpoint
 from draftkit.layout.torch_file import write_torch
-
-PROVENANCE_FILE = "draftkit-provenance.json"
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def write_export(
     """Write the folder atomically, with the draft's provenance beside the weights. Raises `DraftkitError`."""
     tensors = results(outgoing, export)
     apart = {name: file for file, names in export.torch_files.items() for name in names}
-    with atomic_folder(out, force) as folder:
+    with draft_folder(out, outgoing.draft, force=force) as folder:
         (folder / "config.json").write_text(dump(export.config), encoding="utf-8")
         provenance = to_dict(outgoing.draft.provenance) | {"export_losses": list(export.losses)}
         (folder / PROVENANCE_FILE).write_text(dump(provenance), encoding="utf-8")

@@ -7,10 +7,11 @@ reported; and every fact of the spec has an origin that the report can show.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from draftkit.convert.bookkeeping import BOOKKEEPING
 from draftkit.convert.overrides import override_spec, parse_override
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.provenance import FactOrigin, Origin
@@ -18,43 +19,32 @@ from draftkit.layout.spec import DraftSpec
 
 Value = TypeVar("Value", int, float, str, bool)
 
-# Keys that transformers writes into any config and that say nothing about what a draft computes.
-BOOKKEEPING = {
-    "_name_or_path": "a path of the author's machine",
-    "architectures": "names the target's class; the tensors tell the format",
-    "model_type": "names the target's family; the tensors tell the format",
-    "attention_bias": "the tensors tell which projections have a bias",
-    "attention_dropout": "used in training only",
-    "bos_token_id": "the target's tokenizer decides",
-    "eos_token_id": "the target's tokenizer decides",
-    "pad_token_id": "the target's tokenizer decides",
-    "dtype": "the tensors tell the dtype",
-    "torch_dtype": "the tensors tell the dtype",
-    "initializer_range": "used in training only",
-    "mlp_bias": "the tensors tell which projections have a bias",
-    "pretraining_tp": "splits a matrix product without changing it",
-    "tie_word_embeddings": "the tensors tell whose embedding and head the draft uses",
-    "transformers_version": "no effect on the weights",
-    "use_cache": "no effect on the weights",
-}
-
 
 class Facts:
     """Reads a foreign config and records, for each fact of the spec, its value and origin.
 
-    `overrides` are the user's own values, as text, by the name of the fact.
+    `overrides` are the user's own values, as text, by the name of the fact. `ignored_keys`: the config keys (those
+    inside an object by their path, `outer.key`) whose unknown effect the user accepts.
     """
 
-    def __init__(self, config: dict[str, object], where: object, overrides: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        config: dict[str, object],
+        where: object,
+        overrides: Mapping[str, str] | None = None,
+        ignored_keys: Iterable[str] = (),
+    ):
         self._config = dict(config)
         self._paths: dict[str, str] = {}  # lifted key → where it lies in the file
         self._where = where
         self._overrides = dict(overrides or {})
+        self._ignored_keys = frozenset(ignored_keys)
         self._used: set[str] = set()
         self.found: list[FactOrigin] = []
         self.missing: list[tuple[str, str]] = []  # (fact, what to do)
         self.dropped: dict[str, str] = {}  # config key → reason; of a lifted key, its path
         self.losses: list[str] = []  # what the layout cannot hold
+        self.agreed_losses: dict[str, str] = {}  # config key that the user ignores → what that loses
 
     def stated(self, key: str, kind: type[Value]) -> Value:
         """A key that the config must have. Raises `FormatError` when it is absent or of another type."""
@@ -199,15 +189,36 @@ class Facts:
         self._used |= self._config.keys()
 
     def check_all_used(self) -> None:
-        """Raise `FormatError` naming the keys that were neither used nor dropped."""
+        """Raise `FormatError` for keys that were neither used nor dropped, and for ignored ones that do not need it."""
         for key, reason in BOOKKEEPING.items():
             if key not in self._used and self._path(key) not in self.dropped:
                 self.drop(key, reason)
-        unknown = sorted(key for key in self._config.keys() - self._used if self._path(key) not in self.dropped)
+        self.refuse_unknown({self._path(key): self._config[key] for key in self._config.keys() - self._used})
+        if idle := self._ignored_keys - self.agreed_losses.keys():
+            raise FormatError(
+                f"there is nothing to ignore in {', '.join(sorted(idle))}",
+                where=self._where,
+                expected="config keys whose effect is unknown",
+                hint="leave out --ignore-key for keys that are not there, or that draftkit reads (--set changes those)",
+            )
+
+    def refuse_unknown(self, keys: Mapping[str, object]) -> None:
+        """Raise `FormatError` for config keys (path → value) that nothing reads: all but null, dropped and ignored."""
+        unknown = {}
+        for path, value in sorted(keys.items()):
+            if path in self.dropped:
+                continue
+            if path in self._ignored_keys:
+                self.dropped[path] = "its effect is unknown; ignored, as asked"
+                self.agreed_losses[path] = f"config key {path}, {value!r}: its effect is unknown; ignored, as asked"
+            elif value is None:
+                self.dropped[path] = "null"
+            else:
+                unknown[path] = value
         if unknown:
-            listing = "\n    ".join(f"{self._path(key)}: {self._config[key]!r}" for key in unknown)
+            listing = "\n    ".join(f"{path}: {value!r}" for path, value in unknown.items())
             raise FormatError(
                 f"config keys that this format does not define, so that their effect is unknown:\n    {listing}",
                 where=self._where,
-                hint="if they change nothing, delete them from config.json; otherwise this is another format",
+                hint="if they change nothing, convert with --ignore-key KEY for each; otherwise this is another format",
             )

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Operation = Literal[
     "copy", "drop", "reshape", "first_rows", "offset_to_index", "index_to_offset", "offset_to_mask", "fill",
-    "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed", "fold_bias",
+    "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed",
+    "add_dora", "add_dora_transposed", "fold_bias",
 ]  # fmt: skip
 MAX_FOLD_ERROR = 0.03  # of what fc makes of the embedding and its bias
 FOLD_SAMPLE = 1024  # embedding rows on which that error is measured
@@ -35,7 +36,7 @@ class Move:
     """How one tensor of the result comes about, or why a source tensor is dropped (`destination` is None).
 
     `dtype` and `shape` are those of the result, of the source where it is dropped. `number` is the scale of
-    `add_lora` and `add_lora_transposed`, and the value of `fill`. `reason` is told to the user.
+    `add_lora`, `add_dora` and their transposed kinds, and the value of `fill`. `reason` is told to the user.
     """
 
     operation: Operation
@@ -155,6 +156,25 @@ def _add_lora(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterato
         yield from _tensor_chunks(rows + update, move.dtype, size)
 
 
+def _add_dora(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """m · (W + scale · B·A) / ‖W + scale · B·A‖, the norm that of each output over all inputs, m [out].
+
+    Otherwise as `_add_lora`; the transposed kind has the outputs of W in its columns.
+    """
+    import torch
+
+    from draftkit.layout.dtypes import torch_dtype
+
+    assert move.number is not None
+    precise = torch.promote_types(torch_dtype(move.dtype), torch.float32)
+    weight, a, b, magnitude = (handle.load().to(precise) for handle in sources)
+    outputs = (1, -1) if move.operation == "add_dora_transposed" else (-1, 1)
+    update = b @ a
+    merged = weight + (update if outputs == (-1, 1) else update.T) * move.number
+    norms = torch.linalg.norm(merged if outputs == (-1, 1) else merged.T, dim=1)
+    yield from _tensor_chunks((magnitude.flatten() / norms).view(outputs) * merged, move.dtype, size)
+
+
 def _fold_bias(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
     """Embedding rows E + d with W_e·d = b, where W_e is the half of `fc` that reads the embedding.
 
@@ -215,6 +235,8 @@ STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]
     "select_rows": _select_rows,
     "add_lora": _add_lora,
     "add_lora_transposed": _add_lora,
+    "add_dora": _add_dora,
+    "add_dora_transposed": _add_dora,
     "fold_bias": _fold_bias,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,14 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.dtypes import FLOATS
+from draftkit.layout.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
+
+# What transformers once saved beside the weights and computes by itself today.
+ROPE_BUFFER = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+MASK_BUFFER = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias)")
+MASK_DIMENSIONS = (0, 4)  # a learned bias of that name would have one
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Plan:
     """Everything a conversion into the layout will do, before it does any of it.
 
     `spec` is None while facts are missing (`missing`: fact and what to pass). `dropped_keys`: config key → reason.
-    `losses`: what the checkpoint has and the layout cannot hold.
+    `losses`: what the checkpoint has and the layout cannot hold; `agreed_losses`: what the user said to ignore.
     """
 
     format: str
@@ -30,6 +37,7 @@ class Plan:
     missing: tuple[tuple[str, str], ...]
     dropped_keys: dict[str, str]
     losses: tuple[str, ...] = ()
+    agreed_losses: tuple[str, ...] = ()
     copied_files: tuple[Path, ...] = ()
 
     def require_spec(self, where: object) -> DraftSpec:
@@ -56,6 +64,7 @@ def make_plan(
     Facts that the user overrides replace those of `spec`. Raises `FormatError`/`LayoutError` with everything wrong.
     """
     facts.check_all_used()
+    moves = [_without_buffer(checkpoint, move) for move in moves]
     moved = {name for move in moves for name in move.sources}
     if unmoved := checkpoint.tensors.keys() - moved:
         raise FormatError(
@@ -79,8 +88,24 @@ def make_plan(
         missing=tuple(facts.missing),
         dropped_keys=facts.dropped,
         losses=tuple(facts.losses),
+        agreed_losses=tuple(facts.agreed_losses.values()),
         copied_files=tuple(copied_files),
     )
+
+
+def _without_buffer(checkpoint: Checkpoint, move: Move) -> Move:
+    handle = checkpoint.tensors[move.sources[0]] if move.sources else None
+    reason = None if handle is None else _computed(handle)
+    return move if handle is None or reason is None else drop(handle, reason)
+
+
+def _computed(handle: TensorHandle) -> str | None:
+    """What a tensor is computed from where it is no weight, None where it is one."""
+    if ROPE_BUFFER.fullmatch(handle.name):
+        return "a buffer: computed from the rope parameters of the config"
+    if MASK_BUFFER.fullmatch(handle.name) and len(handle.shape) in MASK_DIMENSIONS:
+        return "a buffer: the causal mask"
+    return None
 
 
 def rename(
@@ -108,7 +133,7 @@ def common_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of the weights: that of most bytes among the floating-point tensors."""
     sizes: dict[str, int] = {}
     for handle in checkpoint.tensors.values():
-        if handle.dtype in FLOATS:
+        if handle.dtype in FLOATS and _computed(handle) is None:
             sizes[handle.dtype] = sizes.get(handle.dtype, 0) + handle.nbytes
     if not sizes:
         raise FormatError("no floating-point tensor among the weights", where=checkpoint.source.path)

@@ -31,7 +31,7 @@ def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, dig
         target_revision=target.revision if target else None,
         facts=plan.facts,
         dropped_config={key: value_at(checkpoint.config, key) for key in plan.dropped_keys},
-        losses=plan.losses,
+        losses=plan.losses + plan.agreed_losses,
         draftkit_version=__version__,
     )
     tensors = carry_out(plan.moves, checkpoint.tensors)

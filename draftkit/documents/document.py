@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkit.documents.jsonl import atomic_file, dump_line, read_lines
+from draftkit.documents.jsonl import dump_line, read_lines
 from draftkit.errors import DraftkitError, FormatError
+from draftkit.layout.atomic import atomic_file
 
 FORMAT = "draftkit-documents"
 MAX_TOKEN = 2**31 - 1

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
 from draftkit.evaluate.loading import load_tokenizer as load_any_tokenizer
+from draftkit.evaluate.provenance import template_sha256
 from draftkit.hub import locate
 from draftkit.layout.jsonfile import read_object
 
@@ -33,8 +34,7 @@ class TargetTokenizer:
     @property
     def template_sha256(self) -> str | None:
         """A digest of the chat template, None where there is none."""
-        template = self.tokenizer.chat_template
-        return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()
+        return template_sha256(self.tokenizer)
 
 
 def load_tokenizer(target: str) -> TargetTokenizer:

@@ -5,28 +5,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
 from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, load_tokenizer, ngram_drafter, open_draft
 from draftkit.evaluate.measure import Conversations, Progress, measure
-from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts
+from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
 from draftkit.evaluate.planning import plan_memory
-from draftkit.evaluate.provenance import provenance
-from draftkit.evaluate.saved import SCHEMA, ResultFile, append_rounds, key_of
+from draftkit.evaluate.provenance import provenance, template_sha256
+from draftkit.evaluate.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, key_of, replaced_by
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.evaluate.vllm import VllmSettings, check_with_vllm, measure_with_vllm, run_plain
 from draftkit.hub import locate
-from draftkit.layout.digest import draft_sha256
+from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
@@ -78,21 +78,27 @@ def evaluate_draft(
         done = {key_of(cell) for cell in cells}
         measured: list[Iterator[Cell]] = []
         evaluation = None
+        digests = _Digests(prompts.sha256, template_sha256(tokenizer))
         try:
             opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
+            digests = digests.with_weights(opened, None if saved is None else locate(target).path)
             plans = _plans(target, opened, asked, sweep.largest(settings))
             for plan in plans.values():
                 plan.require()
-            evaluation = _Evaluation(target, opened, plans, prompts, tokenizer, settings, on_progress, records)
+            evaluation = _Evaluation(target, opened, plans, digests, prompts, tokenizer, settings, on_progress, records)
             measured.append(evaluation.cells(sweep, done))
         except DraftkitError as error:
-            if vllm is None:
+            if vllm is None or isinstance(error, NonFiniteError):  # another engine would measure garbage
                 raise
             warned.append(Warned("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
         if vllm is not None:
-            measured.append(_with_vllm(target, drafts, asked, sweep, vllm, done, on_progress))
+            if vllm.url is not None and any(cell["engine"] == "vllm" for cell in cells):
+                warned.append(Warned("server-resumed", "kept figures of a server, whose weights cannot be compared"))
+            measured.append(_with_vllm(target, drafts, asked, digests, sweep, vllm, done, on_progress))
         for cell in itertools.chain.from_iterable(measured):
             warned += [Warned(**concern) for concern in cell.pop("warnings", ())]
+            if reason := replaced_by(cell, cells):
+                warned.append(Warned("measured-again", f"{name_of(cell)}: measured again, because {reason}"))
             cells.append(cell)
             if saved is not None:
                 saved.add(cell)
@@ -115,6 +121,7 @@ def _with_vllm(
     target: str,
     drafts: Sequence[str],
     asked: Conversations,
+    digests: _Digests,
     sweep: Sweep,
     vllm: VllmSettings,
     done: set[tuple[object, ...]],
@@ -122,9 +129,10 @@ def _with_vllm(
 ) -> Iterator[Cell]:
     """The cells that vLLM measures, but for those that are done."""
     categories = [prompt.category for prompt in asked.prompts]
+    of = {source: (digests.without_weights() if vllm.url else digests).of(source) for source in drafts}
     for shared, drafting in sweep.groups(asked.settings):
         headings = [
-            (source, settings, {"target": target, "draft": source, "engine": "vllm"} | _varied(settings))
+            (source, settings, {"target": target, "draft": source, "engine": "vllm"} | _varied(settings) | of[source])
             for source in drafts
             for settings in drafting
         ]
@@ -134,9 +142,33 @@ def _with_vllm(
         requests = Conversations(asked.prompts, asked.tokenizer, shared).first_requests
         plain = run_plain(target, requests, shared, vllm, on_progress)
         for source, settings in wanted:
-            yield measure_with_vllm(
+            cell = measure_with_vllm(
                 target, source, requests, settings, vllm, plain=plain, categories=categories, on_progress=on_progress
             )
+            yield cell | of[source]
+
+
+@dataclass(frozen=True)
+class _Digests:
+    """What is measured, by content: as a server is, without the weights, or with them. `drafts`: None of n-gram
+    lookup."""
+
+    prompts: str
+    template: str | None
+    target: str | None = None
+    drafts: Mapping[str, str | None] = field(default_factory=dict)
+
+    def with_weights(self, drafts: Mapping[str, Draft | None], target: Path | None) -> _Digests:
+        """Those of the drafts too, and of the target, which takes longest, where there is a use for it."""
+        own = {source: None if draft is None else draft_sha256(draft) for source, draft in drafts.items()}
+        return replace(self, target=None if target is None else target_sha256(target), drafts=own)
+
+    def without_weights(self) -> _Digests:
+        return _Digests(self.prompts, self.template)
+
+    def of(self, draft: str) -> Cell:
+        """By the names of a cell."""
+        return dict(zip(DIGESTS, (self.target, self.drafts.get(draft), self.prompts, self.template), strict=True))
 
 
 def _varied(settings: Settings) -> Cell:
@@ -165,6 +197,7 @@ class _Evaluation:
         target: str,
         opened: Mapping[str, Draft | None],
         plans: Mapping[str, MemoryPlan],
+        digests: _Digests,
         prompts: PromptSet,
         tokenizer: PreTrainedTokenizerBase,
         settings: Settings,
@@ -176,6 +209,7 @@ class _Evaluation:
         self.model, _ = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
         self.drafts = {source: _Loaded.of(source, draft, self.model, tokenizer) for source, draft in opened.items()}
         self.plans = plans
+        self.digests = digests
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.settings = settings
@@ -242,8 +276,8 @@ class _Evaluation:
             "draft": source,
             "method": self.drafts[source].method,
             "dataset": self.prompts.name,
-            "draft_sha256": self.drafts[source].sha256,
             "engine": "draftkit",
+            **self.digests.of(source),
         } | _varied(settings)
 
 
@@ -252,7 +286,6 @@ class _Loaded:
     """A draft's drafter, and the target with the taps that it reads."""
 
     method: str
-    sha256: str | None
     target: Target
     drafter: Drafter
 
@@ -262,7 +295,7 @@ class _Loaded:
     ) -> _Loaded:
         drafter = ngram_drafter(source, model) if draft is None else load_drafter(draft, model, tokenizer)
         method = "ngram" if draft is None else draft.spec.method
-        return cls(method, None if draft is None else draft_sha256(draft), Target(model, drafter.taps), drafter)
+        return cls(method, Target(model, drafter.taps), drafter)
 
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -14,12 +13,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub import locate
+from draftkit.layout.atomic import temporary_folder
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
+from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 from draftkit.models.target import load_target
 from draftkit.models.tokens import same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -46,13 +47,13 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
 
 def load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
     except (OSError, ValueError) as error:
         raise TargetError(
             f"the {of} has no tokenizer that transformers can load",
             where=folder,
             expected="tokenizer.json, or what AutoTokenizer reads",
-            hint="copy the tokenizer files of the original model into the folder",
+            hint=remote_code_hint(error) or "copy the tokenizer files of the original model into the folder",
         ) from error
 
 
@@ -82,8 +83,8 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
     if is_unified(located.path):
         yield read_draft(located.path)
         return
-    with TemporaryDirectory(prefix="draftkit-") as scratch:
-        yield read_draft(convert_checkpoint(source, Path(scratch) / "draft", target=target))
+    with temporary_folder() as scratch:
+        yield read_draft(convert_checkpoint(source, scratch / "draft", target=target))
 
 
 def load_drafter(

@@ -50,9 +50,14 @@ def mistakes_of_prompts(
         )
 
 
+def name_of(cell: Mapping[str, Any]) -> str:
+    """A cell, as warnings call it."""
+    return f"{cell['draft']}, K={cell['num_speculative_tokens']}, concurrency {cell['concurrency']}"
+
+
 def mistakes_of_cell(cell: Mapping[str, Any], settings: Settings) -> Iterator[Warned]:
     """What is doubtful about a cell of the result."""
-    name = f"{cell['draft']}, K={cell['num_speculative_tokens']}, concurrency {cell['concurrency']}"
+    name = name_of(cell)
     if cell["repetition"] > LOOPING:
         forced = "; --ignore-eos makes outputs run on after their end" if settings.ignore_eos else ""
         yield Warned(

@@ -30,7 +30,6 @@ def provenance(
     settings: Settings,
 ) -> dict[str, object]:
     """Versions, machine, prompts and settings of a run; the settings that a sweep varies are in its cells."""
-    template = tokenizer.chat_template
     shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
     del shared["sampling"]["temperature"]
     return environment(device, dtype) | {
@@ -46,9 +45,15 @@ def provenance(
             "thinking": settings.thinking,
         },
         "first_prompt_ids": list(first_ids[:SHOWN_IDS]),
-        "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
+        "chat_template_sha256": template_sha256(tokenizer),
         "settings": shared,
     }
+
+
+def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A digest of the chat template, None where there is none."""
+    template = tokenizer.chat_template
+    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()
 
 
 def environment(device: str, dtype: torch.dtype) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,27 +10,45 @@ from typing import Any
 
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.layout.atomic import write_file
+from draftkit.layout.jsonfile import finite
 from draftkit.runtime.records import Generation
 
 SCHEMA = 1
 
 
+NAMES = ("engine", "target", "draft", "num_speculative_tokens", "temperature", "concurrency")
+# What was measured, whatever it is called. None: there is none, or it cannot be seen.
+DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
+
+
 def key_of(cell: Mapping[str, Any]) -> tuple[object, ...]:
-    """What tells the cells of a sweep apart."""
-    names = ("engine", "target", "draft", "num_speculative_tokens", "temperature", "concurrency")
-    return tuple(cell[name] for name in names)
+    """What tells measurements apart: how the cell was asked for, and the digests of what was measured."""
+    return (*(cell[name] for name in NAMES), *(cell.get(name, "not recorded") for name in DIGESTS))
+
+
+def replaced_by(cell: Mapping[str, Any], cells: list[dict[str, Any]]) -> str | None:
+    """Take the older cell that was asked for as `cell` out of `cells`; why it no longer counts, None without one."""
+    older = next((other for other in cells if all(other[name] == cell[name] for name in NAMES)), None)
+    if older is None:
+        return None
+    cells.remove(older)
+    if any(name not in older for name in DIGESTS):
+        return "the saved figure does not say which weights, prompts and template it belongs to"
+    changed = [name.removesuffix("_sha256") for name in DIGESTS if older[name] != cell[name]]
+    return f"{' and '.join(changed)} changed since the saved figure was measured"
 
 
 def result_json(result: object) -> str:
     """A result as JSON; what has no number, as the acceptance length of no rounds, is null."""
-    return json.dumps(_finite(result), indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 class ResultFile:
     """The result in a file: written anew, and whole, after each cell.
 
-    With `resume`, cells that it holds are kept. Raises `DraftkitError` where there is a file and no `resume`, and when
-    it goes on under other settings or versions; `FormatError` for a file that is no result.
+    With `resume`, cells that it holds are kept; `add` replaces one that was asked for alike. Raises `DraftkitError`
+    where there is a file and no `resume`, and when it goes on under other settings or versions; `FormatError` for a
+    file that is no result.
     """
 
     def __init__(self, path: Path, *, resume: bool):
@@ -46,7 +63,7 @@ class ResultFile:
             stored = json.loads(path.read_text(encoding="utf-8"))
             self.cells, self._provenance = stored["cells"], stored["provenance"]
             for cell in self.cells:
-                key_of(cell)
+                key_of(cell)  # raises for one that lacks a name
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError("not the result of an evaluation", where=path, hint="name another file") from error
 
@@ -64,6 +81,7 @@ class ResultFile:
         self._provenance = provenance
 
     def add(self, cell: dict[str, Any]) -> None:
+        replaced_by(cell, self.cells)
         self.cells.append(cell)
         self.write({"schema": SCHEMA, "provenance": self._provenance, "cells": self.cells})
 
@@ -81,7 +99,7 @@ def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[
     for g in generations:
         for number, r in enumerate(g.rounds):
             ended = g.finished if number == len(g.rounds) - 1 else None
-            lines.append(json.dumps(named | {"request": g.request.id} | asdict(r) | {"finished": ended}))
+            lines.append(json.dumps(finite(named | {"request": g.request.id} | asdict(r) | {"finished": ended})))
     try:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
@@ -92,15 +110,3 @@ def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[
 def _plain(value: object) -> Any:
     """The value as a file gives it back."""
     return json.loads(result_json(value))
-
-
-def _finite(value: object) -> object:
-    match value:
-        case dict():
-            return {key: _finite(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_finite(inner) for inner in value]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value

@@ -1,25 +1,26 @@
-"""A folder that appears complete or not at all.
+"""Folders and files that appear complete or not at all, and temporary folders that outlive no run.
 
-What is written goes to a hidden sibling, `.NAME.tmp-PID@HOST-RANDOM`, which is renamed at the end. The name says who
-owns it, so that a later run can tell the remains of a killed one from the work of one that is still running.
+What is written lies in a hidden sibling, the scratch folder `.NAME.tmp-RANDOM`, as `new`, and is renamed at the end; a
+folder that it replaces waits beside it as `old`. The owner of a scratch folder holds a lock on the file `lock` in it,
+which the kernel releases however the owner ends. So a later run can tell the remains of a killed one from the work of
+one that is still running, also in another container that shares the volume.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import platform
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from draftkit.errors import DraftkitError
-
-HOST = platform.node() or "localhost"
 
 # The failures of a disk or its permissions. Any other OSError from the body may be a network's, or a bug.
 DISK_FAILURES = {
@@ -27,47 +28,125 @@ DISK_FAILURES = {
     errno.EBUSY,
     errno.EDQUOT,
     errno.EEXIST,
+    errno.EFBIG,
     errno.EIO,
     errno.ENAMETOOLONG,
     errno.ENOSPC,
     errno.ENOTDIR,
+    errno.ENOTEMPTY,
     errno.EPERM,
     errno.EROFS,
     errno.EXDEV,
 }
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems answer that have none
 
 
 @contextmanager
-def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
+def atomic_folder(out: Path, replaces: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Yield an empty folder that becomes `out` when the body ends, and is removed when it raises.
 
-    `force` lets it replace what is there, which stays untouched until the new folder is complete and on disk.
-    Raises `DraftkitError` when `out` exists and is not empty, when it cannot be replaced (a mount point, the current
-    folder or a parent of it), and when the disk is full or forbids writing.
+    An empty `out` is replaced, and one of which `replaces` is true, which stays untouched until the new folder is
+    complete and on disk. Raises `DraftkitError` when anything else is there, when it cannot be replaced (a mount point,
+    the current folder or a parent of it), and when the disk is full or forbids writing.
     """
     out = Path(os.path.realpath(out))  # the sibling must lie in the file system of the folder itself
-    try:
-        with _replacement(out, force) as temporary:
-            yield temporary
-    except OSError as error:
-        if error.errno not in DISK_FAILURES:
-            raise
-        raise DraftkitError(f"writing {out.name} failed: {error.strerror}", where=error.filename or out) from error
+    with disk_failures(f"writing {out.name} failed", out):
+        _check_replaceable(out, replaces)
+        with scratch_folder(out) as scratch:
+            _check_replaceable(out, replaces)  # again: a killed run's may have been put back
+            new = scratch / "new"
+            new.mkdir()
+            yield new
+            _sync_tree(new)
+            _check_replaceable(out, replaces)  # again: the body may have taken hours
+            _swap(scratch, out)
+        _sync(out.parent)
+
+
+@contextmanager
+def atomic_file(path: Path, force: bool = False) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` when the body ends, and is removed when it raises.
+
+    Raises `DraftkitError` when `path` exists and `force` is not given, when it is a folder, and when the disk is full
+    or forbids writing.
+    """
+    if path.is_dir():
+        raise DraftkitError("the output is a folder", where=path, expected="the name of a file")
+    if path.exists() and not force:
+        raise DraftkitError(
+            "the output is already there", where=path, hint="choose another file, or replace it with --force"
+        )
+    with disk_failures(f"writing {path.name} failed", path), scratch_folder(path) as scratch:
+        new = scratch / "new"
+        with new.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        _sync(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Put a whole file on disk in the place of what is there. Raises `DraftkitError` where it cannot be written."""
-    temporary = sibling(path, "tmp")
+    with atomic_file(path, force=True) as file:
+        file.write(data)
+
+
+def check_writable(path: Path) -> None:
+    """Raise `DraftkitError` where the disk forbids that `path`, a file or folder, be written; leaves nothing."""
+    parent = next(parent for parent in Path(os.path.abspath(path)).parents if os.path.lexists(parent))
+    with scratch_folder(parent / path.name):
+        pass
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in the system's place for temporary files, removed at the end, or by the next run if this is killed.
+
+    Raises `DraftkitError` when the disk is full or forbids writing.
+    """
+    with scratch_folder(Path(tempfile.gettempdir()) / "draftkit") as scratch:
+        yield scratch
+
+
+@contextmanager
+def scratch_folder(out: Path) -> Iterator[Path]:
+    """A hidden sibling of `out` that no other run removes before the body ends; then it goes.
+
+    What killed runs had begun for `out` is tidied up first. Raises `DraftkitError` when the disk is full or forbids
+    writing.
+    """
+    with disk_failures(f"{out.name} cannot be written", out):
+        settle_leftovers(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch, lock = _begin(out)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        raise DraftkitError(f"the file cannot be written: {error.strerror}", where=path) from error
+        yield scratch
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that has failed would hide how the body ended
+            _discard(scratch, out)
+        if lock is not None:
+            os.close(lock)
+
+
+def settle_leftovers(out: Path) -> None:
+    """Tidy up after killed runs: put back what they had moved aside, remove what they had begun."""
+    pattern = re.compile(rf"\.{re.escape(out.name)}\.(tmp|gone)-[0-9a-f]+")
+    for path in list(out.parent.iterdir()) if out.parent.is_dir() else []:
+        if match := pattern.fullmatch(path.name):
+            with suppress(OSError):  # another user's, or another run is at it too: what stays is tried the next time
+                _settle(path, match[1], out)
+
+
+@contextmanager
+def disk_failures(what: str, where: Path) -> Iterator[None]:
+    """Make a `DraftkitError` of what a disk or its permissions refuse to the body."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FAILURES:
+            raise
+        raise DraftkitError(f"{what}: {error.strerror}", where=_place(error, where)) from error
 
 
 def start_write_back(file: BinaryIO, begin: int) -> int:
@@ -83,98 +162,113 @@ def start_write_back(file: BinaryIO, begin: int) -> int:
     return end
 
 
-@contextmanager
-def _replacement(out: Path, force: bool) -> Iterator[Path]:
-    settle_leftovers(out)
-    _check_replaceable(out, force)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = sibling(out, "tmp")
-    try:
-        temporary.mkdir()
-        yield temporary
-        _sync_tree(temporary)
-        _check_replaceable(out, force)  # again: the body may have taken hours
-        _swap(temporary, out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _sync(out.parent)
+def _place(error: OSError, where: Path) -> object:
+    """The file that the error names, but for those in a scratch folder, which are of no use to anyone."""
+    name = error.filename
+    return where if not isinstance(name, str | Path) or ".tmp-" in str(name) else name
 
 
-def _check_replaceable(out: Path, force: bool) -> None:
+def _check_replaceable(out: Path, replaces: Callable[[Path], bool] | None) -> None:
     if not out.exists():
         return
     if out.is_mount() or Path.cwd().is_relative_to(out):
         raise DraftkitError(
             "a mount point and the current folder cannot be replaced", where=out, hint=f"write to {out / 'draft'}"
         )
-    if not force and not (out.is_dir() and not any(out.iterdir())):
+    if not out.is_dir():
+        raise DraftkitError("the output is a file", where=out, hint="choose another folder")
+    try:
+        free, ours = not any(out.iterdir()), replaces is not None and replaces(out)
+    except FileNotFoundError:  # another run has just moved it aside
+        return
+    if free:
+        return
+    if replaces is None:
         raise DraftkitError(
-            "the output is already there", where=out, hint="choose another folder, or replace it with --force"
+            "the output is already there",
+            where=out,
+            hint="choose another folder; --force replaces what draftkit has written",
+        )
+    if not ours:
+        raise DraftkitError(
+            "the output is already there, and holds what draftkit has not written",
+            where=out,
+            hint="choose another folder, or remove this one yourself",
         )
 
 
-def sibling(out: Path, role: str) -> Path:
-    return out.with_name(f".{out.name}.{role}-{os.getpid()}@{HOST}-{secrets.token_hex(4)}")
+def _begin(out: Path) -> tuple[Path, int | None]:
+    """A new scratch folder and its lock, held; None on a file system without locks."""
+    while True:
+        scratch = _sibling(out, "tmp")
+        scratch.mkdir(mode=0o700)
+        try:
+            lock = _locked(scratch)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return scratch, None
+        if lock is not None:
+            return scratch, lock
 
 
-def _swap(temporary: Path, out: Path) -> None:
-    """Put `temporary` in the place of `out`, or leave `out` as it was."""
-    aside = sibling(out, "old")
+def _locked(scratch: Path) -> int | None:
+    """The lock of a scratch folder, held until it is closed; None when another run holds it, or removes the folder."""
+    path = scratch / "lock"
     try:
-        if out.exists():
-            out.rename(aside)
-        temporary.rename(out)
-    except BaseException:
-        if aside.exists() and not out.exists():
-            aside.rename(out)
-        raise
-    _discard(aside, out)
-
-
-def settle_leftovers(out: Path) -> None:
-    """Tidy up after killed runs: put back what they had moved aside, remove what they had begun."""
-    for path in list(out.parent.iterdir()) if out.parent.is_dir() else []:
-        role = _leftover_role(path, out)
-        if role == "old" and not out.exists():
-            path.rename(out)
-        elif role == "old":
-            _discard(path, out)
-        elif role == "tmp":
-            _remove(path)
-
-
-def _discard(aside: Path, out: Path) -> None:
-    """Remove what was moved aside, once its name no longer says that it may be put back: half of it must not be."""
-    if aside.exists():
-        _remove(aside.rename(sibling(out, "tmp")))
-
-
-def _leftover_role(path: Path, out: Path) -> str | None:
-    """`"tmp"` or `"old"` for a sibling of `out` whose owner is gone, None for any other path."""
-    match = re.fullmatch(rf"\.{re.escape(out.name)}\.(tmp|old)-(\d{{1,9}})@(.+)-[0-9a-f]+", path.name)
-    if match is None:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
         return None
-    role, pid, host = match.groups()
-    return None if host != HOST or _is_alive(int(pid)) else role  # another host's processes cannot be seen
-
-
-def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(path)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
 
 
-def _remove(path: Path) -> None:
-    """Remove a file or folder as far as possible; what stays is tried again at the next run."""
-    if path.is_dir():
+def _settle(path: Path, role: str, out: Path) -> None:
+    """Tidy up a scratch folder, unless its owner lives."""
+    if role == "gone":
         shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    elif (lock := _locked(path)) is not None:
+        try:
+            old = path / "old"
+            if old.exists() and (path / "new").exists() and not out.exists():  # the owner died between the renames
+                old.rename(out)
+            _discard(path, out)
+        finally:
+            os.close(lock)
+
+
+def _discard(scratch: Path, out: Path) -> None:
+    """Remove a scratch folder whose lock is held, once its name says so: half of what is in it must not be put back.
+
+    Nor can a run that has just made it take the lock any more, which lies elsewhere now.
+    """
+    shutil.rmtree(scratch.rename(_sibling(out, "gone")), ignore_errors=True)
+
+
+def _sibling(out: Path, role: str) -> Path:
+    return out.with_name(f".{out.name}.{role}-{secrets.token_hex(8)}")
+
+
+def _swap(scratch: Path, out: Path) -> None:
+    """Put what is new in the place of `out`, or leave `out` as it was."""
+    new, old = scratch / "new", scratch / "old"
+    try:
+        with suppress(FileNotFoundError):
+            out.rename(old)
+        new.rename(out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise
 
 
 def _sync_tree(folder: Path) -> None:

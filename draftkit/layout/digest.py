@@ -1,11 +1,23 @@
-"""A digest that tells whether two folders hold the same draft, wherever they lie and whatever wrote their files."""
+"""Digests that tell whether two folders hold the same draft or target, wherever they lie.
+
+Every byte of the weights counts: size, date and the beginning of a file are those of a retrained checkpoint too. That
+costs one reading of the files, which loading them needs anyway.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from draftkit.layout.folder import Draft
+from draftkit.layout.folder import Draft, tokenizer_files
+from draftkit.layout.handles import TensorHandle
+from draftkit.layout.tensors import open_checkpoint
+
+THREADS = 8  # which read and digest tensors together, at most
 
 
 def draft_sha256(draft: Draft) -> str:
@@ -20,3 +32,29 @@ def draft_sha256(draft: Draft) -> str:
         for chunk in handle.chunks():
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def target_sha256(folder: Path) -> str:
+    """SHA-256 of a target's config, tokenizer, chat template, generation config and every byte of its weights.
+
+    Raises `FormatError`/`SourceError` for a folder that is no checkpoint, or a file that changes meanwhile.
+    """
+    digest = hashlib.sha256()
+    for path in (folder / "config.json", *tokenizer_files(folder)):
+        digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    for part in _digests(handle for _, handle in sorted(open_checkpoint(folder).items())):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _digests(handles: Iterable[TensorHandle]) -> list[bytes]:
+    """The digest of each tensor, with its name, dtype and shape."""
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_tensor_sha256, handles))
+
+
+def _tensor_sha256(handle: TensorHandle) -> bytes:
+    digest = hashlib.sha256(f"{handle.name}\0{handle.dtype}\0{list(handle.shape)}\0".encode())
+    for chunk in handle.chunks():
+        digest.update(chunk)
+    return digest.digest()

@@ -1,18 +1,19 @@
-"""Finding NaN and infinities in the tensors of a checkpoint, block by block."""
+"""Finding NaN and infinities in tensors, of a checkpoint or in memory, block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from draftkit.layout.dtypes import DTYPES, torch_dtype
+from draftkit.layout.dtypes import DTYPES, dtype_name, torch_dtype
 from draftkit.layout.handles import TensorHandle, raw_memory
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK_BYTES = 1 << 20  # stays in the processor's cache between being read and being looked at
+LOADED_BLOCK = 1 << 24  # elements of a tensor in memory that are looked at together: few waits for a device
 FLOATING = {name for name in DTYPES if name.startswith(("F", "BF"))}
 
 
@@ -38,14 +39,24 @@ def find_non_finite(tensors: Mapping[str, TensorHandle]) -> list[NonFinite]:
     Reads every byte of every floating-point tensor, a megabyte at a time. Raises `FormatError`/`SourceError` for a file
     that changes or goes away meanwhile.
     """
-    found = (_search(name, handle) for name, handle in tensors.items() if handle.dtype in FLOATING)
+    found = (_search(name, h.dtype, h.shape, _blocks(h)) for name, h in tensors.items() if h.dtype in FLOATING)
     return [non_finite for non_finite in found if non_finite is not None]
 
 
-def _search(name: str, handle: TensorHandle) -> NonFinite | None:
+def find_non_finite_loaded(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[NonFinite]:
+    """The same of tensors in memory, on any device: no second copy of one is made."""
+    found = (
+        _search(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.detach().flatten().split(LOADED_BLOCK))
+        for name, tensor in tensors
+        if tensor.is_floating_point() and tensor.numel()
+    )
+    return [non_finite for non_finite in found if non_finite is not None]
+
+
+def _search(name: str, dtype: str, shape: tuple[int, ...], blocks: Iterable[torch.Tensor]) -> NonFinite | None:
     nan = inf = position = 0
     first: int | None = None
-    for block in _blocks(handle):
+    for block in blocks:
         if not _is_finite(block):
             values = block.float() if block.itemsize == 1 else block  # torch has no isnan for fp8
             is_nan, is_inf = values.isnan(), values.isinf()
@@ -54,7 +65,7 @@ def _search(name: str, handle: TensorHandle) -> NonFinite | None:
             if first is None:
                 first = position + int((is_nan | is_inf).nonzero()[0])
         position += block.numel()
-    return None if first is None else NonFinite(name, handle.dtype, handle.shape, nan, inf, _index(first, handle.shape))
+    return None if first is None else NonFinite(name, dtype, shape, nan, inf, _index(first, shape))
 
 
 def _is_finite(block: torch.Tensor) -> bool:
@@ -63,7 +74,7 @@ def _is_finite(block: torch.Tensor) -> bool:
 
     if block.itemsize > 1:
         return all(extreme.isfinite() for extreme in torch.aminmax(block))  # NaN is passed on as either
-    codes = torch.arange(256, dtype=torch.uint8)
+    codes = torch.arange(256, dtype=torch.uint8, device=block.device)
     present = block.view(torch.uint8).bincount(minlength=256) > 0
     return bool(codes[present].view(block.dtype).float().isfinite().all())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
 
@@ -59,6 +60,19 @@ def _check_writable(value: object, depth: int) -> None:
     elif isinstance(value, list | dict):
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
             _check_writable(part, depth - 1)
+
+
+def finite(value: object) -> object:
+    """The value with null for what JSON has no number for: NaN and infinity, as the mean of nothing."""
+    match value:
+        case dict():
+            return {key: finite(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [finite(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
 
 
 def dump(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import torch
 from transformers import PreTrainedModel
@@ -14,14 +15,36 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def device_named(name: str | None) -> str:
-    """The device of that name; None is a GPU where there is one, else the CPU. Raises `DraftkitError`."""
+    """The device of that name, `cpu` or `cuda:N`; None is a GPU where there is one, else the CPU.
+
+    `cuda` is the GPU of this process: that of its local rank under torchrun, else the current one. Raises
+    `DraftkitError` for a device that this machine does not have, and for one that several processes would share.
+    """
     if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return name
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise DraftkitError(f"device {name!r}", expected="cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
         raise DraftkitError("this machine or this build of torch has no CUDA device", hint="--device cpu")
-    if name != "cpu" and not name.startswith("cuda"):
-        raise DraftkitError(f"device {name!r}", expected="cpu or cuda")
-    return name
+    index, rank = name.partition(":")[2], os.environ.get("LOCAL_RANK")
+    if index and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+        raise DraftkitError(f"device {name!r} for several processes", expected="cuda: each has a GPU of its own")
+    number = int(index or rank or torch.cuda.current_device())
+    count = torch.cuda.device_count()
+    if number >= count:
+        raise DraftkitError(
+            f"device cuda:{number}: torch sees {count} CUDA device{'s' if count > 1 else ''}",
+            expected="cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}",
+        )
+    return f"cuda:{number}"
+
+
+def use_device(device: str) -> None:
+    """Make a device of `device_named` the current one: Triton, streams and graphs run on that, wherever tensors are."""
+    if device != "cpu":
+        torch.cuda.set_device(device)
 
 
 def dtype_named(name: str | None, device: str) -> torch.dtype:

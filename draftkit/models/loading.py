@@ -1,7 +1,7 @@
 """From a unified draft on disk to a module ready to run, in the target's dtype and on its device.
 
-Weights that the spec borrows are the target's own. All raise `TargetError` when the draft does not fit the target, and
-`LayoutError` when its mask token is none of its tokens.
+Weights that the spec borrows are the target's own. All raise `TargetError` when the draft does not fit the target,
+`LayoutError` when its mask token is none of its tokens, and `NonFiniteError` for weights with NaN or infinity.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.dequantise import dequantised
 from draftkit.models.eagle import EagleModel
+from draftkit.models.finite import require_finite
 from draftkit.models.medusa import MedusaModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
 from draftkit.models.pard2 import Pard2Model
@@ -129,10 +130,12 @@ def _weights(
 ) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, without it; in the target's dtype where there is no other."""
     found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
-    return {
+    weights = {
         name: tensor.to(target.device, dtype or target.dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in dequantised(found, draft.spec.quantization).items()
     }
+    require_finite(((prefix + name, tensor) for name, tensor in weights.items()), draft.path)
+    return weights
 
 
 def _fill(module: Module, weights: dict[str, Tensor]) -> Module:

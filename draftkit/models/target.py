@@ -17,14 +17,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
+from draftkit.models.devices import use_device
+from draftkit.models.finite import require_finite
 from draftkit.models.footprint import footprint
+from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
+INSTEAD = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
 FINAL = -1  # among the states of `Taps`: the one after the final norm
 
 
@@ -209,51 +214,84 @@ def check_config(config: PretrainedConfig) -> None:
     elif "mrope_section" in rope:
         problem = "multi-axis rotary positions (M-RoPE)"
     if problem is not None:
-        raise TargetError(f"targets with {problem} are not supported yet ({text.model_type})", expected=SUPPORTED)
+        raise TargetError(
+            f"targets with {problem} are not supported yet ({text.model_type})",
+            expected=SUPPORTED,
+            hint=None if config.is_encoder_decoder else INSTEAD,  # no engine drafts for those
+        )
 
 
 def check_class(model_class: type[PreTrainedModel]) -> None:
     """Raise `TargetError` for models that say that they have an attention of their own."""
     if not model_class.is_backend_compatible():
         raise TargetError(
-            f"{model_class.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
+            f"{model_class.__name__} does not attend through transformers' AttentionInterface",
+            expected=SUPPORTED,
+            hint=INSTEAD,
         )
 
 
 def _decoder_layers(decoder: nn.Module) -> list[nn.Module]:
-    layers = getattr(decoder, "layers", None)
+    layers = getattr(decoder, "layers", getattr(decoder, "h", None))  # GPT-2's family says h
     if not isinstance(layers, nn.ModuleList):
-        raise TargetError(f"{type(decoder).__name__} has no list of decoder layers", expected=SUPPORTED)
+        raise TargetError(f"{type(decoder).__name__} has no list of decoder layers", expected=SUPPORTED, hint=INSTEAD)
     return list(layers)
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a model. Raises `TargetError` for one that transformers cannot read."""
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code())
+    except (OSError, ValueError) as error:
+        raise _unloadable(folder, error) from error
 
 
 def read_target_config(folder: Path) -> PretrainedConfig:
     """The configuration of a target. Raises `TargetError` for one that cannot be read or is not supported."""
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().split("\n", 1)[0]
-        raise TargetError(f"transformers cannot load the target: {first_line}", where=folder) from error
+    config = read_config(folder)
     check_config(config)
+    if trusts_remote_code():
+        _register_own_class(config, folder)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise TargetError(f"transformers has no causal language model of type {config.model_type}", where=folder)
+        raise TargetError(
+            f"transformers has no causal language model of type {config.model_type}", where=folder, hint=INSTEAD
+        )
     check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return config
 
 
 def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """Load a causal LM for inference with the named attention function.
+    """Load a causal LM for inference with the named attention function; `device` becomes the current one.
 
-    Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint.
+    Raises `TargetError` for unsupported architectures and for weights that are missing from the checkpoint, and
+    `NonFiniteError` for weights with NaN or infinity.
     """
     config = read_target_config(folder)
+    use_device(device)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            trust_remote_code=trusts_remote_code(),
         )
     except (OSError, ValueError, SafetensorError) as error:
-        first_line = str(error).strip().split("\n", 1)[0]
-        raise TargetError(f"transformers cannot load the target: {first_line}", where=folder) from error
+        raise _unloadable(folder, error) from error
     if info["missing_keys"]:
         raise TargetError(f"the target lacks weights: {', '.join(sorted(info['missing_keys'])[:5])}", where=folder)
+    require_finite(model.state_dict().items(), folder)
     return model.to(device).requires_grad_(False)
+
+
+def _register_own_class(config: PretrainedConfig, folder: Path) -> None:
+    """Make the causal LM that a model brings as code known to transformers, as loading it would."""
+    name = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if name is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        AutoModelForCausalLM.register(type(config), get_class_from_dynamic_module(name, folder), exist_ok=True)
+
+
+def _unloadable(folder: Path, error: Exception) -> TargetError:
+    first_line = str(error).strip().split("\n", 1)[0]
+    return TargetError(f"transformers cannot load the target: {first_line}", where=folder, hint=remote_code_hint(error))

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import FormatError
+from draftkit.models.remote_code import trusts_remote_code
 
 EXPERTS = ".experts."  # in the names of weights that lie in one tensor for all experts
 
@@ -26,7 +27,7 @@ class Cost(NamedTuple):
 def read_cost(folder: Path) -> Cost:
     """The cost of the language model in a folder. Raises `FormatError` for what is none, or of an unknown kind."""
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code()).get_text_config()
         with torch.device("meta"):
             model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config, dtype=torch.bfloat16)
             model.tie_weights()

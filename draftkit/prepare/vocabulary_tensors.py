@@ -19,7 +19,7 @@ def vocabulary_tensors(lm: CausalLMSpec) -> tuple[str, ...]:
         return "model.embed_tokens.weight", "lm_head.weight"
     values = {key: value for key, value in lm.config.items() if key != "model_type"}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), trust_remote_code=False)
     places = {module: name for name, module in model.named_modules()}
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
     return tuple(f"{places[layer]}.{name}" for layer in layers for name, _ in layer.named_parameters())

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-import yaml
-
 from draftkit.convert.api import Conversion
 from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.findings import findings_of_draft
 from draftkit.convert.serve import SGLANG_ALGORITHMS, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.errors import DraftkitError
 from draftkit.hub import Located
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
@@ -35,6 +34,8 @@ from draftkit.report.markdown import (
 )
 from draftkit.report.model_index import header, is_hub_id, short_name
 from draftkit.report.results import Cell, Result
+from draftkit.train.config import american
+from draftkit.train.yaml_text import read_yaml_file
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 CONVENTION = (
@@ -54,8 +55,8 @@ KINDS = {
 # What `draftkit train` leaves beside a draft, and which of its settings a card shows.
 TRAIN_FILE = "train.yaml"
 SHOWN_SETTINGS = (
-    "recipe", "draft", "data", "draft_vocab_size", "tokens_per_row", "seed", "optimisation.lr", "optimisation.schedule",
-    "optimisation.epochs", "optimisation.max_steps", "optimisation.accumulation", "optimisation.precision", "lora",
+    "recipe", "draft", "data", "draft_vocab_size", "tokens_per_row", "seed", "optimization.lr", "optimization.schedule",
+    "optimization.epochs", "optimization.max_steps", "optimization.accumulation", "optimization.precision", "lora",
     "options",
 )  # fmt: skip
 
@@ -249,10 +250,10 @@ def _settings(settings: Mapping[str, object]) -> str:
 
 def _read_settings(folder: Path) -> dict[str, object]:
     try:
-        settings = yaml.safe_load((folder / TRAIN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        settings = read_yaml_file(folder / TRAIN_FILE)
+    except DraftkitError:
         return {}
-    return settings if isinstance(settings, dict) else {}
+    return american(settings) if isinstance(settings, dict) else {}
 
 
 def _limitations(given: CardInput) -> list[str]:

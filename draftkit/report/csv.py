@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,13 +45,16 @@ CELL = {
     "num_matching_prompts": ("num_matching_prompts",),
 }
 PROVENANCE = ("date", "hardware", "device", "dtype", "draftkit", "torch", "transformers")
+# Text that begins so is a formula to spreadsheets; after an apostrophe it is text.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 COLUMNS = (*CELL, *PROVENANCE)
 
 
 def cells_csv(result: Mapping[str, Any]) -> str:
     """A header and one row for each cell of a result object of `eval --json`.
 
-    A value that the cell lacks is empty. Numbers for each position stand in one column, separated by spaces.
+    A value that the cell lacks, or that is NaN or infinite, is empty. Text that a spreadsheet would run begins with an
+    apostrophe. Numbers for each position stand in one column, separated by spaces.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -69,7 +73,16 @@ def _found(cell: Mapping[str, Any], path: tuple[str, ...]) -> object:
 
 
 def _plain(value: object) -> object:
-    """What the writer turns into text: a list as its items with spaces between, truth values as in JSON."""
-    if isinstance(value, list | tuple):
-        return " ".join("" if item is None else str(item) for item in value)
-    return str(value).lower() if isinstance(value, bool) else value
+    """What the writer turns into text: nothing for what is no number, a list as its items with spaces between, truth
+    values as in JSON, and no text that a spreadsheet would run."""
+    match value:
+        case list() | tuple():
+            return " ".join("" if item is None else str(item) for item in map(_plain, value))
+        case bool():
+            return str(value).lower()
+        case float() if not math.isfinite(value):
+            return None
+        case str() if value.startswith(FORMULA):
+            return f"'{value}"
+        case _:
+            return value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ Dash = Literal["-", "--", "-.", ":", ""]
 WIDTH, HEIGHT = 4.4, 3.1  # inches
 NAME_LENGTH = 44
 WIDE_RANGE = 20  # from there on, an axis of times or speeds is logarithmic
+FILES = ("*acceptance-*.png", "speed-by-*.png", "throughput-by-batch.png", "latency-*.png")  # of `all_figures`
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "itl": "Time between chunks"}
 
 
@@ -49,6 +51,11 @@ def save_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     for path, figure in zip(paths, figures.values(), strict=True):
         path.write_bytes(png(figure))
     return paths
+
+
+def holds_figures(folder: Path) -> bool:
+    """Whether a folder holds figures of a report and nothing else."""
+    return all(any(fnmatchcase(path.name, name) for name in FILES) for path in folder.iterdir())
 
 
 def acceptance_by_position(series: Sequence[Series]) -> Figure | None:

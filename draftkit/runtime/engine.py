@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, NonFiniteError
+from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.batch import Batch
+from draftkit.runtime.broken import explained
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drawing import draw as draw_token
@@ -26,7 +28,7 @@ from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
 from draftkit.runtime.modes import Verification
 from draftkit.runtime.records import FinishReason, Generation, Round
-from draftkit.runtime.rounds import Outcome, Rounds, outcomes
+from draftkit.runtime.rounds import Broken, Outcome, Rounds, outcomes
 from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.state import SlotState
 from draftkit.runtime.text import TextStream, Tokenizer
@@ -113,7 +115,8 @@ class Engine:
         `max_new_tokens` hold for text and ids; prompt i is drawn with the seed `sampling.seed` + i. `on_round` sees
         the generations that a round touched; `on_text` gets each generation's text as it comes, piece by piece.
 
-        Raises `DraftkitError` for an empty prompt, for text without a tokenizer, and where memory does not suffice.
+        Raises `DraftkitError` for an empty prompt, for text without a tokenizer, and where memory does not suffice;
+        `NonFiniteError` where a forward gives NaN or infinity.
         """
         sampling = sampling or SamplingParameters()
         generations = [
@@ -207,7 +210,10 @@ class Engine:
             self.drafter.prefill(slot, prompt, features)
         first = self._first_token(generation.request, logits, len(prompt))
         self._state.admit(slot, len(prompt), first, None if features is None else features[-1])
-        self._extend(generation, [int(first)])
+        token, usable = torch.stack((first, has_finite_peak(logits))).tolist()
+        if not usable:
+            raise self._broken("target", generation)
+        self._extend(generation, [token])
 
     def _prefill(self, prompt: Tensor, slot: int) -> tuple[Tensor, Tensor | None]:
         """The logits [V] after a prompt [T], and the features [T, F] of its positions."""
@@ -235,7 +241,14 @@ class Engine:
         k = self._k_for(len(active))
         packed = self._rounds.run(self._batch_of(active), k, longest + k)
         for generation, outcome in zip(active.values(), outcomes(packed), strict=False):  # vacant rows come last
+            if outcome.broken is not None:
+                raise self._broken(outcome.broken, generation, outcome.proposal)
             self._record(generation, outcome)
+
+    def _broken(self, broken: Broken, generation: Generation, proposal: tuple[int, ...] = ()) -> NonFiniteError:
+        self._capacity = 0  # the drafter is used for finding the layer
+        tokens = *generation.request.prompt, *generation.tokens, *(proposal if broken == "target" else ())
+        return explained(broken, self.target, self.drafter, tokens, max(self.k, 1))
 
     def _k_for(self, batch: int) -> int:
         """How many tokens a batch of this size drafts."""

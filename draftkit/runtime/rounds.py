@@ -6,11 +6,12 @@ comes back as one tensor. B sequences, K draft tokens.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
@@ -21,14 +22,30 @@ from draftkit.runtime.state import SlotState
 from draftkit.runtime.verdict import Drafted, Verdict
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
+Broken = Literal["target", "draft"]  # whose logits hold NaN or infinity
+BROKEN: tuple[Broken | None, ...] = (None, "target", "draft")
+
 
 class Outcome(NamedTuple):
     """What became of a sequence in a round: the draft tokens, what the target emitted, and the expected acceptance of
-    each draft (`Round.expected`)."""
+    each draft (`Round.expected`). Where something is `broken`, the rest means nothing."""
 
     proposal: tuple[int, ...]
     emitted: list[int]
     expected: tuple[float, ...]
+    broken: Broken | None
+
+
+class _Watched:
+    """A `Draw` that notes which rows of a round had usable logits: `finite` bool [B]."""
+
+    def __init__(self, draw: Draw, finite: Tensor):
+        self.draw = draw
+        self.finite = finite
+
+    def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        self.finite = self.finite & has_finite_peak(logits)
+        return self.draw(step, logits, ids)
 
 
 class Rounds:
@@ -58,7 +75,7 @@ class Rounds:
     def run(self, batch: Batch, k: int, length: int) -> Tensor:
         """A round of up to `k` drafts per sequence; `length` bounds the positions it reaches.
 
-        Returns what `outcomes` reads: float64 [B, 3K+3]; token ids are exact in a double.
+        Returns what `outcomes` reads: float64 [B, 3K+4]; token ids are exact in a double.
         """
         state, slots = self.state, batch.slots
         start = state.position[slots] + 1  # of the first draft
@@ -66,7 +83,8 @@ class Rounds:
         if batch.drafts_sampled and k:
             coupled = self.mode == "coupled"
             draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
-        proposed = self._propose(slots, length, k, draw)
+        watched = _Watched(draw, torch.ones_like(slots, dtype=torch.bool))
+        proposed = self._propose(slots, length, k, watched)
         logits = self._score(slots, proposed.tokens, length)
         lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
         probs = draw.probs if isinstance(draw, RoundDraw) else None
@@ -76,7 +94,7 @@ class Rounds:
             drafted, logits, batch.target, start
         )
         state.commit(slots, verdict)
-        return _packed(verdict, proposed.tokens, lengths)
+        return _packed(verdict, proposed.tokens, lengths, _broken(drafted, watched.finite, logits))
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
@@ -107,8 +125,18 @@ class Rounds:
         return output.logits
 
 
-def _packed(verdict: Verdict, proposal: Tensor, lengths: Tensor) -> Tensor:
-    columns = lengths[:, None], verdict.counts[:, None], verdict.tokens, verdict.expected, proposal
+def _broken(drafted: Drafted, draft: Tensor, logits: Tensor) -> Tensor:
+    """int64 [B]: an index of `BROKEN`, from whether the draft's logits are usable, and the target's [B, K+1, V].
+
+    Padding and rows without a sequence may hold anything. What a broken target says of a draft is not asked.
+    """
+    index = torch.arange(logits.shape[1], device=logits.device)
+    target = (has_finite_peak(logits) | (index > drafted.lengths[:, None])).all(1)
+    return torch.where(drafted.active, torch.where(target, torch.where(draft, 0, 2), 1), 0)
+
+
+def _packed(verdict: Verdict, proposal: Tensor, lengths: Tensor, broken: Tensor) -> Tensor:
+    columns = broken[:, None], lengths[:, None], verdict.counts[:, None], verdict.tokens, verdict.expected, proposal
     return torch.cat([column.double() for column in columns], dim=1)
 
 
@@ -120,6 +148,7 @@ def outcomes(packed: Tensor) -> list[Outcome]:
             proposal=tuple(int(token) for token in rest[2 * k + 1 : 2 * k + 1 + int(drafted)]),
             emitted=[int(token) for token in rest[: int(count)]],
             expected=tuple(rest[k + 1 : k + 1 + int(drafted)]),
+            broken=BROKEN[int(broken)],
         )
-        for drafted, count, *rest in packed.tolist()
+        for broken, drafted, count, *rest in packed.tolist()
     ]

@@ -73,7 +73,8 @@ class ChainSteps:
             self._mask = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attention of a step: `query` [1, A, R, D], `key` and `value` [1, G, R, D] of its rows; [1, A, R, D]."""
+        """Attention of a step: `query` [1, A, R, D], `key` and `value` [1, G, R, D] of its rows, in one dtype;
+        [1, A, R, D]."""
         if layer not in self._first:
             self._first[layer], self._later[layer] = (key, value), []
         else:
@@ -102,6 +103,11 @@ class ChainSteps:
             self._mask = self._visible.blocks(self.rows)
         assert isinstance(self._mask, BlockMask)
         return self._mask
+
+
+def in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All in the dtype of `value`: autocast leaves in float32 what float32 norms or rotations have multiplied."""
+    return query.to(value.dtype), key.to(value.dtype), value
 
 
 def _repeated(heads: Tensor, repeats: int) -> Tensor:
@@ -203,7 +209,7 @@ def attend_chain(
     **_: object,
 ) -> tuple[Tensor, None]:
     """The attention function for transformers' interface; the layers keep their step's keys and values in `chain`."""
-    out = chain.attend(int(module.layer_idx), query, key, value, scaling)  # type: ignore[arg-type]
+    out = chain.attend(int(module.layer_idx), *in_one_dtype(query, key, value), scaling)  # type: ignore[arg-type]
     return out.transpose(1, 2), None
 
 

@@ -2,52 +2,74 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-import yaml
-
 from draftkit.errors import DraftkitError
-from draftkit.layout.records import from_dict, to_dict
+from draftkit.layout.records import did_you_mean, from_dict, to_dict
+from draftkit.train.ranges import (
+    Positive,
+    ProperShare,
+    Repeats,
+    Seed,
+    Share,
+    Size,
+    SizeOrNone,
+    Weight,
+)
 from draftkit.train.recipes import RECIPES, recipe_class
+from draftkit.train.yaml_text import read_yaml, read_yaml_file, write_yaml
 
-_SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?e[+-]?\d+", re.IGNORECASE)
+_log = logging.getLogger(__name__)
+BRITISH = {"optimisation": "optimization", "normalised": "normalized"}  # settings by the names that they had
+# Those of transformers that need no numbers of their own.
+Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+]
+POLYNOMIAL_END = 1e-7  # the learning rate that transformers' polynomial schedule ends with
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
     """Adapters instead of all weights (`peft`). `targets`: endings of module names, all linear layers where empty."""
 
-    r: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
+    r: Size = 16
+    alpha: Size = 32
+    dropout: ProperShare = 0.0
     dora: bool = False
     targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimisation:
-    """Optimiser and schedule, in the terms of transformers' `TrainingArguments`.
+class Optimization:
+    """Optimizer and schedule, in the terms of transformers' `TrainingArguments`.
 
-    `max_steps` goes before `epochs` where it is not 0. `clip`: the largest norm of the gradient.
+    `max_steps` goes before `epochs` where it is not 0. `warmup`: steps, or below 1 a share of them.
+    `clip`: the largest norm of the gradient, 0 for any.
     """
 
-    lr: float = 1e-4
-    schedule: str = "cosine"
-    warmup: float = 0.02
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 0.5
-    epochs: float = 1.0
-    max_steps: int = 0
-    accumulation: int = 1
+    lr: Positive = 1e-4
+    schedule: Schedule = "cosine"
+    warmup: Weight = 0.02
+    weight_decay: Weight = 0.0
+    beta1: ProperShare = 0.9
+    beta2: ProperShare = 0.95
+    clip: Weight = 0.5
+    epochs: Positive = 1.0
+    max_steps: SizeOrNone = 0
+    accumulation: Size = 1
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compile: bool = False
     checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule == "polynomial" and self.lr <= POLYNOMIAL_END:
+            raise DraftkitError(
+                f"optimization.lr {self.lr}", expected=f"above {POLYNOMIAL_END}, where the polynomial schedule ends"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +83,13 @@ class Validation:
     """
 
     documents: str = ""
-    share: float = 0.05
-    k: int = 4
+    share: Share = 0.05
+    k: Repeats = 4
     mode: Literal["greedy", "sampled"] = "greedy"
-    temperature: float = 1.0
-    every: int = 0
-    limit: int = 256
-    decode: int = 0
+    temperature: Positive = 1.0
+    every: SizeOrNone = 0
+    limit: Size = 256
+    decode: SizeOrNone = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +99,9 @@ class TrainConfig:
     - `recipe`, and its own `options`. `target`, `data` (a file that `draftkit data prepare` wrote), `out` (a folder).
     - `draft`: a checkpoint to go on with, of any format. `draft_vocab_size`: 0 for the target's whole vocabulary.
     - `states`: a folder that `draftkit data states` wrote; empty to run the target in this process.
-    - `tokens_per_row`: what a device computes on at once. `save_every`: steps, 0 for the end only; `keep`: checkpoints.
-    - `report_to`: where the log goes besides the terminal: trackio, tensorboard, wandb.
+    - `tokens_per_row`: what a device computes on at once. `save_every`: steps, 0 for the end only; `keep`: checkpoints,
+      0 for all.
+    - `report_to`: where the log goes besides the terminal.
     """
 
     recipe: str
@@ -86,20 +109,30 @@ class TrainConfig:
     data: str
     out: str
     draft: str = ""
-    draft_vocab_size: int = 0
+    draft_vocab_size: SizeOrNone = 0
     states: str = ""
-    tokens_per_row: int = 2048
+    tokens_per_row: Size = 2048
     device: str = ""
-    target_dtype: str = ""
-    seed: int = 0
-    save_every: int = 0
-    keep: int = 2
-    log_every: int = 10
-    report_to: tuple[str, ...] = ()
-    optimisation: Optimisation = field(default_factory=Optimisation)
+    target_dtype: Literal["", "float32", "bfloat16", "float16"] = ""
+    seed: Seed = 0
+    save_every: SizeOrNone = 0
+    keep: SizeOrNone = 2
+    log_every: Size = 10
+    report_to: tuple[Literal["trackio", "tensorboard", "wandb"], ...] = ()
+    optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)
     lora: LoraSettings | None = None
     options: dict[str, object] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `DraftkitError` for settings that no run can have."""
+        from_dict(TrainConfig, to_dict(self), "settings", "the configuration")
+        if not self.draft and recipe_class(self.recipe).needs_draft:
+            raise DraftkitError(
+                f"recipe {self.recipe} has no draft to start from",
+                hint="pass a small causal language model of the target's tokenizer as --draft",
+            )
+        self.recipe_options()
 
     def recipe_options(self) -> object:
         """The settings of the recipe. Raises `LayoutError` that lists what it does not know."""
@@ -108,43 +141,59 @@ class TrainConfig:
 
     def to_yaml(self) -> str:
         """The run as a file that `read_config` reads, nothing left out."""
-        resolved = to_dict(self) | {"options": to_dict(self.recipe_options())}
-        return yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+        return write_yaml(to_dict(self) | {"options": to_dict(self.recipe_options())})
 
 
 def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, object]) -> TrainConfig:
-    """A run from a YAML file, then `flags`, then `settings` as `optimisation.lr=1e-4`.
+    """A run from a YAML file, then `flags`, then `settings` as `optimization.lr=1e-4`.
 
     Raises `DraftkitError` for a file that is no YAML, and one that lists every unknown or ill-typed setting.
     """
     given: dict[str, object] = {}
     if path is not None:
-        try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise DraftkitError(f"not a configuration: {error}", where=path, expected="a YAML file") from error
+        loaded = read_yaml_file(path)
         if not isinstance(loaded, dict):
             raise DraftkitError("not a configuration", where=path, expected="settings by name")
-        given = cast("dict[str, object]", _numbers(loaded))
+        given = american(loaded)
     given = _merged(given, {name: value for name, value in flags.items() if value is not None})
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not (name and equals):
-            raise DraftkitError(f"--set {setting}", expected="--set SETTING=VALUE, as --set optimisation.lr=1e-4")
-        given = _merged(given, _nested(name.split("."), _value(text)))
+        given = _merged(given, american(_setting(setting)))
     required = {"recipe", "target", "data", "out"}
     if missing := sorted(required - set(given)):
         raise DraftkitError(
             f"the run does not say its {', '.join(missing)}", where=path, hint="add the flags, or --config"
         )
-    if given["recipe"] not in RECIPES:
-        raise DraftkitError(f"recipe {given['recipe']!r}", expected=", ".join(RECIPES))
+    recipe = given["recipe"]
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise DraftkitError(f"recipe {recipe!r}{did_you_mean(recipe, RECIPES)}", expected=", ".join(RECIPES))
     defaults = to_dict(TrainConfig(recipe="", target="", data="", out=""))
     if given.get("lora") is not None:
         defaults["lora"] = to_dict(LoraSettings())
     config = from_dict(TrainConfig, _merged(defaults, given), path or "flags", "the configuration")
-    config.recipe_options()
+    config.check()
     return config
+
+
+def american(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings by the names that they have now; older ones are British."""
+    renamed: dict[str, object] = {}
+    for name, value in settings.items():
+        now = BRITISH.get(name, name)
+        if now != name:
+            _log.warning("setting %s is written %s; both are read", name, now)
+        renamed = _merged(renamed, {now: american(value) if isinstance(value, dict) else value})
+    return renamed
+
+
+def _setting(text: str) -> dict[str, object]:
+    """`optimization.lr=1e-4` as the object in an object that it stands for."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise DraftkitError(f"--set {text}", expected="--set SETTING=VALUE, as --set optimization.lr=1e-4")
+    nested = read_yaml(value, f"--set {text}")
+    for part in reversed(name.split(".")):
+        nested = {part: nested}
+    return cast("dict[str, object]", nested)
 
 
 def parse_lora(text: str) -> dict[str, object]:
@@ -156,25 +205,8 @@ def parse_lora(text: str) -> dict[str, object]:
         name, equals, value = part.partition("=")
         if not equals:
             raise DraftkitError(f"--lora {text}", expected="default, or as r=16,alpha=32,targets=q_proj+v_proj")
-        settings[name] = value.split("+") if name == "targets" else _value(value)
+        settings[name] = value.split("+") if name == "targets" else read_yaml(value, f"--lora {text}")
     return settings
-
-
-def _value(text: str) -> object:
-    return _numbers(yaml.safe_load(text))
-
-
-def _numbers(value: object) -> object:
-    """The value with texts such as 1e-4 as the numbers they are; YAML wants 1.0e-4."""
-    if isinstance(value, dict):
-        return {name: _numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
-    return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
-
-
-def _nested(path: Sequence[str], value: object) -> dict[str, object]:
-    return {path[0]: value if len(path) == 1 else _nested(path[1:], value)}
 
 
 def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:

@@ -7,7 +7,6 @@ i is the state after i layers, and the number of layers stands for the state bef
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from draftkit.documents.document import Document
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.layout.atomic import settle_leftovers, sibling
+from draftkit.layout.atomic import scratch_folder
 from draftkit.train.final_norm import load_final_norm
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -114,11 +113,8 @@ def vllm_extractor(
     are read. Raises `DraftkitError` when there is no such interpreter, and when vLLM fails.
     """
     norm = load_final_norm(target, dtype)
-    settle_leftovers(beside)
-    scratch = sibling(beside, "tmp")
-    scratch.mkdir(parents=True)
-    log = scratch / "vllm.log"
-    try:
+    with scratch_folder(beside) as scratch:
+        log = scratch / "vllm.log"
         with log.open("w") as errors, _running(python, errors) as process:
             worker = Worker(process, log)
             worker.tell(
@@ -132,8 +128,6 @@ def vllm_extractor(
                 }
             )
             yield VllmExtractor(worker, layers, num_layers, norm)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager

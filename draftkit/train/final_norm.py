@@ -6,13 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
 from draftkit.layout.tensors import open_checkpoint
 from draftkit.models.footprint import RECORDING, Recorder
-from draftkit.models.target import check_config
+from draftkit.models.target import check_config, read_config
 
 
 def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -36,7 +35,7 @@ def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 def _final_norm(folder: Path) -> tuple[str, nn.Module]:
     """The part of the decoder whose output is the decoder's, with its name; without memory for its weights."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = read_config(folder)
     check_config(config)
     with torch.device("meta"):
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config, attn_implementation=RECORDING)

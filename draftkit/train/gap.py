@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 from draftkit.documents.document import Document
 from draftkit.evaluate.loading import load_drafter
 from draftkit.evaluate.statistics import Interval, bootstrap_length
+from draftkit.layout.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import FINAL, Target
 from draftkit.runtime import ATTENTION, DraftSampling, Engine, Generation, Request, SamplingParameters
@@ -86,8 +86,8 @@ def report_gap(
     judged = [found for number, batch in enumerate(batches) for found in judge(recipe, batch, [number], k, mode)]
     target.set_attn_implementation(ATTENTION)
     try:
-        with TemporaryDirectory(prefix="draftkit-") as scratch:
-            folder = Path(scratch) / "draft"
+        with temporary_folder() as scratch:
+            folder = scratch / "draft"
             save_draft(folder, recipe.tensors())
             drafter = load_drafter(read_draft(folder), target)
             generations = _decode(answers, target, drafter, k, temperature)

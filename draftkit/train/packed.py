@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from draftkit.errors import TargetError
-from draftkit.train.attention import Visible
+from draftkit.train.attention import Visible, in_one_dtype
 
 NAME = "draftkit_packed"
 
@@ -27,7 +27,7 @@ class Packed:
         self._blocks: dict[int | None, BlockMask] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
-        """`query` [1, A, R, D], `key` and `value` [1, G, R, D]; [1, A, R, D]."""
+        """`query` [1, A, R, D], `key` and `value` [1, G, R, D], in one dtype; [1, A, R, D]."""
         if query.is_cuda:
             if window not in self._blocks:
                 self._blocks[window] = Visible(self._documents, window).blocks(self._rows)
@@ -70,7 +70,7 @@ def attend_packed(
         raise TargetError(
             f"{type(module).__name__} {problem}", expected="attention as in transformers' Llama, to be trained"
         )
-    return packed.attend(query, key, value, scaling, sliding_window).transpose(1, 2), None
+    return packed.attend(*in_one_dtype(query, key, value), scaling, sliding_window).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, attend_packed)

@@ -7,14 +7,16 @@ holds the mask token and stands at position a + d. N positions, K depths, R rows
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from draftkit.errors import DraftkitError
+from draftkit.layout.records import Bounds
 from draftkit.train.batch import Batch
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.reduction import Reduction
+from draftkit.train.ranges import Share, Size
 
 ROWS_AT_ONCE = 4096  # mask rows of a pass that has to cover every chain
 SMALLEST_SUM = 1e-6  # of weights that are divided by
@@ -27,17 +29,9 @@ class ConditionalDrop:
     `max_anchors`: how many chains of a batch go beyond depth 0, chosen at random; None for all.
     """
 
-    retention: float = 0.7
-    least: float = 0.2
-    max_anchors: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.retention <= 1:
-            raise DraftkitError(f"retention {self.retention}", expected="above 0, at most 1")
-        if not 0 <= self.least <= 1:
-            raise DraftkitError(f"least {self.least}", expected="from 0 to 1")
-        if self.max_anchors is not None and self.max_anchors < 1:
-            raise DraftkitError(f"max_anchors {self.max_anchors}", expected="at least 1")
+    retention: Annotated[float, Bounds(above=0, most=1)] = 0.7
+    least: Share = 0.2
+    max_anchors: Size | None = None
 
     def keep(self, drafted: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The part of `drafted` bool [K, N] that is trained: depth 0 whole, and a random part of each further depth.

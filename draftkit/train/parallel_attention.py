@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from draftkit.errors import TargetError
+from draftkit.train.attention import in_one_dtype
 from draftkit.train.parallel import ParallelRows
 
 NAME = "draftkit_parallel"
@@ -75,7 +76,7 @@ def attend_rows(
     if visible is None or softcap is not None or s_aux is not None:
         problem = "does not hand the model call's arguments down" if visible is None else "caps its scores or has sinks"
         raise TargetError(f"{type(module).__name__} {problem}", expected="attention as in transformers' Llama")
-    query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves what was rotated in float32
+    query, key, value = in_one_dtype(query, key, value)
     if query.is_cuda:
         blocks = visible.blocks(sliding_window)
         out = _compiled_flex(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True)

@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass instead of being kept (`optimisation.checkpointing`)."""
+"""Activations that are computed again in the backward pass instead of being kept (`optimization.checkpointing`)."""
 
 from __future__ import annotations
 

@@ -13,15 +13,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from draftkit.convert.unified import is_written_by_draftkit
 from draftkit.documents.document import Document, read_training_documents
 from draftkit.documents.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import open_draft
 from draftkit.hub import locate
+from draftkit.layout.atomic import check_writable
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.target import read_config
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.dataset import PackedRows, Row, held_out
@@ -47,12 +50,13 @@ STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
 class Trained:
     """`draft`: the folder of the best checkpoint, or of the last where none was judged; None when the run was stopped.
 
-    `metrics` are those of the last validation.
+    `metrics` are those of the last validation. `stopped_by`: the signal that stopped the run, None without one.
     """
 
     draft: Path | None
     checkpoint: Path
     metrics: dict[str, float]
+    stopped_by: int | None = None
 
     def to_dict(self) -> dict[str, object]:
         """As `train --json` prints it."""
@@ -62,8 +66,9 @@ class Trained:
 
 def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     """What draft vocabularies of several sizes would allow, on the documents held out. No weights are loaded."""
+    config.check()
     documents, training, validating = _documents(config)
-    vocab_size = AutoConfig.from_pretrained(locate(config.target).path).get_text_config().vocab_size
+    vocab_size = read_config(locate(config.target, weights=False).path).get_text_config().vocab_size
     counts = token_counts(documents, training, vocab_size)
     judged = [documents[number] for number in validating or training]
     return plan_vocabulary(judged, counts, config.validation.k)
@@ -75,14 +80,15 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
     """
+    config.check()
     out = Path(config.out)
+    _check_output(out, resume)
     newest = newest_checkpoint(out)
-    if newest is not None and not resume:
-        raise DraftkitError(f"{out} already has {newest.name}", hint="--resume goes on with it, or use another folder")
     set_seed(config.seed)
     documents, training, validating = _documents(config)
     with ExitStack() as stack:
         device = device_named(config.device or None)
+        arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
         dtype = dtype_named(config.target_dtype or None, device)
         load = load_target_ends if config.states else load_training_target
         target = load(config.target, device=device, dtype=dtype)
@@ -94,14 +100,14 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             add_adapters(recipe.draft, config.lora, parallel=parallel)
-        if config.optimisation.checkpointing:
+        if config.optimization.checkpointing:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
         source = _state_source(config, recipe, target)
         trainer = DraftTrainer(
             recipe,
-            training_arguments(config, device),
+            arguments,
             PackedRows(documents, training, config.tokens_per_row),
             PackedRows(documents, validating, config.tokens_per_row) if validating else None,
             states_of=source,
@@ -126,15 +132,28 @@ def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | No
     return recipe.to(target.device)
 
 
+class OneDevice(TrainingArguments):
+    """The run of a process on the current device. Transformers would split rows among all GPUs that it sees."""
+
+    @property
+    def n_gpu(self) -> int:
+        return min(super().n_gpu, 1)
+
+    @property
+    def device(self) -> torch.device:
+        found = super().device
+        return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
+
+
 def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
     """The run in transformers' terms."""
-    settings = config.optimisation
+    settings = config.optimization
     precision = settings.precision
     if precision == "auto":
         precision = "float32" if device == "cpu" else "bfloat16"
     every = config.validation.every
     saves = config.save_every or every
-    return TrainingArguments(
+    return OneDevice(
         output_dir=config.out,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=settings.accumulation,
@@ -172,6 +191,26 @@ def newest_checkpoint(out: Path) -> Path | None:
     """The newest checkpoint that was written completely."""
     complete = [path.parent for path in out.glob(f"checkpoint-*/{STATE_FILE}")]
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _check_output(out: Path, resume: bool) -> None:
+    """Raise `DraftkitError` where a run would replace what is not its own, and where it could not write."""
+    there = [
+        path for path in (*sorted(out.glob("checkpoint-*")), out / "draft") if path.is_dir() and any(path.iterdir())
+    ]
+    if there and not resume:
+        raise DraftkitError(
+            f"{out} already has {', '.join(path.name for path in there)}",
+            hint="--resume goes on with a run that lies there, or use another folder",
+        )
+    for path in there:
+        if not is_written_by_draftkit(path):
+            raise DraftkitError(
+                f"{path.name} holds what draftkit has not written",
+                where=path,
+                hint="move it away, or use another folder",
+            )
+    check_writable(out / "draft")
 
 
 def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int]]:
@@ -269,10 +308,11 @@ def _finish(
     out = Path(config.out)
     last = out / f"checkpoint-{state.global_step}"
     stopped = state.global_step < state.max_steps
+    trainer.accelerator.wait_for_everyone()  # or one process may look before another has written
     if newest_checkpoint(out) != last:
         trainer.save_checkpoint()
     if stopped:
-        return Trained(None, last, {})
+        return Trained(None, last, {}, trainer.signals.received)
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()
     if trainer.is_world_process_zero():

@@ -18,9 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftkit.documents.jsonl import atomic_file
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.layout.atomic import settle_leftovers
+from draftkit.layout.atomic import atomic_file, settle_leftovers
 from draftkit.layout.dtypes import dtype_name
 from draftkit.layout.handles import TensorToWrite, raw_memory
 from draftkit.layout.jsonfile import dump, read_object

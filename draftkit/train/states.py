@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError
+from draftkit.models.finite import HINT, first_non_finite
 from draftkit.models.target import Taps, Target
 
 
@@ -31,16 +32,18 @@ class OnlineStates:
     @torch.no_grad()
     def states(self, tokens: Tensor, positions: Tensor, documents: Tensor) -> States:
         target = self._target
+        inputs = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "attention_mask": attention_masks(target.model.config, documents, target.dtype),
+        }
         with target.tapped() as found:
-            output = target.decoder(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=attention_masks(target.model.config, documents, target.dtype),
-                use_cache=False,
-            )
+            output = target.decoder(**inputs, use_cache=False)
         last = output.last_hidden_state
         if not torch.isfinite(last).all():
-            raise TargetError("the target's hidden states are not finite", hint="run it in bfloat16 or float32")
+            place = first_non_finite(target.decoder, lambda: target.decoder(**inputs, use_cache=False))
+            began = "" if place is None else f", from {place[0]} on, at position {int(positions[0, place[1]])}"
+            raise TargetError(f"the target's hidden states are not finite{began}", hint=HINT)
         taps = target.taps
         return States(None if taps is None else torch.cat([found[i] for i in taps.states], dim=-1), last)
 

@@ -6,6 +6,7 @@ acceptance length, and a stop signal saves before it ends the run.
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 from draftkit.errors import DraftkitError
+from draftkit.layout.atomic import disk_failures
 from draftkit.train.batch import Batch
 from draftkit.train.dataset import PackedRows, Row, only_row
 from draftkit.train.gap import Gap
@@ -37,6 +39,7 @@ from draftkit.train.states import States
 from draftkit.train.validation import judge, metrics
 from draftkit.train.walk import Mode
 
+TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
 StatesOf = Callable[[Row], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
@@ -69,8 +72,9 @@ class DraftTrainer(Trainer):
             train_dataset=rows,
             eval_dataset=held_out,
             data_collator=only_row,
-            callbacks=[StopSignals(), *callbacks],
+            callbacks=[signals := StopSignals(), *callbacks],
         )
+        self.signals = signals
         for other in (PrinterCallback, ProgressCallback):  # they write to stdout, which is for results
             self.remove_callback(other)
         self.add_callback(LogLines())
@@ -96,7 +100,7 @@ class DraftTrainer(Trainer):
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
-                hint="lower optimisation.lr, or train in bfloat16 or float32",
+                hint="lower optimization.lr, or train in bfloat16 or float32",
             )
         for name, value in outcome.statistics.items():
             self._sums[name] = self._sums.get(name, 0) + value.detach()
@@ -176,19 +180,43 @@ class DraftTrainer(Trainer):
         """Save now what a step would save that is due."""
         self._save_checkpoint(self.model, trial=None)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        self.accelerator.wait_for_everyone()  # the folder appears whole; what other processes add comes after it
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """As transformers does, but a checkpoint that the disk does not take is a `DraftkitError`, and goes."""
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        try:
+            with disk_failures(f"writing {folder.name} failed", folder):
+                super()._save_checkpoint(model, trial)
+        except (DraftkitError, RuntimeError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if TORCH_WRITER in str(error):
+                raise DraftkitError(
+                    f"writing {folder.name} failed: the disk is full or has failed",
+                    where=folder,
+                    hint="free some space, and go on from the checkpoint before with --resume",
+                ) from error
+            raise
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_draft(Path(resume_from_checkpoint))
 
 
 class StopSignals(TrainerCallback):
-    """SIGTERM and SIGINT let the step in hand finish, then save and stop. A second one ends the run at once."""
+    """SIGTERM, SIGINT and SIGHUP let the step in hand finish, then save and stop. A second one ends the run at once.
+
+    `received`: the first of them, None while there was none. nohup's SIGHUP stays ignored.
+    """
 
     def __init__(self) -> None:
-        self.stopped = False
+        self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        for number in (signal.SIGTERM, signal.SIGINT, *(() if ignored else (signal.SIGHUP,))):
             self._before[number] = signal.signal(number, self._stop)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -196,13 +224,13 @@ class StopSignals(TrainerCallback):
             signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.stopped = True
+        self.received = number
         signal.signal(number, self._before[number])
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        if self.stopped:
+        if self.received is not None:
             control.should_save = True
             control.should_training_stop = True
         return control

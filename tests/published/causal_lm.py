@@ -139,6 +139,35 @@ def fp8(dtype: torch.dtype, config: dict[str, Any]) -> Tensors:
     return tensors
 
 
+def with_rope_buffers(dtype: torch.dtype, config: dict[str, Any]) -> Tensors:
+    """As JackFram/llama-68m lies on the Hub: every layer with its frequencies."""
+    tensors = saved(dtype, config)
+    frequencies = 1 / 10000 ** (torch.arange(0, 16, 2) / 16)
+    return tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": frequencies}
+
+
+def pythia(dtype: torch.dtype, config: dict[str, Any]) -> Tensors:
+    """As EleutherAI's Pythia lies on the Hub: every layer with its causal mask and its frequencies."""
+    attention = "gpt_neox.layers.0.attention."
+    mask = torch.ones(1, 1, 512, 512, dtype=torch.bool).tril()
+    return saved(dtype, config) | {
+        f"{attention}bias": mask,
+        f"{attention}masked_bias": torch.tensor(-1e9).to(dtype),
+        f"{attention}rotary_emb.inv_freq": 1 / 10000 ** (torch.arange(0, 4, 2) / 4),
+    }
+
+
+def base_model(dtype: torch.dtype, config: dict[str, Any], module: str) -> Tensors:
+    """A model saved without its head, whose tensors lack the name of the module around them."""
+    return {name.removeprefix(module): tensor for name, tensor in saved(dtype, config).items()}
+
+
+def gpt2(dtype: torch.dtype, config: dict[str, Any]) -> Tensors:
+    """As openai-community/gpt2 lies on the Hub: no prefix, and every layer with its causal mask in float32."""
+    mask = torch.ones(512, 512).tril()[None, None]
+    return base_model(dtype, config, "transformer.") | {"h.0.attn.bias": mask}
+
+
 FP8 = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",
@@ -155,6 +184,19 @@ OPT = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 320, "hidden_size": 64, "ffn_dim": 96,
     "num_hidden_layers": 1, "num_attention_heads": 4, "word_embed_proj_dim": 64, "max_position_embeddings": 512,
     "do_layer_norm_before": True, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
+}  # fmt: skip
+GPT_NEOX = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "vocab_size": 320, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 512,
+    "rotary_pct": 0.25, "rotary_emb_base": 10000, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 320, "n_embd": 64, "n_layer": 1,
+    "n_head": 4, "n_positions": 512, "n_ctx": 512, "bos_token_id": 319, "eos_token_id": 319,
+}  # fmt: skip
+BLOOM = {
+    "architectures": ["BloomForCausalLM"], "model_type": "bloom", "vocab_size": 320, "hidden_size": 64, "n_layer": 1,
+    "n_head": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
 }  # fmt: skip
 MOE = qwen3(
     architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=2, num_experts_per_tok=1,
@@ -182,4 +224,25 @@ PUBLISHED = [
     causal_lm("qwen3-moe", MOE, 18),
     causal_lm("gemma", GEMMA, 11),
     causal_lm("opt", OPT, 20),
+    # transformers does not write buffers either.
+    causal_lm(
+        "llama-68m",
+        llama(rope_scaling=None, rope_theta=None),
+        12,
+        with_rope_buffers,
+        dropped=("model.layers.0.self_attn.rotary_emb.inv_freq",),
+        back=False,
+    ),
+    causal_lm(
+        "pythia",
+        GPT_NEOX,
+        19,
+        pythia,
+        dropped=tuple(f"gpt_neox.layers.0.attention.{n}" for n in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+        back=False,
+    ),
+    # Written back with the names that transformers gives the causal LM, which loads both.
+    causal_lm("gpt2", GPT2, 17, gpt2, dropped=("h.0.attn.bias",), back=False),
+    causal_lm("opt-base", OPT, 20, partial(base_model, module="model."), back=False),
+    causal_lm("bloom-base", BLOOM, 17, partial(base_model, module="transformer."), back=False),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import exported_config, exported_losses, is_causal_lm, plan_causal_lm
+from draftkit.convert.causal_lm import BASE_MODELS, exported_config, exported_losses, is_causal_lm, plan_causal_lm
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
@@ -24,7 +24,8 @@ EMBEDDINGS = {
 
 
 def recognise(checkpoint: Checkpoint) -> int:
-    return int(is_causal_lm(checkpoint) or bool(EMBEDDINGS & checkpoint.tensors.keys()))
+    embeddings = EMBEDDINGS | BASE_MODELS.keys()
+    return int(is_causal_lm(checkpoint) or bool(embeddings & checkpoint.tensors.keys()))
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:

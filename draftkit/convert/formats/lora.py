@@ -2,7 +2,8 @@
 
 `adapter_config.json` and `adapter_model.safetensors` without a config of their own: the base model is opened beside
 them, and what it is (plain, PARD, …) decides the rest. W' = W + scale · B·A with the scale `lora_alpha / r`, or
-`lora_alpha / √r` where rank-stabilised. Source: huggingface/peft `src/peft/tuners/lora/layer.py`, `config.py`.
+`lora_alpha / √r` where rank-stabilised; with DoRA, W' is that times a learned magnitude over its norm, for each output.
+Source: huggingface/peft `src/peft/tuners/lora/layer.py`, `config.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from draftkit.convert.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint
 from draftkit.convert.detect import detect
 from draftkit.convert.facts import Facts
-from draftkit.convert.operations import Move, drop
+from draftkit.convert.operations import Move, Operation, drop
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError
 from draftkit.layout.dtypes import FLOATS
@@ -27,14 +28,13 @@ from draftkit.layout.target import TargetFacts
 NAME = "lora"
 TITLE = "causal language model with a LoRA adapter (peft), merged"
 
-# Options under which the merged weights are not W + scale · B·A.
+# Options under which the merged weights are more than W + scale · B·A, and magnitudes.
 VARIANTS = {
     "alora_invocation_tokens": "an activated LoRA acts only after its invocation tokens, so that it cannot be merged",
     "layer_replication": "it repeats layers of the base model",
     "lora_bias": "its B matrices have a bias",
     "target_parameters": "it adapts parameters that are not the weight of a module",
     "trainable_token_indices": "it replaces rows of the embedding",
-    "use_dora": "DoRA scales every row of the merged matrix by a learned magnitude",
 }
 UNCHANGED_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # initialisations that leave W as it was
 UNUSED = {
@@ -43,7 +43,9 @@ UNUSED = {
     "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
     "target_modules", "task_type",
 }  # fmt: skip
-FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])(\.weight)?")
+MAGNITUDE = "magnitude_vector"
+FACTOR = re.compile(rf"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB]|{MAGNITUDE})(\.weight)?")
+TRANSPOSED: dict[Operation, Operation] = {"add_lora": "add_lora_transposed", "add_dora": "add_dora_transposed"}
 EMBEDDING_OR_HEAD = re.compile(r".*\b(embed_tokens|wte|embed_in|embed_out|word_embeddings|lm_head)\.weight")
 
 
@@ -55,6 +57,12 @@ class Settings:
     alphas: Mapping[re.Pattern[str], float]
     rank_stabilised: bool
     fan_in_fan_out: bool
+    dora: bool
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """What the adapter has for each matrix, in the order in which the merge takes them."""
+        return ("A", "B", MAGNITUDE) if self.dora else ("A", "B")
 
     def scale(self, module: str, rank: int) -> float:
         alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.fullmatch(module)), self.alpha)
@@ -65,7 +73,8 @@ class Settings:
 class Changes:
     """The tensors of an adapter by the base model's name of what they change.
 
-    `factors`: the matrices A and B, with whether they are an embedding's. `saved`: trained whole, in place of the old.
+    `factors`: the matrices A and B, and DoRA's magnitude. `embeddings`: which of them are an embedding's. `saved`:
+    trained whole, in place of the old.
     """
 
     factors: dict[str, dict[str, TensorHandle]]
@@ -82,9 +91,10 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     settings = _read_settings(checkpoint.adapter.config, checkpoint.source.path / ADAPTER_CONFIG)
     base = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER)}
     changes = _read_changes(checkpoint)
-    _check_names(checkpoint, base, changes)
+    _check_names(checkpoint, settings, base, changes)
     facts.record("base_model", checkpoint.adapter.base.name, "stated", checkpoint.adapter.base.revision or "")
-    facts.record("adapter", f"LoRA in {len(changes.factors)} matrices", "stated", f"lora_alpha {settings.alpha:g}")
+    kind = "DoRA" if settings.dora else "LoRA"
+    facts.record("adapter", f"{kind} in {len(changes.factors)} matrices", "stated", f"lora_alpha {settings.alpha:g}")
     merged = base | {name: replace(handle, name=name) for name, handle in changes.saved.items()}
     model = replace(checkpoint, source=checkpoint.adapter.base, tensors=merged, adapter=None)
     planned = detect(model).plan(model, facts, target)
@@ -111,6 +121,7 @@ def _read_settings(config: dict[str, object], path: Path) -> Settings:
         alphas=_patterns(facts.mapping("alpha_pattern") or {}, path),
         rank_stabilised=bool(facts.optional("use_rslora", bool)),
         fan_in_fan_out=bool(facts.optional("fan_in_fan_out", bool)),
+        dora=bool(facts.optional("use_dora", bool)),
     )
     for key, value in config.items():
         if key in UNUSED or key == "init_lora_weights":
@@ -154,7 +165,9 @@ def _read_changes(checkpoint: Checkpoint) -> Changes:
     return changes
 
 
-def _check_names(checkpoint: Checkpoint, base: Mapping[str, TensorHandle], changes: Changes) -> None:
+def _check_names(
+    checkpoint: Checkpoint, settings: Settings, base: Mapping[str, TensorHandle], changes: Changes
+) -> None:
     """Raise `FormatError` unless every change has its matrix, which is not tied to another."""
     changed = changes.factors.keys() | changes.saved.keys()
     is_tied = bool(checkpoint.config.get("tie_word_embeddings")) or "lm_head.weight" not in base
@@ -162,7 +175,9 @@ def _check_names(checkpoint: Checkpoint, base: Mapping[str, TensorHandle], chang
     problems = [f"{name}: the base model ties embedding and head, the adapter trains one of them" for name in tied]
     problems += [f"{name}: not in the base model" for name in changed - base.keys() - tied]
     for name, factors in changes.factors.items():
-        problems += [f"{name}: lora_{factor} is missing" for factor in {"A", "B"} - factors.keys()]
+        problems += [f"{name}: lora_{factor} is missing" for factor in settings.factors if factor not in factors]
+        if MAGNITUDE in factors and not settings.dora:
+            problems.append(f"{name}: lora_{MAGNITUDE} is there, and use_dora is not true")
         if name in base and base[name].dtype not in FLOATS:
             problems.append(f"{name}: {base[name].dtype}, quantised; name the model that was quantised as the base")
     if problems:
@@ -180,13 +195,21 @@ def _with_changes(checkpoint: Checkpoint, settings: Settings, changes: Changes, 
     source = changes.saved[name].name if name in changes.saved else name
     if name not in changes.factors:
         return replace(move, sources=(source, *move.sources[1:]))
-    a, b = (changes.factors[name][factor] for factor in "AB")
+    factors = [changes.factors[name][factor] for factor in settings.factors]
+    a, b, *magnitude = factors
     weight = checkpoint.tensors[source]
     transposed = _is_transposed(checkpoint, settings, weight, a, b, name in changes.embeddings)
+    if magnitude and math.prod(magnitude[0].shape) != b.shape[0]:
+        raise FormatError(
+            f"{magnitude[0].name} is {list(magnitude[0].shape)}",
+            where=checkpoint.source.path,
+            expected=f"a number for each of the {b.shape[0]} outputs",
+        )
+    operation: Operation = "add_dora" if settings.dora else "add_lora"
     return replace(
         move,
-        operation="add_lora_transposed" if transposed else "add_lora",
-        sources=(source, a.name, b.name),
+        operation=TRANSPOSED[operation] if transposed else operation,
+        sources=(source, *(factor.name for factor in factors)),
         number=settings.scale(name.removesuffix(".weight"), a.shape[0]),
     )
 

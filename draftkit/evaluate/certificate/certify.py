@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 
 from draftkit.evaluate.certificate.contexts import open_contexts
-from draftkit.evaluate.certificate.continuations import continuation_p_value
+from draftkit.evaluate.certificate.continuations import continuation_fit
 from draftkit.evaluate.certificate.controls import cache_controls, sampler_controls
 from draftkit.evaluate.certificate.equality import coupled_equality, greedy_equalities
 from draftkit.evaluate.certificate.goodness import holm, poisson_tail
 from draftkit.evaluate.certificate.noise import measure_noise
 from draftkit.evaluate.certificate.pair import Pair, open_pair
 from draftkit.evaluate.certificate.replay import Replay
-from draftkit.evaluate.certificate.result import Certificate, Fit
-from draftkit.evaluate.certificate.sampler import laws_of, sampler_p_values
+from draftkit.evaluate.certificate.result import POWER, Certificate, Fit
+from draftkit.evaluate.certificate.sampler import laws_of, sampler_fits
 from draftkit.evaluate.certificate.self_draft import measure_self_draft
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.provenance import environment
@@ -59,46 +59,54 @@ def certify_pair(
         step = next(steps)
         on_progress(step, STEPS.index(step), len(STEPS))
 
-    k, batch, sampling = min(settings.num_speculative_tokens, pair.most_tokens), settings.concurrency, settings.sampling
+    ks = sorted({min(k, pair.most_tokens) for k in settings.num_speculative_tokens})
+    most, batch, samplings = ks[-1], settings.concurrency, settings.samplings
     verify = MODES[settings.verification]
-    replay = Replay(pair.model)
     begin()
     plain = pair.plain(pair.requests)
     begin()
-    noise = measure_noise(Target(pair.model), plain, k=k, together=batch, quantile=settings.floor_quantile)
+    noise = measure_noise(Target(pair.model), plain, k=most, together=batch, quantile=settings.floor_quantile)
+    replay = Replay(pair.model, noise.floor)
     begin()
-    greedy = greedy_equalities(pair, plain, replay, k, batch)
+    greedy = greedy_equalities(pair, plain, replay, ks, batch)
     begin()
-    coupled = coupled_equality(pair, sampling, replay, k, batch)
+    coupled = [coupled_equality(pair, sampling, replay, k, batch) for sampling in samplings for k in ks]
     begin()
-    contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), k)
-    laws = laws_of(contexts[:CONTEXTS])
+    contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), most)
+    laws = laws_of(contexts[:CONTEXTS], settings.draft_sampling)
     texts = settings.sampler_texts
     fits = {
-        (f"verifier, drafts from {name}", texts * min(len(contexts), CONTEXTS)): p_value
-        for name, p_value in sampler_p_values(laws, verify, sampling, texts).items()
+        f"verifier at temperature {sampling.temperature:g}, drafts from {name}": found
+        for sampling in samplings
+        for name, found in sampler_fits(laws, verify, sampling, texts).items()
     }
     begin()
-    for number, context in enumerate(contexts[: settings.continuation_prompts], start=1):
-        fits[f"continuations of text {number}", settings.continuations] = continuation_p_value(
+    fits |= {
+        f"continuations of text {number} at temperature {sampling.temperature:g}, K={k}": continuation_fit(
             pair,
             context.tokens,
             sampling,
             settings.continuations,
             k=k,
             verification=settings.verification,
-            shift=noise.typical,
+            noise=noise,
         )
+        for sampling in samplings
+        for k in ks
+        for number, context in enumerate(contexts[: settings.continuation_prompts], start=1)
+    }
     begin()
     controls = [
-        *sampler_controls(laws, verify, sampling, texts, settings.false_alarm_rate),
-        *cache_controls(pair, noise.floor, k, batch),
-    ]
+        control
+        for sampling in samplings
+        for control in sampler_controls(laws, verify, sampling, texts, settings.false_alarm_rate)
+    ] + cache_controls(pair, noise.floor, most, batch)
     begin()
-    self_draft = measure_self_draft(pair, noise, k, batch)
+    self_draft = measure_self_draft(pair, noise, most, batch)
     # The runs of greedy decoding meet the same ties: what diverges in several counts once.
     places = {(d.request, d.position) for equality in greedy for d in equality.divergences}
-    tokens = sum(len(generation.tokens) for generation in plain) + coupled.tokens
+    drawn = [divergence for equality in coupled for divergence in equality.divergences]
+    tokens = sum(len(generation.tokens) for generation in plain) + sum(equality.tokens for equality in coupled)
     on_progress("done", len(STEPS), len(STEPS))
     return Certificate(
         target=target,
@@ -109,11 +117,19 @@ def certify_pair(
         noise=noise,
         replay=replay.summary(noise.floor),
         greedy=tuple(greedy),
-        coupled=coupled,
-        divergence_p_value=poisson_tail(len(places) + len(coupled.divergences), noise.possible(tokens)),
+        coupled=tuple(coupled),
+        divergence_p_value=poisson_tail(len(places) + len(drawn), noise.possible(tokens)),
         fits=tuple(
-            Fit(name, samples, p_value, adjusted)
-            for ((name, samples), p_value), adjusted in zip(fits.items(), holm(list(fits.values())), strict=True)
+            Fit(
+                name,
+                found.draws,
+                found.p_value,
+                adjusted,
+                found.detectable(settings.false_alarm_rate / len(fits), POWER),
+            )
+            for (name, found), adjusted in zip(
+                fits.items(), holm([found.p_value for found in fits.values()]), strict=True
+            )
         ),
         controls=tuple(controls),
         self_draft=self_draft,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
@@ -66,6 +66,10 @@ class _Recorder:
     @property
     def max_tokens(self) -> int | None:
         return self._drafter.max_tokens
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self._drafter.module
 
     @property
     def position_bytes(self) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare, chi_square
+from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
+from draftkit.evaluate.certificate.law import fit, law_of
+from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
 from draftkit.requests import Request, SamplingParameters
@@ -18,7 +21,7 @@ FEWEST = 20  # continuations of a text, below which their next token is not look
 MOST_SLOTS = 64
 
 
-def continuation_p_value(
+def continuation_fit(
     pair: Pair,
     text: tuple[int, ...],
     sampling: SamplingParameters,
@@ -26,26 +29,26 @@ def continuation_p_value(
     *,
     k: int,
     verification: Verification,
-    shift: float,
-) -> float:
-    """The p-value that `samples` continuations of a text have the target's law, token for token.
+    noise: NoiseFloor,
+) -> ChiSquare:
+    """The test that `samples` continuations of a text have the target's law, token for token.
 
     Each token is held against the law after the text and the tokens before it, wherever enough continuations share
-    those. `shift`: how far logits move with the shape of a forward, root mean square; it moves the law too, and what
-    that may add to the statistic is taken off.
+    those. Logits move with the shape of a forward, by `noise`: cuts leave open what lies as close as its floor, and
+    what its typical size may add to the statistic is taken off.
     """
     requests = [Request(str(i), text, LENGTH, sampling.numbered(i), ignore_eos=True) for i in range(samples)]
     outputs = pair.speculative(requests, k=k, num_slots=MOST_SLOTS, verification=verification)
     drawn = [tuple(output.tokens) for output in outputs]
-    fit = NOTHING
+    whole = NOTHING
     for beginning in _shared_beginnings(drawn):
         logits = teacher_forced(pair.model, text, (*beginning, 0))[-1]
-        law = (logits.double() / sampling.temperature).softmax(-1)
+        law = law_of(logits, sampling, noise.floor)
         following = [tokens[len(beginning)] for tokens in drawn if tokens[: len(beginning)] == beginning]
-        found = chi_square(torch.bincount(torch.tensor(following), minlength=len(law)), law)
-        allowed = len(following) * (shift / sampling.temperature) ** 2
-        fit += ChiSquare(max(found.statistic - allowed, 0.0), found.degrees)
-    return fit.p_value
+        found = fit(torch.bincount(torch.tensor(following), minlength=len(logits)), law)
+        allowed = found.draws * (noise.typical / sampling.temperature) ** 2
+        whole += replace(found, statistic=max(found.statistic - allowed, 0.0), allowed=allowed)
+    return whole
 
 
 def _shared_beginnings(drawn: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

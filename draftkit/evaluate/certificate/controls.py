@@ -8,11 +8,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from draftkit.errors import NonFiniteError
 from draftkit.evaluate.certificate.goodness import holm
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import OffByOneTarget, PoisonedOffByOneTarget
 from draftkit.evaluate.certificate.replay import Replay
-from draftkit.evaluate.certificate.sampler import Laws, sampler_p_values
+from draftkit.evaluate.certificate.sampler import Laws, sampler_fits
 from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.sampling_tensors import SamplingTensors
@@ -37,7 +38,7 @@ def sampler_controls(
     laws: Mapping[str, Laws], verify: Verify, sampling: SamplingParameters, texts: int, false_alarm_rate: float
 ) -> list[Control]:
     """Bugs of drawing and verifying, among drafts that are drawn."""
-    drawn = {name: law for name, law in laws.items() if law.mode == "probabilistic"}
+    drawn = {name: law for name, law in laws.items() if law.drawing.mode == "probabilistic"}
 
     def mis_scaled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
         assert drafted.probs is not None
@@ -46,10 +47,13 @@ def sampler_controls(
         return verify(wrong, logits, parameters, start)
 
     found = {
-        "draft noise shared with the verifier": sampler_p_values(drawn, verify, sampling, texts, shared_noise=True),
-        "draft probabilities mis-scaled": sampler_p_values(drawn, mis_scaled, sampling, texts),
+        "draft noise shared with the verifier": sampler_fits(drawn, verify, sampling, texts, shared_noise=True),
+        "draft probabilities mis-scaled": sampler_fits(drawn, mis_scaled, sampling, texts),
     }
-    return [_judged(name, min(holm(list(p_values.values()))), false_alarm_rate) for name, p_values in found.items()]
+    return [
+        _judged(name, min(holm([fit.p_value for fit in fits.values()])), false_alarm_rate)
+        for name, fits in found.items()
+    ]
 
 
 def _judged(name: str, p_value: float, false_alarm_rate: float) -> Control:
@@ -67,7 +71,10 @@ def cache_controls(pair: Pair, floor: float, k: int, batch: int) -> list[Control
 
 def _cache_control(name: str, pair: Pair, target: type[Target], floor: float, k: int, batch: int) -> Control:
     replay = Replay(pair.model)
-    outputs = pair.speculative(pair.requests, k=k, num_slots=batch, target=target, eager=True)
+    try:
+        outputs = pair.speculative(pair.requests, k=k, num_slots=batch, target=target, eager=True)
+    except NonFiniteError:  # the engine has read the poison
+        return Control(name, "detected")
     margin = max(float(replay.margins(output).max()) for output in outputs)
     if (
         target is PoisonedOffByOneTarget

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from draftkit.errors import NonFiniteError
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import PoisonedTarget
 from draftkit.evaluate.certificate.replay import Replay
@@ -39,9 +40,12 @@ class Equality:
     divergences: tuple[Divergence, ...]
 
 
-def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k: int, batch: int) -> list[Equality]:
-    """Several K, one sequence at a time and batches of up to `batch`, whose sequences have different lengths; K that
+def greedy_equalities(
+    pair: Pair, plain: Sequence[Generation], replay: Replay, ks: Sequence[int], batch: int
+) -> list[Equality]:
+    """Each K, one sequence at a time and batches of up to `batch`, whose sequences have different lengths; K that
     changes with the batch; ends inside a draft; and NaN in every rejected row, which must change nothing."""
+    k = max(ks)
     more = min(2 * k, pair.most_tokens)
     changing = {1: 1, max(batch // 2, 2): more, max(batch, 3): k}
     stop = _common_token(plain)
@@ -51,10 +55,9 @@ def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k
         return compare_outputs(name, outputs, plain, replay, drafts, slots)
 
     run = pair.speculative
-    poisoned = run(pair.requests, k=k, num_slots=batch, target=PoisonedTarget, eager=True)
     return [
-        compare("one at a time", run(pair.requests, k=k, num_slots=1), k, 1),
-        compare("in batches", run(pair.requests, k=k, num_slots=batch), k, batch),
+        *(compare("one at a time", run(pair.requests, k=n, num_slots=1), n, 1) for n in ks),
+        *(compare("in batches", run(pair.requests, k=n, num_slots=batch), n, batch) for n in ks),
         compare("one draft a round", run(pair.requests, k=1, num_slots=batch), 1, batch),
         compare(
             "K changes with the batch",
@@ -70,12 +73,23 @@ def greedy_equalities(pair: Pair, plain: Sequence[Generation], replay: Replay, k
             k,
             batch,
         ),
-        compare("rejected rows poisoned with NaN", poisoned, k, batch),
+        _poisoned_equality(pair, plain, replay, k, batch),
     ]
 
 
+def _poisoned_equality(pair: Pair, plain: Sequence[Generation], replay: Replay, k: int, batch: int) -> Equality:
+    """NaN in every rejected row; the engine stops where it reads one."""
+    name = "rejected rows poisoned with NaN"
+    try:
+        outputs = pair.speculative(pair.requests, k=k, num_slots=batch, target=PoisonedTarget, eager=True)
+    except NonFiniteError:
+        read = Divergence(pair.requests[0].id, 0, torch.inf)
+        return Equality(name, k, batch, len(pair.requests), 0, read, (read,))
+    return compare_outputs(name, outputs, plain, replay, k, batch)
+
+
 def coupled_equality(pair: Pair, sampling: SamplingParameters, replay: Replay, k: int, batch: int) -> Equality:
-    """Drawn tokens, where draft and target share the noise of plain decoding."""
+    """Drawn tokens, where draft and target share the noise of plain decoding; cuts and all."""
     requests = pair.sampled(sampling)
     outputs = pair.speculative(requests, k=k, num_slots=batch, verification="coupled")
     name = f"drawn at temperature {sampling.temperature:g} with shared noise"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +14,23 @@ MIN_EXPECTED = 5.0  # draws in a cell, below which cells are pooled
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """A statistic and its degrees of freedom; those of independent samples add up."""
+    """A statistic, its degrees of freedom, and how many draws were compared; those of independent samples add up.
+
+    `allowed` was taken off the statistic, and is missing from what it can show.
+    """
 
     statistic: float
     degrees: int
+    draws: int = 0
+    allowed: float = 0.0
 
     def __add__(self, other: ChiSquare) -> ChiSquare:
-        return ChiSquare(self.statistic + other.statistic, self.degrees + other.degrees)
+        return ChiSquare(
+            self.statistic + other.statistic,
+            self.degrees + other.degrees,
+            self.draws + other.draws,
+            self.allowed + other.allowed,
+        )
 
     @property
     def p_value(self) -> float:
@@ -28,6 +39,19 @@ class ChiSquare:
             return float(self.statistic == 0)
         halves = torch.tensor([self.degrees, self.statistic], dtype=torch.float64) / 2
         return float(torch.special.gammaincc(halves[0], halves[1]))
+
+    def detectable(self, rate: float, power: float) -> float:
+        """The smallest total variation between two laws that makes a p-value below `rate` with probability `power`,
+        whatever way they differ; 1 where nothing smaller does.
+
+        A total variation of δ adds 4 δ² for each draw to the statistic, at least: Σ Δ²/p ≥ (Σ |Δ|)² by Cauchy and
+        Schwarz, and Σ |Δ| = 2 δ.
+        """
+        if self.degrees == 0 or self.draws == 0:
+            return 1.0
+        critical = _bisected(lambda x: ChiSquare(x, self.degrees).p_value >= rate) + self.allowed
+        added = _bisected(lambda extra: _noncentral_tail(critical, self.degrees, extra) < power)
+        return min(1.0, math.sqrt(added / (4 * self.draws)))
 
 
 NOTHING = ChiSquare(0.0, 0)
@@ -49,8 +73,37 @@ def chi_square(counts: Tensor, law: Tensor) -> ChiSquare:
     counts = torch.cat((counts[:pooled].sum()[None], counts[pooled:]))
     expected = torch.cat((expected[:pooled].sum()[None], expected[pooled:]))
     counts, expected = counts[expected > 0], expected[expected > 0]
+    if len(counts) < 2:
+        return NOTHING
     statistic = ((counts - expected).square() / expected).sum()
-    return ChiSquare(float(statistic), max(len(counts) - 1, 0))
+    return ChiSquare(float(statistic), len(counts) - 1, int(counts.sum()))
+
+
+def detectable_rate(trials: int, power: float) -> float:
+    """The smallest rate of events of which one is seen among `trials` with probability `power`."""
+    return 1.0 if trials == 0 else -math.expm1(math.log1p(-power) / trials)
+
+
+def _noncentral_tail(x: float, degrees: int, extra: float) -> float:
+    """The probability that a χ² statistic exceeds `x` where the laws' difference adds `extra` to it: a Poisson mixture
+    of central ones."""
+    mean = extra / 2
+    width = 12 * math.sqrt(mean + 1) + 12
+    events = torch.arange(max(0, math.floor(mean - width)), math.ceil(mean + width), dtype=torch.float64)
+    weights = (torch.xlogy(events, torch.tensor(mean, dtype=torch.float64)) - mean - torch.lgamma(events + 1)).exp()
+    return float((weights * torch.special.gammaincc(degrees / 2 + events, torch.full_like(events, x / 2))).sum())
+
+
+def _bisected(below: Callable[[float], bool]) -> float:
+    """Where `below` ends to hold, going up from 0."""
+    high = 1.0
+    while below(high):
+        high *= 2
+    low = 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return high
 
 
 def poisson_tail(observed: int, mean: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedModel
 
@@ -24,11 +24,13 @@ SHARES = (1.0, 0.5, 0.75, 0.35)  # of `max_new_tokens`: sequences of a batch end
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, loaded once, the drafter that is tested with it, and greedy requests of different lengths."""
+    """A target, loaded once, the drafter that is tested with it, greedy requests of different lengths, and how drafts
+    of sampled requests are drawn."""
 
     model: PreTrainedModel
     drafter: Drafter
     requests: tuple[Request, ...]
+    draft_sampling: DraftSampling = field(default_factory=lambda: DraftSampling("probabilistic"))
 
     @property
     def most_tokens(self) -> int:
@@ -56,7 +58,7 @@ class Pair:
         target: type[Target] = Target,
         eager: bool = False,
     ) -> list[Generation]:
-        """Decoding with the draft, sampled drafts where the request is sampled.
+        """Decoding with the draft.
 
         `drafter` replaces the pair's own, `target` the usual kind of target. `eager`: for those of them that look at
         values on the host.
@@ -68,7 +70,7 @@ class Pair:
             num_speculative_tokens=k,
             num_slots=min(num_slots, len(requests)),
             verification=verification,
-            draft_sampling=DraftSampling("probabilistic"),
+            draft_sampling=self.draft_sampling,
             k_by_batch=k_by_batch,
             eager=eager,
         )
@@ -84,8 +86,8 @@ def open_pair(target: str, draft: str, settings: CertificateSettings) -> Iterato
         model, tokenizer = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
         limit_threads(model)
         drafter = ngram_drafter(draft, model) if opened is None else load_drafter(opened, model, tokenizer)
-        texts = [(prompt.id, encode_prompt(prompt, tokenizer)) for prompt in prompts]
-        yield Pair(model, drafter, ragged_requests(texts, settings.max_new_tokens))
+        texts = [(prompt.id, encode_prompt(prompt, tokenizer, settings.thinking)) for prompt in prompts]
+        yield Pair(model, drafter, ragged_requests(texts, settings.max_new_tokens), settings.draft_sampling)
 
 
 def ragged_requests(prompts: Sequence[tuple[str, tuple[int, ...]]], max_new_tokens: int) -> tuple[Request, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftkit.evaluate.certificate.law import law_of
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.ops.random import gumbel, target_stream
@@ -38,25 +39,32 @@ class ReplaySummary:
 
 
 class Replay:
-    """Teacher-forced passes over the outputs of one model, each made once."""
+    """Teacher-forced passes over the outputs of one model, each made once. `shift`: how far logits may move with the
+    shape of a forward, which decides what a cut leaves open."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, shift: float = 0.0):
         self._model = model
+        self._shift = shift
         self._margins: dict[tuple[tuple[int, ...], tuple[int, ...], SamplingParameters], Tensor] = {}
 
     def margins(self, generation: Generation) -> Tensor:
         """float32 [N], on the CPU: how far below the best each emitted token lies; 0 for the best.
 
-        Of a drawn generation, whose tokens must have been drawn with the target's noise, the noise takes part.
+        Of a drawn generation, whose tokens must have been drawn with the target's noise, the noise takes part; the best
+        is then among the tokens that no cut can remove, and ∞ is the margin of a token that every cut removes.
         """
         request = generation.request
         key = request.prompt, tuple(generation.tokens), request.sampling
         if key not in self._margins:
             logits = teacher_forced(self._model, request.prompt, generation.tokens)
+            emitted = torch.tensor(generation.tokens, device=logits.device)[:, None]
+            best = logits
             if request.sampling.temperature:
+                law = law_of(logits, request.sampling, self._shift)
                 logits = logits + request.sampling.temperature * _noise(request.sampling, len(request.prompt), logits)
-            emitted = torch.tensor(generation.tokens, device=logits.device)
-            self._margins[key] = (logits.amax(-1) - logits.gather(1, emitted[:, None])[:, 0]).cpu()
+                best = logits.masked_fill(~law.sure.scatter(1, emitted, True), -torch.inf)
+                logits = logits.masked_fill(~law.possible, -torch.inf)
+            self._margins[key] = (best.amax(-1) - logits.gather(1, emitted)[:, 0]).cpu()
         return self._margins[key]
 
     def summary(self, floor: float) -> ReplaySummary:

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from draftkit.evaluate.certificate.controls import Control
 from draftkit.evaluate.certificate.equality import Divergence, Equality
+from draftkit.evaluate.certificate.goodness import detectable_rate
 from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.replay import ReplaySummary
 from draftkit.evaluate.certificate.self_draft import SelfDraft
 from draftkit.evaluate.certificate.settings import CertificateSettings
+from draftkit.layout.jsonfile import finite
 
-Verdict = Literal["identical", "numerics only", "bug"]
+Verdict = Literal["no difference seen", "numerics only", "bug"]
+
+POWER = 0.95  # of what is stated as the smallest defect that would have been seen
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A test that drawn tokens have the target's law. `adjusted`: the p-value, given how many tests there are."""
+    """A test that drawn tokens have the target's law.
+
+    `samples` tokens were compared; `adjusted`: the p-value, given how many tests there are; `detectable`: the total
+    variation between the laws from which on the test fails with 95 %.
+    """
 
     name: str
     samples: int
     p_value: float
     adjusted: float
+    detectable: float
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """The smallest defects that would have been seen with 95 %. Nothing is certified about smaller ones.
+
+    `wrong_tokens`: the share of greedy tokens that are wrong, by more than the noise floor; `wrong_drawn_tokens` the
+    same where draft and target share their noise. `verifier` and `continuations`: the total variation between the law
+    of drawn tokens and the target's, of the worst test, for the verifier alone and end to end.
+    """
+
+    wrong_tokens: float
+    wrong_drawn_tokens: float
+    verifier: float
+    continuations: float
 
 
 @dataclass(frozen=True)
@@ -43,7 +66,7 @@ class Certificate:
     noise: NoiseFloor
     replay: ReplaySummary
     greedy: tuple[Equality, ...]
-    coupled: Equality
+    coupled: tuple[Equality, ...]
     divergence_p_value: float
     fits: tuple[Fit, ...]
     controls: tuple[Control, ...]
@@ -51,7 +74,7 @@ class Certificate:
 
     @property
     def equalities(self) -> tuple[Equality, ...]:
-        return (*self.greedy, self.coupled)
+        return (*self.greedy, *self.coupled)
 
     @property
     def divergences(self) -> tuple[Divergence, ...]:
@@ -62,7 +85,17 @@ class Certificate:
     def verdict(self) -> Verdict:
         if self.failures:
             return "bug"
-        return "numerics only" if self.divergences else "identical"
+        return "numerics only" if self.divergences else "no difference seen"
+
+    @property
+    def detectable(self) -> Detectable:
+        greedy, drawn = (sum(e.tokens for e in runs) for runs in (self.greedy, self.coupled))
+        return Detectable(
+            detectable_rate(greedy, POWER),
+            detectable_rate(drawn, POWER),
+            max(fit.detectable for fit in self.fits if fit.name.startswith("verifier")),
+            max(fit.detectable for fit in self.fits if fit.name.startswith("continuations")),
+        )
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -106,6 +139,7 @@ class Certificate:
             "draft": self.draft,
             "verdict": self.verdict,
             "failures": list(self.failures),
+            "detectable": asdict(self.detectable),
             "first_bug": None if self.first_bug is None else asdict(self.first_bug),
             "missed": list(self.missed),
             "num_divergences": len(self.divergences),
@@ -114,20 +148,11 @@ class Certificate:
             "noise": asdict(self.noise) | {"divergences_per_1000_tokens": self.noise.divergences_per_1000_tokens},
             "replay": asdict(self.replay),
             "greedy": [asdict(equality) for equality in self.greedy],
-            "coupled": asdict(self.coupled),
+            "coupled": [asdict(equality) for equality in self.coupled],
             "fits": [asdict(fit) for fit in self.fits],
             "controls": [asdict(control) for control in self.controls],
             "self_draft": asdict(self.self_draft) | {"required": self.self_draft.required},
             "settings": asdict(self.settings),
             "provenance": dict(self.provenance),
         }
-        return {key: _plain(value) for key, value in found.items()}
-
-
-def _plain(value: object) -> object:
-    """As JSON has it."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: finite(value) for key, value in found.items()}

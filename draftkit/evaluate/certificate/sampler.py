@@ -8,19 +8,21 @@ V cells of a law, K draft tokens, N texts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from draftkit.evaluate.certificate.contexts import Context
-from draftkit.evaluate.certificate.goodness import chi_square
-from draftkit.requests import DraftSampling, DraftSamplingMode, SamplingParameters
+from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
+from draftkit.evaluate.certificate.law import fit, law_of
+from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verify
 
 CELLS = 128
+PROBABILISTIC = DraftSampling("probabilistic")
 DRAFTS = 2  # K: enough for a rejection after an acceptance, and for a bonus token
 
 
@@ -30,13 +32,12 @@ class Laws:
 
     target: Tensor
     draft: Tensor
-    mode: DraftSamplingMode = "probabilistic"
+    drawing: DraftSampling = PROBABILISTIC
 
 
-def laws_of(contexts: Sequence[Context]) -> dict[str, Laws]:
-    """By name: the draft's own law, laws that are bad in different ways, and a draft without chance.
-
-    Contexts follow one another in a text.
+def laws_of(contexts: Sequence[Context], drawing: DraftSampling = PROBABILISTIC) -> dict[str, Laws]:
+    """By name: the draft's own law, drawn as it is measured; laws that are bad in different ways; and a draft without
+    chance. Contexts follow one another in a text.
     """
     coarse = [_coarse_grained(context) for context in contexts]
     target, own = (torch.stack(rows) for rows in zip(*coarse, strict=True))
@@ -48,12 +49,12 @@ def laws_of(contexts: Sequence[Context]) -> dict[str, Laws]:
     few = min(8, target.shape[1])
     uniform = torch.full_like(target, -torch.inf).scatter(-1, ranks[:, :few], 0.0)
     return {
-        "the draft's own law": Laws(target, own),
+        "the draft's own law": Laws(target, own, replace(drawing, mode="probabilistic")),
         "a flatter law": Laws(target, target / 2),
         "a few tokens, all alike": Laws(target, uniform),
         "the reverse law": Laws(target, reverse),
         "half of every other token, and a bad one": Laws(target, halves.log()),
-        "the draft's best token": Laws(target, own, "greedy"),
+        "the draft's best token": Laws(target, own, DraftSampling("greedy")),
     }
 
 
@@ -64,7 +65,7 @@ def drawn_texts(
     with the noise that the target draws with."""
     length = len(laws.target)
     target, draft = (torch.cat((rows, rows[:1].expand(DRAFTS, -1))) for rows in (laws.target, laws.draft))
-    wanted, drafts = (_rows(s, texts, target) for s in (sampling, DraftSampling(laws.mode).parameters(sampling)))
+    wanted, drafts = (_rows(s, texts, target) for s in (sampling, laws.drawing.parameters(sampling)))
     text = torch.zeros(texts, length + DRAFTS + 1, dtype=torch.int64, device=target.device)
     filled = torch.zeros(texts, dtype=torch.int64, device=target.device)
     rows = torch.arange(texts, device=target.device)
@@ -85,24 +86,23 @@ def drawn_texts(
     return text[:, :length]
 
 
-def sampler_p_values(
+def sampler_fits(
     laws: Mapping[str, Laws],
     verify: Verify,
     sampling: SamplingParameters,
     texts: int,
     *,
     shared_noise: bool = False,
-) -> dict[str, float]:
-    """By kind of draft: the p-value that every position of its texts follows the target's law."""
+) -> dict[str, ChiSquare]:
+    """By kind of draft: the test that every position of its texts follows the target's law."""
     found = {}
     for name, law in laws.items():
         drawn = drawn_texts(law, verify, sampling, texts, shared_noise=shared_noise)
-        exact = (law.target.double() / sampling.temperature).softmax(-1)
-        fits = [
-            chi_square(torch.bincount(column, minlength=exact.shape[1]), row)
-            for column, row in zip(drawn.unbind(1), exact, strict=True)
-        ]
-        found[name] = sum(fits[1:], fits[0]).p_value
+        fits = (
+            fit(torch.bincount(column, minlength=law.target.shape[1]), law_of(row, sampling))
+            for column, row in zip(drawn.unbind(1), law.target, strict=True)
+        )
+        found[name] = sum(fits, NOTHING)
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftkit.evaluate.certificate.goodness import poisson_tail
 from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.models.target import Target
+from draftkit.requests import DraftSampling
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 
 SHARE = 0.98  # of K+1, as vLLM asks for
@@ -35,6 +36,7 @@ class SelfDraft:
 def measure_self_draft(pair: Pair, noise: NoiseFloor, k: int, batch: int) -> SelfDraft:
     """Greedy decoding of the pair's requests."""
     drafter = CausalLMDrafter(Target(pair.model))
+    pair = replace(pair, draft_sampling=DraftSampling("greedy"))
     outputs = pair.speculative(pair.requests, k=k, num_slots=batch, drafter=drafter)
     rounds = [r for output in outputs for r in output.rounds]
     rejections = sum(r.accepted < r.drafted for r in rounds)

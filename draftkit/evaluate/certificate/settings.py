@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import SamplingParameters
+from draftkit.requests import DraftSampling, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateSettings:
     """`dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
 
-    `limit` prompts are decoded to `max_new_tokens` or less, `concurrency` of them together. Sampling is tested at
-    `temperature`: `sampler_texts` texts of the verifier alone for each kind of draft, `continuations` of each of
-    `continuation_prompts` prompts end to end. `floor_quantile`: of the measured noise, the part that is taken for its
-    floor. `false_alarm_rate`: of all statistical tests together, for a lossless engine.
+    `limit` prompts are decoded to `max_new_tokens` or less, `concurrency` of them together, with each number of draft
+    tokens. Sampling is tested at each of `temperatures`, with the cuts and the `draft_sampling`: `sampler_texts` texts
+    of the verifier alone for each kind of draft, `continuations` of each of `continuation_prompts` prompts end to end.
+    `floor_quantile`: of the measured noise, the part that is taken for its floor. `false_alarm_rate`: of all
+    statistical tests together, for a lossless engine.
 
     Raises `DraftkitError` for values that leave nothing to measure.
     """
 
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: tuple[int, ...] = (4,)
     concurrency: int = 4
     max_new_tokens: int = 32
     prompts: str = "zoo"
     limit: int = 8
     device: str | None = None
     dtype: str | None = None
-    temperature: float = 1.0
+    temperatures: tuple[float, ...] = (1.0,)
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    draft_sampling: DraftSampling = field(default_factory=DraftSampling)
+    thinking: bool | None = None
     verification: Literal["rejection", "block"] = "rejection"
     seed: int = 0
     sampler_texts: int = 4000
@@ -38,18 +44,20 @@ class CertificateSettings:
     false_alarm_rate: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name in ("num_speculative_tokens", "concurrency", "limit", "continuations", "continuation_prompts"):
+        for name in ("concurrency", "limit", "continuations", "continuation_prompts"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        ks, hot = self.num_speculative_tokens, self.temperatures
+        _require(min(ks, default=0) >= 1, "num_speculative_tokens", ks, "at least 1")
         _require(self.max_new_tokens >= 4, "max_new_tokens", self.max_new_tokens, "at least 4")
         _require(self.sampler_texts >= 100, "sampler_texts", self.sampler_texts, "at least 100")
-        _require(self.temperature > 0, "temperature", self.temperature, "above 0: greedy decoding is tested anyway")
+        _require(min(hot, default=0) > 0, "temperatures", hot, "above 0: greedy decoding is tested anyway")
         _require(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
         _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
 
     @property
-    def sampling(self) -> SamplingParameters:
-        """How the first of the sampled requests is drawn."""
-        return SamplingParameters(temperature=self.temperature, seed=self.seed)
+    def samplings(self) -> tuple[SamplingParameters, ...]:
+        """How the first of the sampled requests is drawn, at each temperature."""
+        return tuple(SamplingParameters(t, self.top_k, self.top_p, self.min_p, self.seed) for t in self.temperatures)
 
 
 def _require(fine: bool, name: str, value: object, expected: str) -> None:

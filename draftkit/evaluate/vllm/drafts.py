@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
@@ -14,6 +12,7 @@ from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.loading import is_ngram, ngram_sizes, open_draft
 from draftkit.evaluate.settings import Settings
+from draftkit.layout.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 
 
@@ -38,9 +37,9 @@ def served_draft(source: str, target: str, settings: Settings) -> Iterator[Serve
         looked_up = {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}
         yield ServedDraft("ngram", looked_up | wanted)
         return
-    with open_draft(source, target) as draft, TemporaryDirectory(prefix="draftkit-") as scratch:
+    with open_draft(source, target) as draft, temporary_folder() as scratch:
         if refusal_by_vllm(draft.spec) is not None:
-            draft = read_draft(convert_checkpoint(source, Path(scratch) / "draft", to="vllm", target=target))
+            draft = read_draft(convert_checkpoint(source, scratch / "draft", to="vllm", target=target))
         yield ServedDraft(draft.spec.method, vllm_settings(draft.spec, draft.path) | wanted)
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO
 
 from draftkit.errors import DraftkitError
@@ -23,8 +22,10 @@ from draftkit.evaluate.vllm.records import Answer, DraftCounts, VllmRun
 from draftkit.evaluate.vllm.settings import VllmSettings
 from draftkit.evaluate.vllm.worker import Job, Output, Prompt, Result
 from draftkit.hub import locate
+from draftkit.layout.atomic import temporary_folder
 from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.target import read_target_config
+from draftkit.models.remote_code import trusts_remote_code
+from draftkit.models.target import read_config
 from draftkit.requests import Request
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -55,7 +56,8 @@ def offline_engine(
     folder = locate(target).path
     device = device_named(settings.device)
     longest = max(request.max_length for request in requests)
-    context = read_target_config(folder).get_text_config().max_position_embeddings
+    # A target without such a number, as state space models, has no limit.
+    context = getattr(read_config(folder).get_text_config(), "max_position_embeddings", sys.maxsize)
     arguments: dict[str, object] = {
         "model": str(folder),
         "skip_tokenizer_init": True,
@@ -67,6 +69,7 @@ def offline_engine(
         "tensor_parallel_size": vllm.tensor_parallel_size,
         "enable_prefix_caching": False,  # the warm-up has the same prompts
         "disable_log_stats": False,
+        "trust_remote_code": trusts_remote_code(),
     }
     if vllm.gpu_memory_utilization is not None:
         arguments["gpu_memory_utilization"] = vllm.gpu_memory_utilization
@@ -99,8 +102,8 @@ def run_offline(
         "warm_up": [_prompt(request, engine) for request in warming],
         "prompts": [_prompt(request, engine) for request in requests],
     }
-    with TemporaryDirectory(prefix="draftkit-") as scratch:
-        log = Path(scratch) / "vllm.log"
+    with temporary_folder() as scratch:
+        log = scratch / "vllm.log"
         with log.open("w") as errors, _running(engine.python, job, errors) as answers:
             for line in answers:
                 answer = json.loads(line)

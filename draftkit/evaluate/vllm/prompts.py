@@ -8,15 +8,28 @@ from pathlib import Path
 
 from transformers import GenerationConfig
 
-from draftkit.models.target import read_target_config
+from draftkit.models.target import read_config
 from draftkit.requests import Request
+
+# What a vLLM server takes from the target's generation config where a request leaves it out: the names that
+# `ModelConfig.get_diff_sampling_param` of vLLM 0.32 lists. `scripts/check_vllm_engine.py` compares them with the
+# installed vLLM. There `max_new_tokens` becomes `max_tokens`.
+SERVER_DEFAULTS = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "max_tokens",
+)
 
 
 def sampling_fields(request: Request, end_ids: frozenset[int]) -> dict[str, object]:
-    """The fields that `SamplingParams` and `/v1/completions` share.
+    """The fields that `SamplingParams` and `/v1/completions` share, those of `SERVER_DEFAULTS` among them.
 
-    All of them, because a server fills what is missing from the target's generation config. Every token that ends the
-    output is a stop token here, those of `end_ids` unless the request ignores them.
+    Every token that ends the output is a stop token here, those of `end_ids` unless the request ignores them.
     """
     drawn = request.sampling
     fields: dict[str, object] = {
@@ -26,6 +39,8 @@ def sampling_fields(request: Request, end_ids: frozenset[int]) -> dict[str, obje
         "top_k": drawn.top_k or -1,
         "min_p": drawn.min_p,
         "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "stop_token_ids": sorted(request.stop_token_ids | (frozenset() if request.ignore_eos else end_ids)),
         "ignore_eos": True,
     }
@@ -39,7 +54,7 @@ def end_token_ids(target: Path) -> frozenset[int]:
     except OSError:  # there is none
         ids = None
     if ids is None:
-        ids = read_target_config(target).get_text_config().eos_token_id
+        ids = read_config(target).get_text_config().eos_token_id
     return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 

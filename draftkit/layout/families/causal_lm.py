@@ -113,7 +113,7 @@ def _transformers_shapes(config: dict[str, object]) -> tuple[dict[str, Shape], s
     kind = values.pop("model_type", None)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), trust_remote_code=False)
         tensors = revert_weight_conversion(model, model.state_dict())
     except Exception as error:  # whatever its config class or model stumbles over
         reason = (str(error).splitlines() or [type(error).__name__])[0]

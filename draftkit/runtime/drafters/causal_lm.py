@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftkit.errors import TargetError
 from draftkit.models.target import Taps, Target
@@ -31,6 +31,10 @@ class CausalLMDrafter:
     @property
     def taps(self) -> Taps | None:
         return None
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model.model
 
     @property
     def position_bytes(self) -> int:

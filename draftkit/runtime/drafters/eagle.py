@@ -8,7 +8,7 @@ rejection are those of a fresh prefill.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftkit.models.eagle import EagleModel, EagleOutput
 from draftkit.models.target import FINAL, Taps
@@ -29,6 +29,10 @@ class EagleDrafter:
     @property
     def taps(self) -> Taps:
         return Taps(self.model.spec.aux_layer_ids or (FINAL,))
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
 
     @property
     def position_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftkit.models.target import FINAL, Taps
 from draftkit.runtime.drafters.protocol import Committed
@@ -11,8 +11,9 @@ from draftkit.runtime.drafters.protocol import Committed
 class LastStateDrafter:
     """Reads the target's final normed hidden state from which it emitted the newest token; has `max_tokens` heads."""
 
-    def __init__(self, max_tokens: int):
+    def __init__(self, max_tokens: int, module: nn.Module):
         self.max_tokens = max_tokens
+        self.module = module
 
     @property
     def taps(self) -> Taps:

@@ -13,7 +13,7 @@ class MedusaDrafter(LastStateDrafter):
     """The heads do not see each other's tokens."""
 
     def __init__(self, model: MedusaModel):
-        super().__init__(model.spec.num_heads)
+        super().__init__(model.spec.num_heads, model)
         self.model = model
 
     @torch.inference_mode()

@@ -13,7 +13,7 @@ class MlpSpeculatorDrafter(LastStateDrafter):
     """Each step reads the token drawn in the step before."""
 
     def __init__(self, model: MlpSpeculatorModel):
-        super().__init__(model.spec.num_heads)
+        super().__init__(model.spec.num_heads, model)
         self.model = model
 
     @torch.inference_mode()

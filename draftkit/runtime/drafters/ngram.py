@@ -21,6 +21,7 @@ class NgramDrafter:
     """
 
     max_tokens = None
+    module = None
 
     def __init__(self, vocab_size: int, *, min_n: int, max_n: int, device: torch.device | str = "cpu"):
         if not 1 <= min_n <= max_n:

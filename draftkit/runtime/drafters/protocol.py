@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftkit.models.target import Taps
 
@@ -60,6 +60,10 @@ class Drafter(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """The most tokens that it can draft in a round, None for no limit."""
+
+    @property
+    def module(self) -> nn.Module | None:
+        """What computes its logits, None where nothing is learned."""
 
     @property
     def position_bytes(self) -> int:

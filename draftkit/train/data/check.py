@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from transformers import AutoConfig, PretrainedConfig
-
 from draftkit.documents.document import Document, read_documents, read_origin
 from draftkit.documents.tokenizer import TargetTokenizer, load_tokenizer
-from draftkit.errors import SourceError, TargetError
+from draftkit.errors import SourceError
 from draftkit.evaluate.loading import load_model, open_draft
 from draftkit.hub import locate
 from draftkit.models.devices import device_named, dtype_named
+from draftkit.models.target import read_config
 from draftkit.train.data import data_checks, draft_checks, model_checks
 from draftkit.train.data.findings import Check, Evidence, Finding
 
@@ -75,7 +74,7 @@ def check_data(
     the first. Raises `DraftkitError` for what cannot be read at all: files, models, a damaged line.
     """
     tokenizer = load_tokenizer(target)
-    config = _config(target)
+    config = read_config(locate(target, weights=False).path)
     origin = read_origin(path)
     survey = data_checks.survey(read_documents(path), origin, tokenizer, config.get_text_config().vocab_size)
     shown = survey.first if row is None else _find(path, row)
@@ -100,14 +99,6 @@ def pieces(document: Document, target: TargetTokenizer) -> list[tuple[str, bool]
     stretches = [document.tokens[begin:end].tolist() for begin, end in pairwise(edges)]
     texts = [target.tokenizer.decode(tokens, skip_special_tokens=False) for tokens in stretches]
     return [(text, bool(index % 2)) for index, text in enumerate(texts) if text]
-
-
-def _config(target: str) -> PretrainedConfig:
-    folder = locate(target, weights=False).path
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise TargetError(f"transformers cannot read the target's config: {error}", where=folder) from error
 
 
 def _find(path: Path, row: str) -> Document:

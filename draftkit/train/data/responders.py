@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from draftkit.errors import SourceError
 from draftkit.evaluate.loading import load_model
+from draftkit.evaluate.vllm.prompts import sampling_fields
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
@@ -136,18 +137,14 @@ class EndpointResponder:
         return names[0]
 
     def _complete(self, prompt: Prompt) -> tuple[int, ...] | Refusal:
-        sampling, drawn = self.sampling, self.sampling.parameters
+        sampling = self.sampling
+        drawn = replace(sampling.parameters, seed=prompt.seed)
+        request = Request(prompt.id, prompt.tokens, sampling.max_new_tokens, drawn)
         body = {
             "model": self.model,
             "prompt": list(prompt.tokens),
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": drawn.temperature,
-            "top_p": drawn.top_p,
-            "top_k": drawn.top_k or -1,
-            "seed": prompt.seed,
-            "stop_token_ids": sorted(sampling.end_ids),
             "return_token_ids": True,
-        }
+        } | sampling_fields(request, sampling.end_ids)
         try:
             answer = self._call("/completions", body)
         except _RowError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import isfinite
+from typing import Annotated
 
 from draftkit.errors import DraftkitError
 from draftkit.train.losses.table import FAMILIES, LOSSES, Contribution, Rows
@@ -76,6 +77,9 @@ def parse_loss(text: str) -> Loss:
     if len({term.name for term in terms}) < len(terms):
         raise DraftkitError(f"loss {text!r} names one of its losses twice", hint="add their weights")
     return Loss(tuple(terms))
+
+
+LossText = Annotated[str, parse_loss]  # a setting that a record checks
 
 
 def _term(text: str, weight: str | None, name: str, number: str | None) -> Term:

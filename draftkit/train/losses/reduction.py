@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from draftkit.errors import DraftkitError
+from draftkit.layout.records import Bounds
 
 Denominator = Literal["tokens", "rows"]
 
@@ -18,18 +18,12 @@ class Reduction:
     """How K steps of N rows become one number; learning rates carry over only between equal reductions.
 
     - `denominator` of each step: `tokens`, its supervised rows, or `rows`, all of them (EAGLE-3 as published).
-    - `decay` γ: step t counts γ^t, and with `normalised` these factors are divided by their sum.
+    - `decay` γ: step t counts γ^t, and with `normalized` these factors are divided by their sum.
     """
 
     denominator: Denominator = "tokens"
-    decay: float = 1.0
-    normalised: bool = True
-
-    def __post_init__(self) -> None:
-        if self.denominator not in get_args(Denominator):
-            raise DraftkitError(f"denominator {self.denominator!r}", expected="tokens or rows")
-        if not 0 < self.decay <= 1:
-            raise DraftkitError(f"decay {self.decay}", expected="above 0, at most 1")
+    decay: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    normalized: bool = True
 
     def weights(self, mask: Tensor, counts: Tensor | None = None) -> Tensor:
         """The weight of each row: float32 [K, N] of `mask` [K, N], bool, or numbers that scale rows as well.
@@ -42,6 +36,6 @@ class Reduction:
         if counts is None:
             counts = mask.sum(-1) if self.denominator == "tokens" else mask.new_full((steps,), rows)
         factors = self.decay ** torch.arange(steps, dtype=torch.float32, device=mask.device)
-        if self.normalised:
+        if self.normalized:
             factors = factors / factors.sum()
         return mask * torch.where(counts > 0, factors / counts, 0)[:, None]

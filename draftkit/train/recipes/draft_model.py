@@ -23,15 +23,21 @@ from draftkit.requests import SamplingParameters
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.head import Head
 from draftkit.train.losses.linear import LinearLoss, linear_loss
-from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED_ATTENTION
 from draftkit.train.packed import Packed
+from draftkit.train.ranges import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
 from draftkit.train.recipes.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import require_plain_logits, target_head
+
+# Of a draft of which nothing else is said, for a target that is not itself small.
+NUM_LAYERS = 4
+WIDTH = 512
+HEAD_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -42,23 +48,20 @@ class DraftModelOptions:
       sides, as in serving.
     - `on_policy` λ: in this share of the steps the draft writes the text itself (DistillSpec, GKD), drawn at
       `sampling_temperature`, 0 for greedy.
-    - `num_layers`, `hidden_size`, `intermediate_size` (0: 8/3 of the width), `num_heads`, `num_key_value_heads`: of a
-      Llama with the target's vocabulary, whose output layer is its embedding.
+    - `num_layers`, `hidden_size`, `intermediate_size`, `num_heads`, `num_key_value_heads`: of a Llama with the target's
+      vocabulary, whose output layer is its embedding. 0: at most 4 layers and a width of 512, and at most half of the
+      target's; 8/3 of the width; heads of 64 numbers or a little more; as many as heads.
     """
 
-    loss: str = "kl"
-    temperature: float = 1.0
-    on_policy: float = 0.0
-    sampling_temperature: float = 1.0
-    num_layers: int = 4
-    hidden_size: int = 512
-    intermediate_size: int = 0
-    num_heads: int = 8
-    num_key_value_heads: int = 8
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.on_policy <= 1:
-            raise DraftkitError(f"on_policy {self.on_policy}", expected="a share, from 0 to 1")
+    loss: LossText = "kl"
+    temperature: Positive = 1.0
+    on_policy: Share = 0.0
+    sampling_temperature: Weight = 1.0
+    num_layers: RepeatsOrDefault = 0
+    hidden_size: SizeOrNone = 0
+    intermediate_size: SizeOrNone = 0
+    num_heads: RepeatsOrDefault = 0
+    num_key_value_heads: RepeatsOrDefault = 0
 
 
 class DraftModel(Recipe):
@@ -147,20 +150,44 @@ def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec
     if origin.d2t_ids is not None:
         raise DraftkitError("a draft vocabulary", expected="none: a draft model has all tokens")
     target = origin.target.config.get_text_config()
+    width = options.hidden_size or min(WIDTH, target.hidden_size // 4 * 2)
+    heads = options.num_heads or _num_heads(width)
+    kv_heads = options.num_key_value_heads or heads
+    if width % (2 * heads) or heads % kv_heads:
+        raise DraftkitError(
+            f"a draft model of hidden_size {width} with {heads} heads and {kv_heads} key-value heads",
+            expected="an even number of numbers a head, and a number of heads that the key-value heads divide",
+        )
     config = LlamaConfig(
         vocab_size=target.vocab_size,
-        hidden_size=options.hidden_size,
-        intermediate_size=options.intermediate_size or options.hidden_size * 8 // 3,
-        num_hidden_layers=options.num_layers,
-        num_attention_heads=options.num_heads,
-        num_key_value_heads=options.num_key_value_heads,
+        hidden_size=width,
+        intermediate_size=options.intermediate_size or width * 8 // 3,
+        num_hidden_layers=options.num_layers or min(NUM_LAYERS, max(1, target.num_hidden_layers // 2)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=target.max_position_embeddings,
         tie_word_embeddings=True,
         bos_token_id=target.bos_token_id,
         eos_token_id=target.eos_token_id,
         architectures=[LlamaForCausalLM.__name__],
     )
+    _require_smaller(config, origin.target)
     return CausalLMSpec(config=config.to_dict(), vocab_size=target.vocab_size, parallel=None, target_features=None)
+
+
+def _num_heads(width: int) -> int:
+    """As many heads of at least `HEAD_SIZE` numbers as divide the width into even parts."""
+    return next(heads for heads in range(max(1, width // HEAD_SIZE), 0, -1) if width % (2 * heads) == 0)
+
+
+def _require_smaller(config: LlamaConfig, target: PreTrainedModel) -> None:
+    with torch.device("meta"):
+        size = LlamaForCausalLM(config).num_parameters()
+    if size >= target.num_parameters():
+        raise DraftkitError(
+            f"a draft model of {size:,} parameters for a target of {target.num_parameters():,}",
+            hint="lower options.hidden_size or options.num_layers, or leave them out",
+        )
 
 
 def fresh_draft_model(spec: CausalLMSpec) -> LlamaForCausalLM:

@@ -18,9 +18,10 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import Batch
 from draftkit.train.chain import Step
-from draftkit.train.losses.parse import parse_loss
+from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.states import smooth_l1
+from draftkit.train.ranges import Positive, Repeats, Weight
 from draftkit.train.recipes.eagle_family import (
     EagleFamily,
     eagle_draft,
@@ -45,13 +46,13 @@ class EagleOptions:
     - `num_layers`: of the draft. `fusion_bias`: `fc` has a bias, which vLLM does not read.
     """
 
-    forwards: int = 1
-    regression: float = 1.0
-    loss: str = "0.1*soft_ce"
-    noise: float = 0.2
+    forwards: Repeats = 1
+    regression: Weight = 1.0
+    loss: LossText = "0.1*soft_ce"
+    noise: Weight = 0.2
     noise_scale: Literal["length", "fixed"] = "length"
-    temperature: float = 1.0
-    num_layers: int = 1
+    temperature: Positive = 1.0
+    num_layers: Repeats = 1
     fusion_bias: bool = False
 
 
@@ -69,7 +70,7 @@ class Eagle(EagleFamily):
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
-        self.reduction = Reduction(normalised=False)
+        self.reduction = Reduction(normalized=False)
 
     def forward(self, batch: Batch) -> Outcome:
         drafted = batch.drafted(self.options.forwards)

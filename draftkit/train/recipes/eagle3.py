@@ -10,8 +10,9 @@ from typing import Literal
 
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import Batch
-from draftkit.train.losses.parse import parse_loss
+from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
+from draftkit.train.ranges import Index, Positive, Repeats
 from draftkit.train.recipes.eagle_family import (
     EagleFamily,
     check_layers,
@@ -36,15 +37,15 @@ class Eagle3Options:
       `feature_norm` and `norm_output` (the feedback is normed: EAGLE-3.1) as in the spec.
     """
 
-    steps: int = 7
-    loss: str = "kl"
+    steps: Repeats = 7
+    loss: LossText = "kl"
     reduction: Reduction = field(default_factory=lambda: Reduction(decay=0.8))
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     out_of_vocabulary: Literal["keep", "drop"] = "keep"
     train_head: bool = True
     train_embeddings: bool = False
-    layers: tuple[int, ...] = ()
-    num_layers: int = 1
+    layers: tuple[Index, ...] = ()
+    num_layers: Repeats = 1
     norm_before_residual: bool = False
     feature_norm: Literal["none", "joint", "per_layer"] = "none"
     norm_output: bool = False

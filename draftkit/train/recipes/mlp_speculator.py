@@ -22,9 +22,10 @@ from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
 from draftkit.train.losses.head import Head
 from draftkit.train.losses.linear import LinearLoss, linear_loss
-from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
+from draftkit.train.ranges import Positive, Repeats, SizeOrNone
 from draftkit.train.recipes.eagle_family import Rows, spread
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
 from draftkit.train.statistics import step_statistics
@@ -46,10 +47,10 @@ class MlpSpeculatorOptions:
     """
 
     stage: Literal[1, 2] = 2
-    loss: str = "ce"
-    temperature: float = 1.0
-    num_heads: int = 4
-    inner_size: int = 0
+    loss: LossText = "ce"
+    temperature: Positive = 1.0
+    num_heads: Repeats = 4
+    inner_size: SizeOrNone = 0
     tied: bool = True
     scale_input: bool = True
 
@@ -76,7 +77,7 @@ class MlpSpeculator(Recipe):
         self.head = target_head(origin.target, None, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
-        self.reduction = Reduction(normalised=False)
+        self.reduction = Reduction(normalized=False)
 
     @property
     def taps(self) -> Taps | None:

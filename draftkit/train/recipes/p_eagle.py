@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from draftkit.errors import DraftkitError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel
 from draftkit.models.loading import load_eagle
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.linear import LinearLoss
-from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
@@ -37,6 +36,7 @@ from draftkit.train.parallel import (
 )
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
+from draftkit.train.ranges import Index, Positive, Repeats, Size
 from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.eagle_family import EagleFamily, Rows, eagle_draft, fresh_eagle
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome
@@ -58,25 +58,20 @@ class PEagleOptions:
     - `mask_token_id`: a token that no text contains; None for the last one that the target's tokenizer does not use.
     """
 
-    steps: int = 8
+    steps: Repeats = 8
     drop: ConditionalDrop = field(default_factory=ConditionalDrop)
-    partitions: int = 1
-    loss: str = "kl"
+    partitions: Size = 1
+    loss: LossText = "kl"
     reduction: Reduction | None = None
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     out_of_vocabulary: Literal["keep", "drop"] = "keep"
     train_head: bool = True
     train_embeddings: bool = True
-    layers: tuple[int, ...] = ()
-    num_layers: int = 4
+    layers: tuple[Index, ...] = ()
+    num_layers: Repeats = 4
     norm_before_residual: bool = False
     feature_norm: Literal["none", "joint", "per_layer"] = "none"
-    mask_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("steps", self.steps), ("partitions", self.partitions)):
-            if value < 1:
-                raise DraftkitError(f"{name} {value}", expected="at least 1")
+    mask_token_id: Index | None = None
 
 
 class PEagle(EagleFamily):

@@ -21,13 +21,14 @@ from draftkit.models.target import FINAL, Taps, load_target
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.head import Head, rows_at_once
 from draftkit.train.losses.linear import LinearLoss, linear_loss
-from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, joined, row_weights, spread
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
+from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
 from draftkit.train.recipes.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.eagle_family import INITIAL_STD
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
@@ -53,29 +54,24 @@ class PardOptions:
       `feature_dropout`: the share of documents that are drafted without (PARD-2: 0.1), so that the draft can be both.
     """
 
-    steps: int = 8
+    steps: Repeats = 8
     drop: ConditionalDrop = field(default_factory=ConditionalDrop)
-    loss: str = "ce"
+    loss: LossText = "ce"
     reduction: Reduction | None = None
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     train_prompt: bool = True
     confidence: bool = False
-    mask_token_id: int | None = None
+    mask_token_id: Index | None = None
     feature_layers: tuple[int, ...] = ()
-    feature_scale: float = 0.02
-    feature_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise DraftkitError(f"steps {self.steps}", expected="at least 1")
-        if not 0 <= self.feature_dropout <= 1:
-            raise DraftkitError(f"feature_dropout {self.feature_dropout}", expected="a share, from 0 to 1")
+    feature_scale: Finite = 0.02
+    feature_dropout: Share = 0.0
 
 
 class Pard(Recipe):
     """Trains PARD and PARD-2 drafts. Of PARD-2, `draft` has the projection as `target_proj`."""
 
     name = "pard"
+    needs_draft = True
     options_type = PardOptions
     draft: PreTrainedModel
 

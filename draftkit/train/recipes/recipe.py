@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from draftkit.documents.document import Document
 from draftkit.layout.folder import Draft
+from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
@@ -65,6 +66,7 @@ class Recipe(nn.Module, ABC):
 
     name: ClassVar[str]
     options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
+    needs_draft: ClassVar[bool] = False  # whether there has to be one to start from
 
     def __init__(self, draft: nn.Module, spec: DraftSpec):
         super().__init__()
@@ -77,7 +79,8 @@ class Recipe(nn.Module, ABC):
         """A recipe with a new draft, or with the origin's. Raises `DraftkitError` when that draft is of another kind,
         or an option does not fit."""
         assert isinstance(options, cls.options_type)
-        return cls(origin, options)  # type: ignore[arg-type]  # so are all recipes made
+        checked: object = from_dict(cls.options_type, to_dict(options), "options", f"recipe {cls.name}")
+        return cls(origin, checked)  # type: ignore[arg-type]  # so are all recipes made
 
     @property
     @abstractmethod

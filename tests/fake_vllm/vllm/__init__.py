@@ -34,6 +34,8 @@ class SamplingParams:
     top_k: int
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     stop_token_ids: list = field(default_factory=list)
     ignore_eos: bool = False
     seed: int | None = None

@@ -1,0 +1,58 @@
+"""Standalone drafts as they lie on the Hub, of older transformers: converted, they are what it makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pico
+import pytest
+import torch
+from published import all_published
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import draftkit
+from draftkit.convert.api import convert_checkpoint
+from draftkit.evaluate.settings import Settings
+from draftkit.layout.folder import read_draft
+from draftkit.models.loading import load_causal_lm
+from draftkit.runtime.attention import NAME
+from draftkit.runtime.cache import SlotCache
+
+PUBLISHED = all_published()
+DRAFTS = ["llama-68m", "pythia", "gpt2", "opt-base"]
+
+
+@pytest.mark.parametrize("name", [*DRAFTS, "bloom-base"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_written_back_it_is_what_transformers_saves(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    source = PUBLISHED[name].write(tmp_path / "source", dtype)
+    convert_checkpoint(str(source), tmp_path / "out")
+    assert read_draft(tmp_path / "out").spec.dtype == {torch.float32: "F32", torch.float16: "F16"}[dtype]
+    convert_checkpoint(str(tmp_path / "out"), tmp_path / "back", to="hf")
+    AutoModelForCausalLM.from_pretrained(source, dtype=dtype).save_pretrained(tmp_path / "theirs")
+    ours, theirs = (load_file(tmp_path / folder / "model.safetensors") for folder in ("back", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_it_computes_what_transformers_computes_of_the_source(name: str, tmp_path: Path) -> None:
+    source = PUBLISHED[name].write(tmp_path / "source", torch.float32)
+    convert_checkpoint(str(source), tmp_path / "out")
+    lm = load_causal_lm(read_draft(tmp_path / "out"), pico.llama(), attention=NAME)
+    reference = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    tokens = torch.randint(5, 320, (1, 40), generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(40)[None]
+    rows = SlotCache(1, 64).rows(torch.tensor([0]), positions, 40)
+    with torch.inference_mode():
+        expected = reference(tokens).logits
+    torch.testing.assert_close(lm.forward(tokens, positions, rows).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
+    source = PUBLISHED[name].write(tmp_path / "source", torch.float32)
+    settings = Settings(num_speculative_tokens=2, max_new_tokens=8, limit=2, device="cpu", dtype="float32")
+    result = draftkit.evaluate_draft(str(running_target), [str(source)], settings)
+    assert [(cell["method"], cell["matches_greedy"]) for cell in result["cells"]] == [("draft-model", True)]
