@@ -39,9 +39,9 @@ from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
-from draftkit.runtime.drafters.pard import PardDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation

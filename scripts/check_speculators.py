@@ -36,7 +36,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.loading import load_eagle
+from draftkit.models.eagle import load_eagle
 from draftkit.models.target import load_target
 
 TARGET = str(zoo.path("target"))

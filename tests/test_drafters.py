@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -25,7 +25,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, LayoutError, TargetError
+from draftkit.evaluate.doctor.patient import changed
 from draftkit.evaluate.loading import load_drafter
+from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import read_draft
 from draftkit.models.target import FINAL, Target
 from draftkit.models.tokens import same_vocabulary, token_names
@@ -33,9 +35,9 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
-from draftkit.runtime.drafters.pard import PardDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.engine import Engine
@@ -187,7 +189,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Drafter]:
         warp: Tensors | None = None,
         tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None,
         known: bool = True,
-        **options: Any,
+        features: bool = True,
     ) -> Drafter:
         folder = tmp_path_factory.mktemp("draft")
         source = pico.write_checkpoint(folder / "source", config, tensors, safetensors=True)
@@ -196,7 +198,11 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Drafter]:
         if tokenizers is not None:
             tokenizers[1].save_pretrained(source)
         out = convert_checkpoint(str(source), folder / "draft", target=str(target_folder) if known else None)
-        return load_drafter(read_draft(out), target(), tokenizers[0] if tokenizers else None, **options)
+        draft = read_draft(out)
+        if not features:
+            lm = draft.spec.architecture.expect(CausalLMSpec)
+            draft = changed(draft, replace(lm, target_features=None))
+        return load_drafter(draft, target(), tokenizers[0] if tokenizers else None)
 
     return loaded
 
@@ -221,7 +227,7 @@ def pard(load: Load) -> Case:
     return Case(drafter, partial(pard_reference, w, 300))
 
 
-def pard2(load: Load, bias: bool = False, **options: Any) -> Case:
+def pard2(load: Load, bias: bool = False, features: bool = True) -> Case:
     layers = [-1, 5, -8]
     config, w = llama_draft(
         pard_token=300, spd_type="pard2", pard2_scale=0.3, pard2_target_dim=3 * H, pard2_target_layers=layers,
@@ -229,8 +235,8 @@ def pard2(load: Load, bias: bool = False, **options: Any) -> Case:
     )  # fmt: skip
     torch.manual_seed(2)
     warp = {"target_proj.weight": torch.randn(H, 3 * H) * 0.2} | ({"target_proj.bias": torch.randn(H)} if bias else {})
-    drafter = load(config, w, warp, **options)
-    if options:
+    drafter = load(config, w, warp, features=features)
+    if not features:
         return Case(drafter, partial(pard_reference, w, 300))
     assert drafter.taps is not None
     assert drafter.taps.states == (FINAL, 5, 1)
@@ -295,7 +301,7 @@ CASES: dict[str, Callable[[Load], Case]] = {
     "PARD": pard,
     "PARD-2": pard2,
     "PARD-2, bias": partial(pard2, bias=True),
-    "PARD-2, target-independent": partial(pard2, target_features=False),
+    "PARD-2, target-independent": partial(pard2, features=False),
     "EAGLE-1": eagle,
     "EAGLE-3": eagle3,
     "P-EAGLE": p_eagle,

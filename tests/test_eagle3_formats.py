@@ -30,7 +30,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.loading import load_eagle
+from draftkit.models.eagle import load_eagle
 
 EAGLE, EAGLE3 = pico.EAGLE_SPEC, pico.EAGLE3_SPEC
 ALL = all_published()

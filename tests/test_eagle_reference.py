@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.layout.folder import read_draft
-from draftkit.models.loading import load_eagle
+from draftkit.models.eagle import load_eagle
 from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter

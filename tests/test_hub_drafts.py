@@ -15,7 +15,7 @@ import draftkit
 from draftkit.convert.api import convert_checkpoint
 from draftkit.evaluate.settings import Settings
 from draftkit.layout.folder import read_draft
-from draftkit.models.loading import load_causal_lm
+from draftkit.models.causal_lm import load_causal_lm
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 

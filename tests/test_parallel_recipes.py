@@ -34,7 +34,7 @@ from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import FINAL, Target
 from draftkit.requests import Request
-from draftkit.runtime.drafters.pard import Pard2Drafter
+from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft

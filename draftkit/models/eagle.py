@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
@@ -21,8 +21,11 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.folder import Draft
+from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
 class EagleOutput(NamedTuple):
@@ -211,3 +214,20 @@ def decoder_config(decoder: Decoder, attention: str) -> LlamaConfig:
     )
     config._attn_implementation = attention
     return config
+
+
+def load_eagle(
+    draft: Draft, target: PreTrainedModel, *, attention: str, dtype: torch.dtype | None = None
+) -> EagleModel:
+    """An EAGLE-style draft. `attention` names the attention function; `dtype` None is the target's."""
+    spec = draft.spec.architecture.expect(EagleSpec)
+    if spec.parallel is not None and not spec.parallel.mask_state:
+        raise LayoutError("the draft proposes in parallel and has no mask state", where=draft.path)
+    check_sizes(draft, spec.target_hidden_size, target)
+    check_mask_token(draft)
+    with torch.device("meta"):
+        model = EagleModel(spec, attention)
+    fill(model, load_weights(draft, target, dtype=dtype))
+    model.rotary = type(model.rotary)(model.rotary.config).to(target.device)  # its frequencies are not weights
+    model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
+    return model

@@ -8,8 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from transformers import PreTrainedModel
 
 from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.folder import Draft
+from draftkit.models.weights import check_sizes, fill, load_weights
 
 
 class MedusaModel(nn.Module):
@@ -61,3 +64,14 @@ class ResidualBlocks(nn.Module):
         for layer in self.layers:
             x = x + silu(layer(x))
         return x
+
+
+def load_medusa(draft: Draft, target: PreTrainedModel) -> MedusaModel:
+    """Medusa's heads."""
+    spec = draft.spec.architecture.expect(MedusaSpec)
+    check_sizes(draft, spec.target_hidden_size, target)
+    with torch.device("meta"):
+        model = MedusaModel(spec)
+    fill(model, load_weights(draft, target))
+    model.borrow(target.get_output_embeddings())
+    return model

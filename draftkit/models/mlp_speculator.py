@@ -11,8 +11,11 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
+from transformers import PreTrainedModel
 
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
+from draftkit.layout.folder import Draft
+from draftkit.models.weights import check_sizes, fill, load_weights
 
 EPS = 1e-6
 
@@ -70,3 +73,14 @@ class ScaledNorm(nn.Module):
 
 def normalized(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
+
+
+def load_mlp_speculator(
+    draft: Draft, target: PreTrainedModel, *, dtype: torch.dtype | None = None
+) -> MlpSpeculatorModel:
+    """An MLP speculator; `dtype` None is the target's."""
+    spec = draft.spec.architecture.expect(MlpSpeculatorSpec)
+    check_sizes(draft, spec.target_hidden_size, target)
+    with torch.device("meta"):
+        model = MlpSpeculatorModel(spec)
+    return fill(model, load_weights(draft, target, "speculator.", dtype))

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from draftkit.errors import TargetError
+from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 
 SPACE = "▁"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -76,3 +80,18 @@ def _sentencepiece(word: str) -> bytes:
     if byte := BYTE_TOKEN.fullmatch(word):
         return bytes.fromhex(byte[1])
     return word.replace(SPACE, " ").encode()
+
+
+TOKENIZERS = ("tokenizer.", "tekken.", "vocab.", "spiece.")  # how the files begin that tokenizers are loaded from
+
+
+def load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
+    except (OSError, ValueError) as error:
+        raise TargetError(
+            f"the {of} has no tokenizer that transformers can load",
+            where=folder,
+            expected="tokenizer.json, or what AutoTokenizer reads",
+            hint=remote_code_hint(error) or "copy the tokenizer files of the original model into the folder",
+        ) from error

@@ -19,11 +19,10 @@ from draftkit.documents.tokenizer import served_with
 from draftkit.documents.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.evaluate.loading import TOKENIZERS, load_tokenizer
 from draftkit.hub import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.models.tokens import same_vocabulary
+from draftkit.models.tokens import TOKENIZERS, load_tokenizer, same_vocabulary
 from draftkit.prepare.head import Head, open_head, with_rows
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 

@@ -11,10 +11,9 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.evaluate.loading import TOKENIZERS, load_tokenizer
 from draftkit.hub import Located
 from draftkit.layout.jsonfile import read_object
-from draftkit.models.tokens import Name, named_tokens
+from draftkit.models.tokens import TOKENIZERS, Name, load_tokenizer, named_tokens
 
 ROLES = ("turn end", "turn start", "eos", "bos", "unk", "pad")  # the first that fits a token is its role
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")

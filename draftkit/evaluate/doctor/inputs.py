@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftkit.evaluate.doctor.patient import Patient, Setup
+from draftkit.evaluate.doctor.patient import Patient, Setup, changed
 from draftkit.evaluate.doctor.trial import Trial, with_eagle_facts, with_facts, with_tensors
 from draftkit.evaluate.doctor.wrappers import ShiftedFeedback, ShiftedMasks, TargetWithFeatures
-from draftkit.evaluate.loading import load_drafter, load_tokenizer
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.target import Taps, Target
+from draftkit.models.tokens import load_tokenizer
 from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.p_eagle import PEagleDrafter
+from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
 from draftkit.runtime.memory import available_memory
 
 OTHER_FEATURES = "the draft was trained on other states than it is served: ask its author which ones, or train it anew"
@@ -120,15 +120,10 @@ def target_features(patient: Patient) -> Iterator[Trial]:
     if spec.target_features is not None:
         yield Trial(
             "without the target's states",
-            lambda: _without_features(patient),
+            lambda: patient.setup(changed(patient.draft, replace(spec, target_features=None))),
             {},
             "target_proj does harm: the layers that it reads are not those that it was trained with",
         )
-
-
-def _without_features(patient: Patient) -> Setup:
-    drafter = load_drafter(patient.draft, patient.model, patient.tokenizer, target_features=False)
-    return Setup(Target(patient.model, drafter.taps), drafter, patient.requests)
 
 
 def template(patient: Patient) -> Iterator[Trial]:

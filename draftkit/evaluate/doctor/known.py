@@ -8,12 +8,11 @@ import torch
 
 from draftkit.convert.findings import Finding, findings_of_draft
 from draftkit.evaluate.doctor.patient import Patient, target_ids
-from draftkit.evaluate.loading import load_tokenizer
 from draftkit.hub import locate
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import TargetFacts, read_target_facts
-from draftkit.models.tokens import same_vocabulary
+from draftkit.models.tokens import load_tokenizer, same_vocabulary
 
 TARGET_KEYS = ("name_or_path", "base_model_name_or_path", "verifier_name_or_path")  # under which trainers name theirs
 

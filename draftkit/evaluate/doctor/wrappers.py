@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from draftkit.models.eagle import EagleOutput
 from draftkit.models.target import Taps, Target, TargetOutput
 from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.p_eagle import PEagleDrafter
+from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.folder import Draft
+from draftkit.models.causal_lm import load_causal_lm, load_pard2
 from draftkit.models.target import Taps, Target
+from draftkit.models.tokens import TOKENIZERS, load_tokenizer, same_vocabulary
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
@@ -83,3 +89,40 @@ def _proposed(vocabulary: SharedVocabulary | None, head_ids: Tensor | None) -> t
     if not has.any():
         raise TargetError("the draft proposes no token that the target has", hint="prune it for this target")
     return torch.searchsorted(head_ids, vocabulary.draft_ids[has]), vocabulary.target_ids[has]
+
+
+def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> CausalLMDrafter:
+    """The drafter of a causal language model: standalone, PARD or PARD-2."""
+    from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter, PardDrafter  # which build on this module
+
+    lm = draft.spec.architecture.expect(CausalLMSpec)
+    vocabulary = _shared_vocabulary(draft, lm.vocab_size, target, tokenizer)
+    head_ids = None if lm.head_ids is None else torch.tensor(lm.head_ids, device=target.device)
+    if lm.parallel is None:
+        return CausalLMDrafter(load_causal_lm(draft, target, attention=ATTENTION), vocabulary, head_ids)
+    mask = lm.parallel.mask_token_id
+    if lm.target_features is None:
+        return PardDrafter(load_causal_lm(draft, target, attention=ATTENTION), mask, vocabulary, head_ids)
+    return Pard2Drafter(*load_pard2(draft, target, attention=ATTENTION), mask, vocabulary, head_ids)
+
+
+def _shared_vocabulary(
+    draft: Draft, draft_vocab_size: int, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> SharedVocabulary | None:
+    """What draft and target share, None where their vocabularies are the same."""
+    vocab_size = target.config.get_text_config().vocab_size
+    has_tokenizer = any(path.name.startswith(TOKENIZERS) for path in draft.files)
+    if tokenizer is None or not has_tokenizer:
+        if draft_vocab_size == vocab_size:
+            return None
+        raise TargetError(
+            f"the draft has {draft_vocab_size} tokens, the target {vocab_size}",
+            where=draft.path,
+            hint="pass a draft with the target's vocabulary, or one with its tokenizer",
+        )
+    own = load_tokenizer(draft.path, "draft")
+    if draft_vocab_size == vocab_size and same_vocabulary(tokenizer, own, vocab_size):
+        return None
+    return SharedVocabulary.of(
+        tokenizer, own, vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, device=target.device
+    )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.models.eagle import EagleModel, EagleOutput
+from draftkit.layout.folder import Draft
+from draftkit.models.eagle import EagleModel, EagleOutput, load_eagle
 from draftkit.models.target import FINAL, Taps
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
@@ -73,3 +76,11 @@ class EagleDrafter:
     def _draw(self, draw: Draw, step: int, head_input: Tensor) -> Tensor:
         """The token [B] drawn from a row [B, H]."""
         return draw(step, self.model.logits(head_input), self.model.target_ids)
+
+
+def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> EagleDrafter:
+    """The drafter of an EAGLE-style draft, one token after the other or all in one pass."""
+    from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter  # which builds on this module
+
+    model = load_eagle(draft, target, attention=ATTENTION)
+    return EagleDrafter(model) if model.spec.parallel is None else PEagleDrafter(model)

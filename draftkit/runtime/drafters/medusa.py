@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.models.medusa import MedusaModel
+from draftkit.layout.folder import Draft
+from draftkit.models.medusa import MedusaModel, load_medusa
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 
@@ -21,3 +23,8 @@ class MedusaDrafter(LastStateDrafter):
         _, features = last_state(committed)
         drafted = [draw(head, self.model(head, features), self.model.target_ids) for head in range(k)]
         return Proposal(torch.stack(drafted, dim=1))
+
+
+def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> MedusaDrafter:
+    """The drafter of Medusa's heads."""
+    return MedusaDrafter(load_medusa(draft, target))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.models.mlp_speculator import MlpSpeculatorModel
+from draftkit.layout.folder import Draft
+from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 
@@ -26,3 +28,10 @@ class MlpSpeculatorDrafter(LastStateDrafter):
             token = draw(step, logits)
             drafted.append(token)
         return Proposal(torch.stack(drafted, dim=1))
+
+
+def load_drafter(
+    draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> MlpSpeculatorDrafter:
+    """The drafter of an MLP speculator."""
+    return MlpSpeculatorDrafter(load_mlp_speculator(draft, target))

@@ -14,8 +14,7 @@ from draftkit.errors import DraftkitError, LayoutError
 from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.eagle import EagleModel
-from draftkit.models.loading import load_eagle
+from draftkit.models.eagle import EagleModel, load_eagle
 from draftkit.models.target import Taps
 from draftkit.train.attention import NAME as CHAIN_ATTENTION
 from draftkit.train.batch import Batch, ahead

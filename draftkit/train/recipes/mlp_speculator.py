@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.loading import load_mlp_speculator
-from draftkit.models.mlp_speculator import MlpSpeculatorModel
+from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch
 from draftkit.train.losses.head import Head

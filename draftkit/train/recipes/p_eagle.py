@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.models.eagle import EagleLayer, EagleModel
-from draftkit.models.loading import load_eagle
+from draftkit.models.eagle import EagleLayer, EagleModel, load_eagle
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss

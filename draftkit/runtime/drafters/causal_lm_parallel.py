@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.models.pard2 import Pard2Model
+from draftkit.models.causal_lm import Pard2Model
 from draftkit.models.target import Taps, Target
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal

@@ -1,0 +1,84 @@
+"""A causal language model as draft; of PARD-2, with a projection of the target's features in its input embeddings.
+
+Shapes: B sequences, T rows, F feature width, H draft width, V draft vocabulary. Source: AMD-AGI/PARD `pard2_infer.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftkit.errors import TargetError
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.folder import Draft
+from draftkit.models.target import FINAL, KeyValues, Taps, Target, load_target
+from draftkit.models.weights import check_mask_token, fill, load_weights
+
+
+class Pard2Model:
+    """`lm` with `scale` · `target_proj`(feature) [H] added to each token's embedding."""
+
+    def __init__(self, lm: Target, target_proj: nn.Linear, scale: float):
+        self.lm = lm
+        self.target_proj = target_proj
+        self.scale = scale
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False
+    ) -> Tensor:
+        """Logits [B, T or 1, V] of tokens int64 [B, T] with the target's `features` [B, T, F] of the tokens before."""
+        embeddings = self.lm.model.get_input_embeddings()(tokens) + self.target_proj(features) * self.scale
+        return self.lm.forward(tokens, positions, kv, last_only=last_only, embeddings=embeddings).logits
+
+
+def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> Target:
+    """A causal language model, of PARD-2 without its projection; its logits are those of the spec's `head_ids`."""
+    spec = draft.spec.architecture.expect(CausalLMSpec)
+    check_mask_token(draft)
+    model = load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=attention)
+    if spec.head_ids is not None:
+        _keep_rows(model, torch.tensor(spec.head_ids, device=target.device))
+    return Target(model)
+
+
+def _keep_rows(model: PreTrainedModel, ids: Tensor) -> None:
+    """Give a model an output layer with the rows `ids` int64 [Vd] of its own; a tied embedding stays whole."""
+    whole = model.get_output_embeddings()
+    rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+    kept = {name: weight.detach()[ids] for name, weight in whole.named_parameters()}
+    model.set_output_embeddings(fill(rows, kept))
+
+
+def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tuple[Pard2Model, Taps]:
+    """PARD-2 with its projection, and the target's states that it reads."""
+    spec = draft.spec.architecture.expect(CausalLMSpec)
+    features = spec.target_features
+    assert features is not None
+    config = target.config.get_text_config()
+    taps = Taps(tuple(_state(draft, i, config.num_hidden_layers) for i in features.layer_ids))
+    if features.size != len(taps.states) * config.hidden_size:
+        raise TargetError(
+            f"the draft reads features of {features.size} numbers from {len(taps.states)} layers; the target's hidden "
+            f"states have {config.hidden_size}",
+            where=draft.path,
+            hint=f"evaluate it with its own target: {draft.provenance.target or 'see the model card'}",
+        )
+    lm = load_causal_lm(draft, target, attention=attention)
+    with torch.device("meta"):
+        target_proj = nn.Linear(features.size, lm.hidden_size, bias=features.projection_bias)
+    fill(target_proj, load_weights(draft, target, "target_proj."))
+    return Pard2Model(lm, target_proj, features.scale), taps
+
+
+def _state(draft: Draft, index: int, num_layers: int) -> int:
+    """The state at an index of transformers' `hidden_states`, whose last one, unlike ours, is after the final norm."""
+    state = index + num_layers + 1 if index < 0 else index
+    if not 0 <= state <= num_layers:
+        raise TargetError(
+            f"the draft reads hidden state {index}; the target has {num_layers + 1}",
+            where=draft.path,
+            hint="the draft was made for another target",
+        )
+    return FINAL if state == num_layers else state
