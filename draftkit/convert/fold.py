@@ -27,7 +27,7 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
         return draft
     if isinstance(architecture, MedusaSpec) and architecture.lm_head == "target":
         return _with_head(draft, architecture, target)
-    if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias):
+    if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias and architecture.token_entry == "fusion"):
         raise LayoutError(f"vLLM 0.32 cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
     spec = replace(draft.spec, architecture=replace(architecture, fusion_bias=False, embed_tokens="draft"))
     if remaining := refusal_by_vllm(spec):
@@ -39,11 +39,13 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     folded = (table.name, "fc.weight", "fc.bias")
     moves = [copy(tensor) for name, tensor in draft.tensors.items() if name not in ("embed_tokens.weight", "fc.bias")]
     moves.append(Move("fold_bias", folded, "embed_tokens.weight", table.dtype, table.shape))
-    fact = FactOrigin(
-        name="fusion_bias", value="False", origin="from tensors", note="fc.bias is folded into embed_tokens for vLLM"
-    )
-    others = (other for other in draft.provenance.facts if other.name != fact.name)
-    provenance = replace(draft.provenance, facts=(*others, fact))
+    note = "fc.bias is folded into embed_tokens for vLLM"
+    facts = [
+        FactOrigin(name=name, value=value, origin="from tensors", note=note)
+        for name, value in (("fusion_bias", "False"), ("embed_tokens", "draft"))
+    ]
+    others = (fact for fact in draft.provenance.facts if fact.name not in ("fusion_bias", "embed_tokens"))
+    provenance = replace(draft.provenance, facts=(*others, *facts))
     return replace(draft, spec=spec, provenance=provenance, tensors=carry_out(moves, sources))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Origin = Literal["stated", "from tensors", "from target", "format default", "overridden"]
+DEFINITION = "what the format is"  # the remark on a format's default that no file of the format can change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,11 @@ class FactOrigin:
     value: str
     origin: Origin
     note: str
+
+    @property
+    def assumed(self) -> bool:
+        """Whether another file of the format could have said otherwise, and this one says nothing."""
+        return self.origin == "format default" and self.note != DEFINITION
 
 
 @dataclass(frozen=True, kw_only=True)

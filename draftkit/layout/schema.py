@@ -75,6 +75,11 @@ def _quantized(schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str
 
 
 def _eagle(eagle: EagleSpec) -> dict[str, TensorSchema]:
+    if eagle.lm_head == "target" and eagle.reduced_vocabulary:
+        raise LayoutError(
+            f"lm_head is the target's, and the draft has {eagle.draft_vocab_size} of {eagle.vocab_size} tokens",
+            expected="a head of the draft's own, with a row for each of them",
+        )
     h = eagle.decoder.hidden_size
     tensors = _first_layer(eagle)
     if eagle.token_entry == "fusion":

@@ -273,7 +273,7 @@ def _limitations(given: CardInput) -> list[str]:
         )
     found += [f"Lost in conversion: {plain(loss)}." for loss in draft.provenance.losses]
     found += [f"{finding.severity.capitalize()}: {plain(finding.message)}." for finding in findings_of_draft(draft)]
-    assumed = [fact.name for fact in draft.provenance.facts if fact.origin == "format default"]
+    assumed = [fact.name for fact in draft.provenance.facts if fact.assumed]
     if assumed:
         found.append(f"Its source does not state {', '.join(assumed)}; the defaults of its format were taken.")
     return found
