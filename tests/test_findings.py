@@ -76,7 +76,7 @@ CASES = {
     "short-rope": Case(target={"max_position_embeddings": 8192}),
 }
 # These need layouts of their own, and are tested beside them.
-ELSEWHERE = {"medusa-head-count", "unstated-residual"}
+ELSEWHERE = {"medusa-head-count", "unstated-residual", "short-draft"}
 SOUND = (
     Case(),
     Case(eagle1=True),

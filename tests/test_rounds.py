@@ -135,10 +135,10 @@ def check_host(
     """One round; the first token comes from the prefill."""
     watch, run, tolist = Watch(), Rounds.run, Tensor.tolist
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **options: Any) -> Any:
         with watch, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Tensor, "tolist", lambda tensor: watch.found.add("tolist") or tolist(tensor))
-            return run(*arguments)
+            return run(*arguments, **options)
 
     monkeypatch.setattr(Rounds, "run", watched)
     engine = Engine(

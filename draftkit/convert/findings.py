@@ -13,6 +13,7 @@ from draftkit.convert.operations import carry_out, integers
 from draftkit.convert.randomness import looks_random
 from draftkit.layout.folder import Draft
 from draftkit.layout.handles import TensorHandle
+from draftkit.layout.positions import drafting_limit
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec, EagleSpec, MedusaSpec
 from draftkit.layout.target import TargetFacts
@@ -229,6 +230,7 @@ def _short_rope(evidence: Evidence) -> Found | None:
     eagle = evidence.eagle
     if (
         eagle is None
+        or eagle.parallel is not None
         or evidence.target is None
         or (eagle.decoder.rope.scaling or {}).get("rope_type") in LENGTH_MATTERS
     ):
@@ -239,6 +241,22 @@ def _short_rope(evidence: Evidence) -> Found | None:
     return Found(
         f"max_position_embeddings is {mine}, the target's {theirs}: engines other than vLLM 0.32 stop or degrade there",
         f"--set max_position_embeddings={theirs}",
+    )
+
+
+def _short_draft(evidence: Evidence) -> Found | None:
+    limit = drafting_limit(evidence.spec)
+    theirs = None if evidence.target is None else evidence.target.max_position_embeddings
+    if limit is None or theirs is None or limit >= theirs:
+        return None
+    settable = (
+        evidence.eagle is not None
+        and (evidence.eagle.decoder.rope.scaling or {}).get("rope_type", "default") not in LENGTH_MATTERS
+    )
+    return Found(
+        f"the draft ends at {limit:,} tokens, the target at {theirs:,}: vLLM drafts nothing for longer sequences, nor "
+        "for those in a batch with one, and counts their rounds",
+        f"--set max_position_embeddings={theirs}" if settable else "serve shorter text, or take another draft",
     )
 
 
@@ -266,5 +284,6 @@ DEFECTS = (
     Defect("medusa-head-count", "warning", "FasterDecoding/Medusa medusa_model.py", _head_count),
     Defect("norm-output", "warning", "sgl-project/SpecForge #879", _norm_output),
     Defect("short-rope", "note", "vllm-project/vllm #48894, sgl-project/sglang #10787", _short_rope),
+    Defect("short-draft", "warning", "vLLM gpu_model_runner.py, _input_fits_in_drafter", _short_draft),
     Defect("unstated-residual", "warning", "vLLM transformers_utils/configs/speculators/algos.py", _residual_default),
 )

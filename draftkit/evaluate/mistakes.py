@@ -65,6 +65,12 @@ def mistakes_of_cell(cell: Mapping[str, Any], settings: Settings) -> Iterator[Wa
             f"at T={cell['temperature']:g} {100 * cell['repetition']:.0f} % of the output repeats itself, which is "
             f"easy to draft: acceptance lengths are higher than those of real text{forced}",
         )
+    if beyond := cell.get("num_drafts_beyond"):
+        yield Warned(
+            "beyond-positions",
+            f"{name}: in {beyond} of {cell['num_drafts']} rounds a sequence was too long for the draft; vLLM drafts "
+            "nothing there and counts the round, and so did this measurement",
+        )
     itl, tpot = cell["itl_ms"], cell["tpot_ms"]
     emitted = cell["acceptance_length_by_convention"].get("eagle")
     if itl and tpot and emitted and cell["concurrency"] == 1:

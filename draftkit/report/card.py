@@ -18,6 +18,7 @@ from draftkit.hub import Located
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.finite import FLOATING
 from draftkit.layout.folder import Draft
+from draftkit.layout.positions import drafting_limit
 from draftkit.layout.spec import EagleSpec, MedusaSpec, MlpSpeculatorSpec
 from draftkit.report.licence import Licence
 from draftkit.report.markdown import (
@@ -264,6 +265,8 @@ def _limitations(given: CardInput) -> list[str]:
         if architecture.reduced_vocabulary:
             left_out = architecture.vocab_size - architecture.draft_vocab_size
             found.append(f"It never proposes {left_out:,} of the target's {architecture.vocab_size:,} tokens.")
+    if (limit := drafting_limit(spec)) is not None:
+        found.append(f"It drafts up to {limit:,} tokens of prompt and answer; beyond, vLLM decodes without it.")
     if rows := given.rows:
         temperatures = sorted({cell.temperature for _, cell in rows})
         datasets = dict.fromkeys(plain(cell.dataset) for _, cell in rows)

@@ -95,6 +95,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.eager = eager
         self._capacity = 0  # positions of a slot, once reserved
+        self._reach = 0  # tokens of the longest sequence in the last step, its drafts included
         self._running: dict[int, Request] = {}  # what the batch was made for
         self._batch: Batch | None = None
 
@@ -123,6 +124,7 @@ class Engine:
         ]
         notify = self._notifier(generations, on_round, on_text)
         self.reserve(max((g.request.max_length for g in generations), default=0))
+        self._reach = 0
         queue = deque(generations)
         active: dict[int, Generation] = {}
         free = list(range(self.num_slots))
@@ -205,7 +207,8 @@ class Engine:
         generation.started = time.perf_counter()
         prompt = torch.tensor(generation.request.prompt, device=self.target.device)
         logits, features = self._prefill(prompt, slot)
-        if self.drafter is not None:
+        self._reach = max(self._reach, len(prompt))
+        if self.drafter is not None and self._can_draft(len(prompt)):
             self.drafter.prefill(slot, prompt, features)
         first = self._first_token(generation.request, logits, len(prompt))
         self._state.admit(slot, len(prompt), first, None if features is None else features[-1])
@@ -237,12 +240,22 @@ class Engine:
     def _round(self, active: dict[int, Generation]) -> None:
         """One round for the active slots, ascending; one transfer to the host at its end."""
         longest = max(g.length for g in active.values())
-        k = self._k_for(len(active))
-        packed = self._rounds.run(self._batch_of(active), k, longest + k)
+        k, drafting = self._k_for(len(active)), self._can_draft(self._reach)
+        self._reach = longest + self.k
+        packed = self._rounds.run(self._batch_of(active), k, longest + k, drafting=drafting)
         for generation, outcome in zip(active.values(), outcomes(packed), strict=False):  # vacant rows come last
             if outcome.broken is not None:
                 raise self._broken(outcome.broken, generation, outcome.proposal)
-            self._record(generation, outcome)
+            self._record(generation, outcome, beyond=not drafting and k > 0)
+
+    def _can_draft(self, reach: int) -> bool:
+        """Whether a whole draft fits the drafter after a step whose longest sequence had `reach` tokens.
+
+        As in vLLM's `_input_fits_in_drafter`, one sequence that is too long stops drafting for the whole batch, and a
+        step counts with all of its drafts, accepted or not.
+        """
+        limit = None if self.drafter is None else self.drafter.max_positions
+        return limit is None or reach + self.k <= limit
 
     def _broken(self, broken: Broken, generation: Generation, proposal: tuple[int, ...] = ()) -> NonFiniteError:
         self._capacity = 0  # the drafter is used for finding the layer
@@ -264,12 +277,14 @@ class Engine:
             self._running = running
         return self._batch
 
-    def _record(self, generation: Generation, outcome: Outcome) -> None:
+    def _record(self, generation: Generation, outcome: Outcome, *, beyond: bool) -> None:
         position = generation.length
         emitted = self._extend(generation, outcome.emitted)
         accepted = len(outcome.emitted) - 1
         drafted = len(outcome.proposal)
-        generation.rounds.append(Round(position, drafted, accepted, emitted, outcome.expected, outcome.proposal))
+        generation.rounds.append(
+            Round(position, drafted, accepted, emitted, outcome.expected, outcome.proposal, beyond)
+        )
 
     def _extend(self, generation: Generation, tokens: list[int]) -> int:
         """Append tokens up to one that ends the generation or the length limit; return how many were appended."""

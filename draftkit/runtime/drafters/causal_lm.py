@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from draftkit.errors import TargetError
+from draftkit.layout.positions import longest_sequence
 from draftkit.models.target import Taps, Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -27,6 +28,7 @@ class CausalLMDrafter:
         self.vocabulary = vocabulary
         self.columns, self.target_ids = _proposed(vocabulary, head_ids)
         self.cache = SlotCache(0, 0)
+        self.max_positions = longest_sequence(model.model.config.to_dict())
 
     @property
     def taps(self) -> Taps | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from draftkit.layout.config import rope_keys
+from draftkit.layout.positions import longest_sequence
 from draftkit.models.eagle import EagleModel
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -21,6 +23,7 @@ class PEagleDrafter(EagleDrafter):
         super().__init__(model)
         assert model.spec.parallel is not None
         self.mask_token_id = model.spec.parallel.mask_token_id
+        self.max_positions = longest_sequence(rope_keys(model.spec.decoder.rope))
         with torch.inference_mode():
             self.mask_hidden = model.fuse(model.mask_hidden)[0, 0]
 
