@@ -273,6 +273,16 @@ def test_a_draft_that_vllm_would_run_wrongly_gets_no_command(draftkit: Command, 
     ran = draftkit("convert", source, tmp_path / "out")
     assert "vllm serve" not in ran.out
     assert "vLLM refuses to load it" in ran.out
+    assert "--to vllm folds fc.bias" in ran.out
+    assert "--to vllm folds fc.bias" in draftkit("inspect", tmp_path / "out").out
+
+
+def test_what_to_vllm_cannot_mend_is_not_promised(draftkit: Command, tmp_path: Path) -> None:
+    config = pico.eagle_config(hidden_act="gelu")
+    source = pico.write_checkpoint(tmp_path / "source", config, pico.eagle_tensors(bias=True))
+    ran = draftkit("convert", source, tmp_path / "out")
+    assert "vLLM refuses to load it" in ran.out
+    assert "--to vllm" not in ran.out
 
 
 # --- any shape, dtype and split

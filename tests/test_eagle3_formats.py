@@ -357,14 +357,6 @@ def unscaled(values: dict[str, Any], tensors: Tensors) -> None:
     del tensors["layers.0.self_attn.v_proj.weight_scale"]
 
 
-def parallel(**changes: Any) -> Change:
-    def change(values: dict[str, Any], tensors: Tensors) -> None:
-        values.update(changes)
-        tensors["mask_hidden"] = torch.ones(1, 1, 3 * H)
-
-    return change
-
-
 def setting(**changes: Any) -> Change:
     return lambda values, tensors: values.update(changes)
 
@@ -378,7 +370,6 @@ ODD: dict[str, tuple[Change, str]] = {
     "two norms before fc": (both_norms, "both input_norm and fc_norm"),
     "a norm that is not there": (setting(fc_norm=True), r"fc_norm\.0\.weight is missing"),
     "parallel without its state": (setting(parallel_drafting=True), "there is no mask_hidden"),
-    "parallel without its embedding": (parallel(mask_token_id=3), r"embed_tokens\.weight is missing"),
     "fp8 without a config": (unexplained, "no quantization_config"),
     "fp8 without a scale": (unscaled, r"v_proj\.weight_scale"),
     "layers beyond fc": (nested(eagle_aux_hidden_state_layer_ids=[1, 3]), "fc.weight reads 3"),

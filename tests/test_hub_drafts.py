@@ -1,4 +1,4 @@
-"""Standalone drafts as they lie on the Hub, of older transformers: converted, they are what it makes of them."""
+"""Drafts as they lie on the Hub: converted, they compute what transformers or vLLM makes of the source."""
 
 from __future__ import annotations
 
@@ -56,3 +56,22 @@ def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
     settings = Settings(num_speculative_tokens=2, max_new_tokens=8, limit=2, device="cpu", dtype="float32")
     result = draftkit.evaluate_draft(str(running_target), [str(source)], settings)
     assert [(cell["method"], cell["matches_greedy"]) for cell in result["cells"]] == [("draft-model", True)]
+
+
+def test_a_parallel_draft_without_a_table_takes_the_targets(running_target: Path, tmp_path: Path) -> None:
+    """As vLLM does: the same tokens are accepted as with a copy of that table in the file."""
+    published = PUBLISHED["specforge-peagle-without-table"]
+    without = published.write(tmp_path / "without", torch.float32)
+    table = load_file(running_target / "model.safetensors")["model.embed_tokens.weight"]
+    tensors = published.all_tensors(torch.float32) | {"embed_tokens.weight": table}
+    pico.write_checkpoint(tmp_path / "with", published.config, tensors)
+    settings = Settings(num_speculative_tokens=3, max_new_tokens=12, limit=3, device="cpu", dtype="float32")
+    cells = []
+    for source in (without, tmp_path / "with"):
+        out = tmp_path / f"{source.name}-out"
+        convert_checkpoint(str(source), out, target=str(running_target), overrides=published.overrides)
+        cells += draftkit.evaluate_draft(str(running_target), [str(out)], settings)["cells"]
+    ours, theirs = cells
+    assert (ours["method"], ours["num_drafts"]) == ("p-eagle", theirs["num_drafts"])
+    assert ours["num_accepted_tokens_per_pos"] == theirs["num_accepted_tokens_per_pos"]
+    assert ours["expected_acceptance_length"] == theirs["expected_acceptance_length"]

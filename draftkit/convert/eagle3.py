@@ -75,8 +75,7 @@ def plan_eagle3(
     feature_norm = read_feature_norm(view, facts, nested.norm_before_fc)
     hidden_norm = _has_hidden_norm(view, facts, nested)
     logit_scale = facts.stated_or("logit_scale", float, 1.0, "none")
-    own_table = decoder.hidden_size != target_hidden or "mask_hidden" in view.tensors
-    embed_tokens = _owner(view, facts, "embed_tokens", not own_table)
+    embed_tokens = _owner(view, facts, "embed_tokens", decoder.hidden_size == target_hidden)
     lm_head = _owner(view, facts, "lm_head", draft_vocab_size == vocab_size)
     facts.drop("bias", "not used by this architecture")
     spec = None
@@ -211,7 +210,7 @@ def _owner(view: Checkpoint, facts: Facts, module: str, target_fits: bool) -> Ow
         raise FormatError(
             f"{tensor} is missing, and this draft cannot take the target's",
             where=view.source.path,
-            expected="a table of the draft's own width, trained with its mask token"
+            expected="a table of the draft's own width"
             if module == "embed_tokens"
             else "a row for each token of the draft vocabulary",
             hint="ask the author for a file that holds it",

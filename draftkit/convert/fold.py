@@ -11,7 +11,7 @@ from draftkit.errors import LayoutError
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.spec import EagleSpec, MedusaSpec
+from draftkit.layout.spec import DraftSpec, EagleSpec, MedusaSpec
 from draftkit.layout.target import TargetFacts
 
 
@@ -29,7 +29,7 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
         return _with_head(draft, architecture, target)
     if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias and architecture.token_entry == "fusion"):
         raise LayoutError(f"vLLM 0.32 cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
-    spec = replace(draft.spec, architecture=replace(architecture, fusion_bias=False, embed_tokens="draft"))
+    spec = _without_bias(draft.spec, architecture)
     if remaining := refusal_by_vllm(spec):
         raise LayoutError(f"vLLM 0.32 cannot run this draft: {remaining}", where=draft.path, hint="use --to unified")
     own = architecture.embed_tokens == "draft"
@@ -49,6 +49,24 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     return replace(draft, spec=spec, provenance=provenance, tensors=carry_out(moves, sources))
 
 
+def remedy_for_vllm(spec: DraftSpec) -> str | None:
+    """What `--to vllm` does so that vLLM runs a draft which it must not load as it is; None where it cannot."""
+    match spec.architecture:
+        case EagleSpec(fusion_bias=True) as eagle if refusal_by_vllm(_without_bias(spec, eagle)) is None:
+            return "draftkit convert --to vllm folds fc.bias into the embedding"
+        case MedusaSpec(lm_head="target") as medusa if refusal_by_vllm(_sharing_head(spec, medusa)) is None:
+            return "draftkit convert --to vllm copies the target's head"
+    return None
+
+
+def _without_bias(spec: DraftSpec, eagle: EagleSpec) -> DraftSpec:
+    return replace(spec, architecture=replace(eagle, fusion_bias=False, embed_tokens="draft"))
+
+
+def _sharing_head(spec: DraftSpec, medusa: MedusaSpec) -> DraftSpec:
+    return replace(spec, architecture=replace(medusa, lm_head="shared"))
+
+
 def _with_head(draft: Draft, medusa: MedusaSpec, target: TargetFacts | None) -> Draft:
     """Medusa heads with a copy of the target's head."""
     head = Outgoing(draft, target, "vllm").tensor(PREFIX + "lm_head.weight")
@@ -58,7 +76,7 @@ def _with_head(draft: Draft, medusa: MedusaSpec, target: TargetFacts | None) -> 
     others = (other for other in draft.provenance.facts if other.name != fact.name)
     return replace(
         draft,
-        spec=replace(draft.spec, architecture=replace(medusa, lm_head="shared")),
+        spec=_sharing_head(draft.spec, medusa),
         provenance=replace(draft.provenance, facts=(*others, fact)),
         tensors=carry_out(moves, {**draft.tensors, head.name: head}),
     )

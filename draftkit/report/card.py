@@ -12,6 +12,7 @@ from pathlib import Path
 from draftkit.convert.api import Conversion
 from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.findings import findings_of_draft
+from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.serve import SGLANG_ALGORITHMS, serve_commands
 from draftkit.errors import DraftkitError
 from draftkit.hub import Located
@@ -215,8 +216,11 @@ def _commands(given: CardInput) -> dict[str, str]:
 
 
 def _serving_notes(draft: Draft) -> list[str]:
-    reason = refusal_by_vllm(draft.spec)
-    return [] if reason is None else [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}."]
+    reason, remedy = refusal_by_vllm(draft.spec), remedy_for_vllm(draft.spec)
+    if reason is None:
+        return []
+    instead = f" But {remedy}." if remedy else ""
+    return [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}.{instead}"]
 
 
 def _quoted(name: str | None) -> str:

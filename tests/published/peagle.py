@@ -54,6 +54,11 @@ PUBLISHED = [
         facts={"parallel.mask_token_id": 300, "embed_tokens": "draft", "decoder.num_hidden_layers": 4},
     ),
     Published(
+        name="specforge-peagle-without-table", format="specforge-peagle", method="p-eagle", config=config(**SPECFORGE),
+        tensors=partial(specforge, embed=False), count=16 + 3 * 9, dropped=("t2d",), overrides={"mask_token_id": "300"},
+        facts={"parallel.mask_token_id": 300, "embed_tokens": "target"},
+    ),
+    Published(
         name="specforge-peagle-scaled", format="specforge-peagle", method="p-eagle",
         config=config(**SPECFORGE | {
             "norm_before_residual": True, "draft_vocab_size": V, "rope_scaling": {"rope_type": "linear", "factor": 4.0},
