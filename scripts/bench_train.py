@@ -48,10 +48,10 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
 from draftkit.documents.document import Document, read_training_documents
 from draftkit.documents.vocabulary import choose_vocabulary, token_counts
-from draftkit.evaluate.loading import load_tokenizer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Taps, Target
 from draftkit.train.dataset import held_out
 from draftkit.train.packing import pack, row_tensors

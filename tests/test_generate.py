@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.loading import load_tokenizer
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Target
 from draftkit.runtime import Engine, Generation, Request, SamplingParameters
 from draftkit.runtime.text import TextStream

@@ -14,6 +14,7 @@ import typer
 
 from draftkit.cli.shared import (
     JsonOption,
+    ProgressLines,
     RevisionOption,
     TrustOption,
     console,
@@ -302,9 +303,16 @@ def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator
 
 @contextmanager
 def _progress(of: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar over rows or tokens on stderr where that is a terminal; yields what to call with how many are done."""
+    """A bar over rows or tokens on stderr, or lines; yields what to call with how many more are done."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        lines, done = ProgressLines(), 0
+
+        def on_items(count: int) -> None:
+            nonlocal done
+            done += count
+            lines(of, done, total)
+
+        yield on_items
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, ProgressLines, TrustOption, console, print_json, quiet_transformers
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -255,9 +255,10 @@ def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Swe
 
 @contextmanager
 def _prompt_progress() -> Iterator[Progress]:
-    """A bar for each run with the acceptance length so far, on stderr where that is a terminal."""
+    """A bar for each run with the acceptance length so far, on stderr; lines where that is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda *_: None
+        lines = ProgressLines()
+        yield lambda name, done, total, length: lines(name, done, total, f", acceptance length {length:.2f}")
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

@@ -11,10 +11,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
-from draftkit.evaluate.loading import load_tokenizer as load_any_tokenizer
 from draftkit.evaluate.provenance import template_sha256
 from draftkit.hub import locate
 from draftkit.layout.jsonfile import read_object
+from draftkit.models.chat import load_tokenizer as load_any_tokenizer
 
 
 @dataclass(frozen=True)

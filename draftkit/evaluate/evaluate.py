@@ -16,7 +16,7 @@ from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
-from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, load_tokenizer, ngram_drafter, open_draft
+from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
 from draftkit.evaluate.planning import plan_memory
@@ -28,6 +28,7 @@ from draftkit.evaluate.vllm import VllmSettings, check_with_vllm, measure_with_v
 from draftkit.hub import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, TargetError
@@ -16,8 +15,8 @@ from draftkit.hub import locate
 from draftkit.layout.atomic import temporary_folder
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.loading import load_causal_lm, load_eagle, load_medusa, load_mlp_speculator, load_pard2
-from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 from draftkit.models.target import load_target
 from draftkit.models.tokens import same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -40,18 +39,6 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
     folder = locate(source).path
     model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION)
     return model, load_tokenizer(folder, "target")
-
-
-def load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
-    except (OSError, ValueError) as error:
-        raise TargetError(
-            f"the {of} has no tokenizer that transformers can load",
-            where=folder,
-            expected="tokenizer.json, or what AutoTokenizer reads",
-            hint=remote_code_hint(error) or "copy the tokenizer files of the original model into the folder",
-        ) from error
 
 
 def is_ngram(source: str) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from draftkit.errors import TargetError
+from draftkit.models.chat import TemplateRejection, render, token_ids
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -48,8 +51,13 @@ def encode_messages(
     `thinking` is the template's `enable_thinking`; None leaves it to the template.
     """
     if tokenizer.chat_template is None:
-        return tuple(tokenizer("\n".join(message["content"] for message in messages)).input_ids)
+        return tuple(token_ids(tokenizer, "\n".join(message["content"] for message in messages)))
     settings = {} if thinking is None else {"enable_thinking": thinking}
-    return tuple(
-        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **settings)
-    )
+    try:
+        text = render(tokenizer, messages, add_generation_prompt=True, **settings)
+    except TemplateRejection as rejection:
+        raise TargetError(
+            f"the chat template does not take the prompt {messages[-1]['content'][:60]!r}: {rejection}",
+            where=tokenizer.name_or_path,
+        ) from rejection
+    return tuple(token_ids(tokenizer, text, special=False))

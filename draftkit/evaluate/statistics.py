@@ -15,6 +15,8 @@ from draftkit.runtime.records import Generation, Round
 
 RESAMPLES = 2000
 
+LOOPING = 0.5  # share of repeated pairs of tokens above which a text goes round in circles
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -123,6 +125,11 @@ def extended_rates(rates: Sequence[float], k: int) -> list[float]:
         fall = extended[-1] / extended[-2] if len(extended) > 1 and extended[-2] else extended[-1]
         extended.append(extended[-1] * fall)
     return extended
+
+
+def is_looping(share: float) -> bool:
+    """Whether a text of that `repetition` goes round in circles."""
+    return share > LOOPING
 
 
 def repetition(tokens: Sequence[int]) -> float:

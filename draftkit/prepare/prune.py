@@ -17,11 +17,12 @@ from draftkit.documents.document import Document, read_origin, read_training_doc
 from draftkit.documents.tokenizer import served_with
 from draftkit.documents.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.evaluate.loading import TOKENIZERS, load_tokenizer
+from draftkit.evaluate.loading import TOKENIZERS
 from draftkit.hub import Located, locate
 from draftkit.layout.config import refusal_by_vllm
 from draftkit.layout.folder import Draft, write_draft
 from draftkit.layout.provenance import FactOrigin
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.tokens import same_vocabulary
 from draftkit.prepare.head import Head, open_head, with_rows
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary

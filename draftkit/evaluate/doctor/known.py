@@ -8,10 +8,10 @@ import torch
 
 from draftkit.convert.findings import Finding, findings_of_draft
 from draftkit.evaluate.doctor.patient import Patient, target_ids
-from draftkit.evaluate.loading import load_tokenizer
 from draftkit.hub import locate
 from draftkit.layout.spec import CausalLMSpec, EagleSpec
 from draftkit.layout.target import TargetFacts, read_target_facts
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.tokens import same_vocabulary
 
 TARGET_KEYS = ("name_or_path", "base_model_name_or_path", "verifier_name_or_path")  # under which trainers name theirs

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkit.evaluate.loading import load_tokenizer
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.rope import target_rope
 from draftkit.models.tokens import same_vocabulary
 from draftkit.train.data.findings import Evidence, Finding

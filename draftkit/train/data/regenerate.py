@@ -14,12 +14,13 @@ from typing import Literal
 from draftkit.documents.document import Document
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError
+from draftkit.models.chat import TemplateRejection
 from draftkit.runtime.sampling.parameters import SamplingParameters
 from draftkit.train.data.report import Reason, Report
 from draftkit.train.data.responders import Prompt, Refusal, Responder, Sampling
 from draftkit.train.data.response_file import ResponseFile
 from draftkit.train.data.sources import Conversation, Message, Row
-from draftkit.train.data.spans import Renderer, TemplateRejection, Turn, merged
+from draftkit.train.data.spans import Renderer, Turn, merged
 
 TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
 

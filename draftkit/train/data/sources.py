@@ -86,10 +86,24 @@ def read_rows(
 
 def parse_row(record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row:
     """The row of a record that lies at `where`. Raises `FormatError` naming the keys of one in no known shape."""
+    if tokenizer_sha256 is None:
+        _check_text(record, where)
     known = {key: value for key, value in record.items() if value is not None}  # tables fill their gaps with None
     own = next((known[key] for key in ("id", "prompt_id", "question_id", "conversation_id") if key in known), None)
     own = PurePath(where).name if own is None else own
     return Row(str(own), str(known.get("category", "all")), where, _content(known, where, tokenizer_sha256))
+
+
+def _check_text(record: dict[str, object], where: str) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        json.dumps(record, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(
+            f"the row's text is not valid Unicode: {error.object[error.start : error.end]!r} is half of a character",
+            where=where,
+            hint="remove the row, or write the file again with whole characters",
+        ) from error
 
 
 def _content(record: dict[str, object], where: str, tokenizer: str | None) -> Conversation | Served | Refused | str:

@@ -8,27 +8,20 @@ known by name, so any template works. Where a template has `{% generation %}` ta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
-from jinja2 import TemplateError
 
 from draftkit.documents.document import Span, spans_of
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
+from draftkit.models.chat import render, token_ids
 from draftkit.train.data.report import Reason
 from draftkit.train.data.sources import Message
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What a template does with a row that it was not written for: its own errors, and those of Python's operators.
-TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-class TemplateRejection(Exception):
-    """The template raised an error for these messages; the text is the template's."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Plain text as the tokenizer reads it, with the special tokens that it adds itself."""
-        return list(self.target.tokenizer(text).input_ids)
+        return token_ids(self.target.tokenizer, text)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
         """The ids that the target answers. Raises `TemplateRejection`."""
@@ -97,10 +90,15 @@ class Renderer:
 
     def _tagged(self, messages: Sequence[Message], tools: Sequence[object] | None, begin: int, end: int) -> list[Span]:
         """What the template's generation tags mark of the tokens from `begin` to `end`, and all after it."""
-        with _rejections():
-            rendered = self.target.tokenizer.apply_chat_template(
-                list(messages), tools=tools, return_assistant_tokens_mask=True, return_dict=True, **self.options
-            )
+        rendered = render(
+            self.target.tokenizer,
+            messages,
+            tools=tools,
+            tokenize=True,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+            **self.options,
+        )
         marked = np.array(rendered["assistant_masks"][:end], dtype=np.bool_)
         marked[:begin] = False
         if marked.any():  # tags often leave out the end-of-turn token, which the target has written too
@@ -119,21 +117,11 @@ class Renderer:
         return [{"role": "system", "content": self.system}, *messages]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[object] | None, *, generate: bool = False) -> str:
-        with _rejections():
-            return self.target.tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **self.options
-            )
+        text: str = render(self.target.tokenizer, messages, tools=tools, add_generation_prompt=generate, **self.options)
+        return text
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.target.tokenizer(text, add_special_tokens=False).input_ids)
-
-
-@contextmanager
-def _rejections() -> Iterator[None]:
-    try:
-        yield
-    except TEMPLATE_ERRORS as error:
-        raise TemplateRejection(str(error) or type(error).__name__) from error
+        return token_ids(self.target.tokenizer, text, special=False)
 
 
 def common_length(left: Sequence[object], right: Sequence[object]) -> int:
