@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Command
 
 import draftkit
 from draftkit import zoo
@@ -475,3 +476,33 @@ def test_bundled_prompts_are_eight_categories_of_ten() -> None:
 
 def test_limit_keeps_every_category() -> None:
     assert len({p.category for p in load_prompts("zoo", limit=8)}) == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"cells": [], "provenance": []}', '{"cells": {}, "provenance": {}}', '{"cells": [1], "provenance": {}}',
+     '{"cells": [{}], "provenance": {}}', "[" * 10_000 + "]" * 10_000,
+     '{"cells": ' + "[" * 10_000 + "]" * 10_000 + "}"],
+)  # fmt: skip
+def test_what_is_no_result_does_not_go_on(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(DraftkitError, match=str(path)):
+        ResultFile(path, resume=True)
+    assert path.read_text() == text
+    for resume in (False, True):
+        with pytest.raises(DraftkitError, match="a folder"):
+            ResultFile(tmp_path, resume=resume)
+
+
+@pytest.mark.parametrize("option", ["--out", "--records"])
+def test_a_place_that_cannot_be_written_is_found_before_the_first_cell(
+    option: str, tmp_path: Path, draftkit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blocks").write_text("")
+    monkeypatch.setattr("draftkit.evaluate.evaluate.measure", lambda *_: pytest.fail("it was measured first"))
+    arguments = ("--target", "zoo:target", "--draft", "zoo:eagle", "--limit", 1)
+    ran = draftkit("eval", *arguments, option, tmp_path / "blocks" / "file")
+    assert ran.code == 1
+    assert "cannot be written" in ran.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks"]

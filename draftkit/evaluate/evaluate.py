@@ -21,7 +21,7 @@ from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance, template_sha256
-from draftkit.evaluate.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, key_of, replaced_by
+from draftkit.evaluate.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, check_records, key_of, replaced_by
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.evaluate.vllm import VllmSettings, check_with_vllm, measure_with_vllm, run_plain
@@ -66,6 +66,8 @@ def evaluate_draft(
     settings, sweep = settings or Settings(), sweep or Sweep()
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
+        if records is not None:
+            check_records(records)
         if vllm is not None:
             check_with_vllm(target, drafts, settings, vllm)
         prompts, tokenizer, asked = _prompts(target, settings)

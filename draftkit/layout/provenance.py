@@ -26,11 +26,16 @@ class FactOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """A file that was read: name in its folder, bytes, SHA-256 in hexadecimal where the Hub gave it."""
+    """A file that was read: name in its folder, bytes, and the SHA-256 of its content where it was taken.
+
+    `hub_sha256` is what the Hub says of the file, where it does. Where both are there, they are the same; alone it is
+    the Hub's word, and the bytes that were read may have been others.
+    """
 
     name: str
     size: int
     sha256: str | None
+    hub_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
