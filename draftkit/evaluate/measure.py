@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -107,8 +107,7 @@ def measure(
     requests = conversations.first_requests
     engine = engine_of(target, drafter, settings, num_slots=min(settings.concurrency, len(requests)))
     engine.reserve(conversations.longest)
-    # Warm-up: the first calls compile, tune and capture graphs; they are not part of the measurement.
-    engine.generate([replace(request, max_new_tokens=2 * (engine.k + 1)) for request in requests[: engine.num_slots]])
+    engine.warm_up(requests)
     counts = {"finished": 0, "accepted": 0, "rounds": 0}
 
     def on_round(touched: list[Generation]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -201,6 +202,32 @@ class Engine:
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         self._capacity = capacity
+
+    @torch.inference_mode()
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Do once what a run of these requests would do for the first time in the middle of being timed.
+
+        Kernels are compiled, and on a GPU rounds are captured: those of every number of sequences that may run
+        together, with the K that goes with it. `requests` are all drawn in the same way; on a GPU, where a prefill of
+        another length is another kernel, one of each length is run.
+        """
+        by_length = {len(request.prompt): request for request in requests}
+        prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
+        self.generate([replace(request, max_new_tokens=2 * (self.k + 1)) for request in prompts])
+        limit = None if self.drafter is None else self.drafter.max_positions
+        modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
+        for sequences in self._batch_sizes():
+            k, size = self._k_for(sequences), self._rounds.size(sequences)
+            running = dict.fromkeys(range(sequences), requests[0])
+            vacant = Batch.of(running, self.draft_sampling, self.target.device, size).vacant()  # leaves no trace
+            for drafting in modes:
+                self._rounds.run(vacant, k, self._capacity, drafting=drafting)
+
+    def _batch_sizes(self) -> list[int]:
+        """Numbers of sequences that stand for all: of each size that graphs are captured for, with each K."""
+        edges = {sequences for edge in self.k_by_batch for sequences in (edge, edge + 1)}
+        powers = {1 << power for power in range(self.num_slots.bit_length())}
+        return sorted(n for n in powers | edges | {self.num_slots} if 1 <= n <= self.num_slots)
 
     def _admit(self, generation: Generation, slot: int) -> None:
         """Prefill target and drafter with a prompt; the target's first token starts the generation."""
