@@ -9,13 +9,13 @@ import pytest
 import torch
 from published import all_published
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaModel
 
 import draftkit
 from draftkit.convert.api import convert_checkpoint
 from draftkit.evaluate.settings import Settings
 from draftkit.layout.folder import read_draft
-from draftkit.models.loading import load_causal_lm
+from draftkit.models.loading import load_causal_lm, load_eagle
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 
@@ -75,3 +75,27 @@ def test_a_parallel_draft_without_a_table_takes_the_targets(running_target: Path
     assert (ours["method"], ours["num_drafts"]) == ("p-eagle", theirs["num_drafts"])
     assert ours["num_accepted_tokens_per_pos"] == theirs["num_accepted_tokens_per_pos"]
     assert ours["expected_acceptance_length"] == theirs["expected_acceptance_length"]
+
+
+def test_automodels_eagle_is_a_llama_over_fc(tmp_path: Path) -> None:
+    """The usual decoder, final norm included; the head reads its output, which is also fed back."""
+    published = PUBLISHED["automodel-eagle"]
+    convert_checkpoint(str(published.write(tmp_path / "source", torch.float32)), tmp_path / "out")
+    model = load_eagle(read_draft(tmp_path / "out"), pico.llama(), attention="eager")
+    tensors = published.all_tensors(torch.float32)
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, attn_implementation="eager",
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )  # fmt: skip
+    reference = LlamaModel(config).eval()
+    reference.load_state_dict({name: tensor for name, tensor in tensors.items() if name != "fc.weight"})
+    tokens, positions = torch.arange(5, 25)[None], torch.arange(20)[None]
+    hidden = torch.randn(1, 20, 64, generator=torch.Generator().manual_seed(2))
+    mask = torch.full((20, 20), torch.finfo(torch.float32).min).triu(1)[None, None]
+    with torch.inference_mode():
+        fused = torch.cat([tensors["embed_tokens.weight"][tokens], hidden], dim=-1) @ tensors["fc.weight"].T
+        expected = reference(inputs_embeds=fused).last_hidden_state
+        output = model(tokens, hidden, positions, attention_mask=mask)
+    torch.testing.assert_close(output.head_input, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(output.feedback, output.head_input)

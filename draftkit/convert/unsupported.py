@@ -17,7 +17,7 @@ from draftkit.errors import FormatError
 class Kind:
     """`tensors`: a pattern in a tensor's name that no other kind has. `method`: vLLM's name for it, if it has one.
 
-    Configs name it too: in `architectures`, in `speculators_model_type`, or as the type of projector in `dflash_config`.
+    Configs name it too: in `architectures`, in `speculators_model_type`, or as the projector's type in `dflash_config`.
     """
 
     name: str
