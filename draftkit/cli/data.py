@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from draftkit.cli.shared import (
     refuse_inputs,
 )
 from draftkit.errors import DraftkitError
+from draftkit.layout.jsonfile import loads
 
 if TYPE_CHECKING:
     from draftkit.train.data.responders import Responder, Sampling
@@ -282,7 +282,7 @@ def _parse_options(texts: list[str] | None) -> dict[str, object]:
         if not (name and equals and value):
             raise DraftkitError(f"--template-option {text}", expected="--template-option NAME=VALUE")
         try:
-            options[name] = json.loads(value)
+            options[name] = loads(value)
         except ValueError:
             options[name] = value
     return options

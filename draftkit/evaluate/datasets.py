@@ -14,6 +14,7 @@ from typing import Any
 from draftkit import zoo
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
+from draftkit.layout.jsonfile import loads
 
 BUNDLED = "zoo"
 TEXT_KEYS = ("prompt", "data", "question")  # `data` is PARD's
@@ -108,7 +109,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = loads(line)
         except ValueError as error:
             raise FormatError(f"not valid JSON: {error}", where=where) from error
         yield where, row if isinstance(row, dict) else {}

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from draftkit.documents.document import Span, parse_tokens
 from draftkit.documents.jsonl import read_lines
 from draftkit.errors import FormatError, SourceError
+from draftkit.layout.jsonfile import loads
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -137,7 +138,7 @@ def _conversation(messages: object, record: dict[str, object], where: str) -> Co
     tools = record.get("tools")
     if isinstance(tools, str):  # tables hold nested schemas as text
         try:
-            tools = json.loads(tools)
+            tools = loads(tools)
         except ValueError as error:
             raise FormatError(f"tools are not valid JSON: {error}", where=where) from error
     parsed = tuple(_message(message, f"{where}, message {n}") for n, message in enumerate(messages, start=1))
@@ -210,10 +211,10 @@ def _read_jsonl(path: Path) -> Iterator[Place]:
 
 def _read_json(path: Path) -> Iterator[Place]:
     try:
-        records = json.loads(path.read_bytes())
+        records = loads(path.read_bytes())
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(
             f"{path.name} is not valid JSON: {error}", where=path, hint="the file is damaged or was cut: fetch it again"
         ) from error
