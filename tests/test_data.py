@@ -25,6 +25,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from draftkit import zoo
 from draftkit.documents.document import Document, Origin, read_documents, read_origin, write_documents
+from draftkit.documents.rows import Conversation, Row, parse_row, read_rows
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
@@ -35,7 +36,6 @@ from draftkit.train.data.check import CHECKS, check_data
 from draftkit.train.data.findings import Evidence, Finding
 from draftkit.train.data.prepare import documents_of, prepare
 from draftkit.train.data.report import Reason, Report
-from draftkit.train.data.sources import Conversation, Row, parse_row, read_rows
 from draftkit.train.data.spans import Renderer, Turn, merged
 
 Message = dict[str, str]
@@ -343,7 +343,7 @@ BAD_FILES = {
     "cut file": ("a.json", '[{"text": "x"}', "is not valid JSON"),
     "no object": ("a.json", "[1]", "row 1"),
     "parquet": ("a.parquet", "PAR1 and no more", "not valid parquet"),
-    "suffix": ("a.txt", "words", "a suffix that is not known"),
+    "suffix": ("a.csv", "words", "a suffix that is not known"),
 }
 
 

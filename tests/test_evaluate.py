@@ -17,18 +17,23 @@ from conftest import Command
 
 import draftkit
 from draftkit import zoo
+from draftkit.documents.rows import read_rows
+from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.datasets import load_prompt_set, registry
 from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
-from draftkit.evaluate.prompts import Prompt, load_prompts
+from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.saved import DIGESTS, ResultFile, result_json
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.evaluate.statistics import acceptance_length, accepted_per_position, lengths_by_convention
+from draftkit.models.chat import token_ids
 from draftkit.runtime.records import Generation, Request, Round
 from draftkit.runtime.sampling.parameters import DraftSampling, SamplingParameters
+from draftkit.train.data.regenerate import Dialogue
+from draftkit.train.data.spans import Renderer
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",
@@ -506,3 +511,39 @@ def test_a_place_that_cannot_be_written_is_found_before_the_first_cell(
     assert ran.code == 1
     assert "cannot be written" in ran.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks"]
+
+
+SAME_QUESTION = {
+    "prompt": {"prompt": "def f"},
+    "question": {"question": "def f"},
+    "turns": {"turns": ["def f"]},
+    "messages": {"messages": [{"role": "user", "content": "def f"}]},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "def f"}, {"from": "gpt", "value": "x"}]},
+    "list": {"prompt": [{"role": "user", "content": "def f"}]},
+    "text": {"text": "def f"},
+    "line": "def f",
+}
+
+
+@pytest.mark.parametrize("template", [None, True, False])
+@pytest.mark.parametrize("shape", SAME_QUESTION)
+def test_prompts_have_the_same_shapes_in_eval_and_in_regenerate(
+    shape: str, template: bool | None, tmp_path: Path
+) -> None:
+    row = SAME_QUESTION[shape]
+    path = tmp_path / ("prompts.txt" if isinstance(row, str) else "prompts.jsonl")
+    path.write_text(row if isinstance(row, str) else json.dumps(row))
+    target = load_tokenizer("zoo:target")
+    (prompt,) = load_prompts(str(path))
+    asked = encode_prompt(prompt, target.tokenizer, template=template)
+    (source,) = read_rows(str(path))
+    assert list(asked) == Dialogue.of(source).ask(Renderer(target, template=template))
+    plain = token_ids(target.tokenizer, "def f")
+    assert (list(asked) == plain) is (template is False or (template is None and shape == "text"))
+
+
+def test_a_result_says_whether_the_template_was_applied() -> None:
+    settings = Settings(limit=1, max_new_tokens=4, template=False)
+    result = draftkit.evaluate_draft("zoo:target", ["ngram"], settings)
+    assert (result["cells"][0]["template_sha256"], result["provenance"]["settings"]["template"]) == (None, False)
+    assert result["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0

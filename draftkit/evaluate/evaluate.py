@@ -81,7 +81,7 @@ def evaluate_draft(
         done = {key_of(cell) for cell in cells}
         measured: list[Iterator[Cell]] = []
         evaluation = None
-        digests = _Digests(prompts.sha256, template_sha256(tokenizer))
+        digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
         try:
             opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)

@@ -58,7 +58,7 @@ class Conversations:
     def longest(self) -> int:
         """Tokens of the longest conversation, at most."""
         return max(
-            len(self._ids([_user(turn) for turn in prompt.turns[: self.turns]]))
+            len(self._ids(prompt, [_user(turn) for turn in prompt.turns[: self.turns]]))
             + min(len(prompt.turns), self.turns) * self.settings.max_new_tokens
             for prompt in self.prompts
         )
@@ -85,14 +85,15 @@ class Conversations:
         prompt, settings = self.prompts[number], self.settings
         return Request(
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
-            self._ids(messages),
+            self._ids(prompt, messages),
             settings.max_new_tokens,
             settings.sampling.numbered(number + turn * len(self.prompts)),
             ignore_eos=settings.ignore_eos,
         )
 
-    def _ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return encode_messages(messages, self.tokenizer, self.settings.thinking)
+    def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[int, ...]:
+        template = False if self.settings.template is None and prompt.plain else self.settings.template
+        return encode_messages(messages, self.tokenizer, self.settings.thinking, template)
 
 
 def measure(

@@ -15,11 +15,11 @@ from itertools import takewhile
 import numpy as np
 
 from draftkit.documents.document import Span, spans_of
+from draftkit.documents.rows import Message
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
 from draftkit.models.chat import render, token_ids
 from draftkit.train.data.report import Reason
-from draftkit.train.data.sources import Message
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -40,10 +40,17 @@ class Renderer:
     """Renders conversations with a target's chat template.
 
     `options` are the template's own arguments, as `enable_thinking`; `system` is put before conversations that have no
-    system message.
+    system message. `template`: whether prompts are rendered; None where they are no plain text.
     """
 
-    def __init__(self, target: TargetTokenizer, options: Mapping[str, object] | None = None, system: str | None = None):
+    def __init__(
+        self,
+        target: TargetTokenizer,
+        options: Mapping[str, object] | None = None,
+        system: str | None = None,
+        template: bool | None = None,
+    ):
+        self.template = template
         self.target = target
         self.options = dict(options or {})
         self.system = system
@@ -53,8 +60,14 @@ class Renderer:
         """Plain text as the tokenizer reads it, with the special tokens that it adds itself."""
         return token_ids(self.target.tokenizer, text)
 
+    def continued(self, text: str) -> list[int]:
+        """The ids of a plain text that the target goes on with; with the template, as a user's message."""
+        return self.prompt([{"role": "user", "content": text}]) if self.template else self.encode(text)
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
-        """The ids that the target answers. Raises `TemplateRejection`."""
+        """The ids that the target answers; without the template, the texts line by line. Raises `TemplateRejection`."""
+        if self.template is False:
+            return self.encode("\n".join(str(message["content"]) for message in messages))
         return self._ids(self._text(self._prepared(messages), tools, generate=True))
 
     def turns(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[Turn]:
@@ -110,7 +123,8 @@ class Renderer:
             raise TargetError(
                 "the target's tokenizer has no chat template, and the data are conversations",
                 where=self.target.name,
-                hint="use rows of plain text, or put the template into the folder as chat_template.jinja",
+                hint="use rows of plain text (`data regenerate --no-template` takes any as that), or put the template "
+                "into the folder as chat_template.jinja",
             )
         if self.system is None or any(message["role"] == "system" for message in messages):
             return list(messages)
