@@ -48,7 +48,8 @@ def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0)
 
     Draft token k+1 counts with its probability of standing wherever the k before it stand: Σ_v min(p_v, q_v) where
     it was drawn from q, p of it where it was chosen. Its mean is that of the measured length, its variance smaller;
-    a gap between the two is a bug. NaN without any round.
+    a gap between the two beyond chance is a bug. Of drawn drafts under coupled verification it is what rejection would
+    accept, a few points more. NaN without any round.
     """
     return _bootstrap_rounds(generations, lambda r: sum(r.expected[: r.accepted + 1]), seed)
 
