@@ -5,6 +5,9 @@ The command line prints one of these as one short message and exits with code 1;
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 MAX_LINES = 100
 MAX_LINE_LENGTH = 500
 
@@ -52,3 +55,18 @@ class TargetError(DraftkitError):
 
 class NonFiniteError(DraftkitError):
     """NaN or an infinity in weights, or in what a forward computes from finite ones."""
+
+
+@contextmanager
+def native_failures(where: object = None) -> Iterator[None]:
+    """Turn a panic of a tokenizer's Rust code, which is no `Exception`, into a `TargetError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its module cannot be imported
+            raise
+        raise TargetError(
+            f"the tokenizer's own code has failed: {error}",
+            where=where,
+            hint="a pattern in tokenizer.json is at fault, or this text is: fetch the tokenizer files again",
+        ) from None

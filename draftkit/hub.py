@@ -6,15 +6,21 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftkit import zoo
 from draftkit.errors import SourceError
 from draftkit.layout.folder import TOKENIZER_FILES
+
+Fetched = TypeVar("Fetched")
 
 _CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "hf_quant_config.json")
 # Kinds of weights, the preferred one first: its files, then what else comes with them.
@@ -27,6 +33,9 @@ _WEIGHTS = (
 _BESIDE = ("warp_model.bin",)
 # What trainers leave beside the weights under the same suffixes.
 _TRAINING_STATE = ("training_args.*", "training_state*", "optimizer.*", "scheduler.*", "rng_state*")
+
+PATIENCE = 120  # seconds in all that a busy Hub is waited for
+MALFORMED = (TypeError, LookupError, AttributeError)  # of the client, where an answer has not what the Hub's have
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +86,10 @@ def locate_file(source: str, file: str, revision: str | None = None) -> Path | N
     from huggingface_hub.errors import HTTPError, RemoteEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo, file, revision=revision, tqdm_class=_terminal_bar()))
+        return Path(_patiently(partial(hf_hub_download, repo, file, revision=revision, tqdm_class=_terminal_bar())))
     except RemoteEntryNotFoundError:
         return None
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (HTTPError, OSError, RuntimeError, ValueError, *MALFORMED) as error:
         raise _explained(error, repo, revision) from (None if is_bad_token(error) else error)
 
 
@@ -116,11 +125,45 @@ def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool
 
     fetch = _cached if is_offline_mode() else _downloaded
     try:
-        folder = fetch(repo, revision, weights=weights, tokenizer=tokenizer)
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        folder = _patiently(partial(fetch, repo, revision, weights=weights, tokenizer=tokenizer))
+    except (HTTPError, OSError, RuntimeError, ValueError, *MALFORMED) as error:
         # A malformed token is quoted by the error about it, which must not reach a traceback either.
         raise _explained(error, repo, revision) from (None if is_bad_token(error) else error)
     return Located(folder, repo, repo=repo, revision=folder.name)
+
+
+def _patiently(fetch: Callable[[], Fetched]) -> Fetched:
+    """What `fetch` returns, called again where the Hub has too many requests (429, 503) and says when to come back.
+
+    Raises what `fetch` does, also where that would take more than `PATIENCE`.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    waited = 0.0
+    while True:
+        try:
+            return fetch()
+        except HfHubHTTPError as error:
+            status, pause = error.response.status_code, _asked_pause(error.response.headers)
+            if status not in (429, 503) or pause is None or waited + pause > PATIENCE:
+                raise
+        _log.warning("the Hub answers %s: trying again in %.0f s", status, pause)
+        time.sleep(pause)
+        waited += max(pause, 1.0)
+
+
+def _asked_pause(headers: Mapping[str, str]) -> float | None:
+    """The seconds that an answer asks to wait: a number or a date in `Retry-After`, or the Hub's own `RateLimit`."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    asked = headers.get("retry-after", "").strip()
+    if asked.isdigit():
+        return float(asked)
+    try:
+        return max((parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds(), 0.0)
+    except (TypeError, ValueError):  # no date, or one without a time zone
+        limit = parse_ratelimit_headers(headers)
+        return None if limit is None else float(limit.reset_in_seconds)
 
 
 def _repo_and_revision(source: str, revision: str | None) -> tuple[str, str | None]:
@@ -294,7 +337,7 @@ def _explained(error: BaseException, repo: str, revision: str | None) -> SourceE
         case OSError(strerror=str() as reason):
             where = error.filename or constants.HF_HUB_CACHE
             return SourceError(f"{source} could not be stored: {reason}", where=where)
-        case errors.FileMetadataError() | ValueError():
+        case errors.FileMetadataError() | ValueError() | TypeError() | LookupError() | AttributeError():
             return SourceError(
                 f"{constants.ENDPOINT} does not answer like a Hub", where=url, hint="check the proxy and HF_ENDPOINT"
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftkit.errors import SourceError
-from draftkit.hub import is_bad_token
+from draftkit.hub import MALFORMED, is_bad_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -77,7 +77,7 @@ def upload(
         if revision is not None and revision != "main":
             api.create_branch(repo, branch=revision, exist_ok=True)
         return _commit(api, repo, files, message, revision)
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (HTTPError, OSError, RuntimeError, ValueError, *MALFORMED) as error:
         # The error about a malformed token quotes it, and must not reach a traceback either.
         raise _explained(error, repo, revision) from (None if is_bad_token(error) else error)
 
@@ -161,7 +161,7 @@ def _explained(error: BaseException, repo: str, revision: str | None) -> SourceE
             return SourceError(f"a file cannot be read: {reason}", where=name)
         case _ if isinstance(error.__cause__, Exception):
             return _explained(error.__cause__, repo, revision)
-        case ValueError():
+        case ValueError() | TypeError() | LookupError() | AttributeError():
             return SourceError(
                 f"{constants.ENDPOINT} does not answer like a Hub", where=url, hint="check the proxy and HF_ENDPOINT"
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from draftkit.layout.atomic import temporary_folder, write_file
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.jsonfile import dump
+from draftkit.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.report.card import CardInput, render_card, target_of
 from draftkit.report.licence import find_licence
 from draftkit.report.measured import EVAL_FOLDER, own_part
@@ -107,9 +109,9 @@ def plan_push(
     """Check a draft and say what a push of it uploads. Needs no token, and writes nothing.
 
     The tensors must fit the spec and be finite, and everything under `folder/eval` must have been measured with them.
-    A README.md in the folder is taken as it is, except that the folder's own path becomes `repo`; without one, the
-    card is made from `results` and from what `folder/eval` has. A card without a measured result is refused, unless
-    `allow_unmeasured`. Raises `DraftkitError`.
+    A README.md in the folder is taken as it is; without one, the card is made from `results` and from what
+    `folder/eval` has. In all files the folder's own path becomes `repo`, and any other path of this machine its last
+    part. A card without a measured result is refused, unless `allow_unmeasured`. Raises `DraftkitError`.
     """
     check_repo_id(repo)
     draft = read_draft(folder)
@@ -123,8 +125,9 @@ def plan_push(
                 where=card,
                 hint=f"draftkit card {folder} --repo {repo} --force, with them; then push without",
             )
-        made[CARD] = _read_text(card).replace(os.path.realpath(folder), repo).encode()
-    text = made[CARD].decode()
+        made[CARD] = _read_text(card).encode()
+    files = _without_paths({**_files(draft), **made}, folder, repo)
+    text = _text(files[CARD])
     num_results = _num_results(text, card)
     if not num_results and not allow_unmeasured:
         raise LayoutError(
@@ -133,7 +136,6 @@ def plan_push(
             expected="what `draftkit eval --json` printed for this draft, as --results FILE",
             hint="measure it first, or push with --allow-unmeasured",
         )
-    files = dict(sorted({**_files(draft), **made}.items()))
     return Publication(repo, files, _left_out(folder, files), text, num_results)
 
 
@@ -185,9 +187,32 @@ def _files(draft: Draft) -> dict[str, Path | bytes]:
     return {path.relative_to(draft.path).as_posix(): path for path in found}
 
 
+def _without_paths(files: Mapping[str, Path | bytes], folder: Path, repo: str) -> dict[str, Path | bytes]:
+    """The files with names instead of this machine's paths."""
+    values = [
+        read_values(content) if isinstance(content, Path) else json.loads(content)
+        for name, content in files.items()
+        if isinstance(content, Path) or name.endswith(".json")
+    ]
+    names = names_of_paths(values) | {os.path.realpath(folder): repo, str(folder): repo}
+    public: dict[str, Path | bytes] = dict(files)
+    for name, content in files.items():
+        if isinstance(content, Path):
+            public[name] = file_with_names(content, names)
+        elif name.endswith(".json"):
+            public[name] = dump(with_names(json.loads(content), names)).encode()
+        elif name.endswith(".md"):
+            public[name] = text_with_names(content.decode(), names).encode()
+    return dict(sorted(public.items()))
+
+
 def _left_out(folder: Path, files: Iterable[str]) -> tuple[str, ...]:
     taken = {name.partition("/")[0] for name in files}
     return tuple(sorted(path.name for path in folder.iterdir() if path.name not in taken))
+
+
+def _text(content: Path | bytes) -> str:
+    return content.decode() if isinstance(content, bytes) else _read_text(content)
 
 
 def _read_text(path: Path) -> str:

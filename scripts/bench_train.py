@@ -51,8 +51,8 @@ from draftkit.documents.vocabulary import choose_vocabulary, token_counts
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Taps, Target
-from draftkit.models.tokens import load_tokenizer
 from draftkit.train.dataset import held_out
 from draftkit.train.packing import pack, row_tensors
 from draftkit.train.states import OnlineStates

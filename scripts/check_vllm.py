@@ -115,6 +115,7 @@ CASES = (
     Case("P-EAGLE, norm before fc", "p-eagle", edit=norm_before_fc),
     Case("P-EAGLE, fc norms", "p-eagle", edit=fc_norm),
     Case("P-EAGLE, normed output", "p-eagle", edit=flag("norm_output")),
+    Case("P-EAGLE, 200 positions", "p-eagle", overrides={"max_position_embeddings": "200"}),
     Case("P-EAGLE, speculators layout", "p-eagle", to="speculators"),
     Case("PARD", "pard"),
     Case("MLP speculator", "mlp-speculator"),

@@ -24,7 +24,7 @@ from draftkit.evaluate.settings import Settings
 from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
 from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
 from draftkit.hub import locate
-from draftkit.models.tokens import load_tokenizer
+from draftkit.models.chat import load_tokenizer
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 
 TARGET = "zoo:target"

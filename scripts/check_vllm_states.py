@@ -24,8 +24,8 @@ from draftkit.documents.document import Document, Origin, write_documents
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub import locate
 from draftkit.layout.target import read_target_facts
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import FINAL, Taps
-from draftkit.models.tokens import load_tokenizer
 from draftkit.train.offline import OfflineStates
 from draftkit.train.target_states import StateSettings, open_states_job
 

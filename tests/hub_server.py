@@ -53,6 +53,8 @@ class HubServer:
     def __init__(self, repos: Mapping[str, Path], gated: Collection[str] = frozenset()):
         self.gated = frozenset(gated)
         self.private: set[str] = set()
+        self.busy: list[Refusal] = []  # what the next requests are answered with
+        self.nameless = False  # whether files are listed without their names
         self.requests: list[tuple[str, str]] = []
         self._commits: dict[str, dict[str, Commit]] = {}
         for key, folder in repos.items():
@@ -93,8 +95,8 @@ class HubServer:
 class Refusal(Exception):
     """An answer that is an error, with the Hub's code for it."""
 
-    def __init__(self, status: int, code: str, message: str):
-        self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message}
+    def __init__(self, status: int, code: str, message: str, **headers: str):
+        self.status, self.headers = status, {"X-Error-Code": code, "X-Error-Message": message, **headers}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -105,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.hub.requests.append((self.command, path))
         try:
+            if self.hub.busy:
+                raise self.hub.busy.pop(0)
             if match := _INFO.fullmatch(path):
                 self._send_info(match["repo"], unquote(match["revision"] or "main"))
             elif match := _TREE.fullmatch(path):
@@ -120,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send_info(self, repo: str, revision: str) -> None:
         commit = self.hub.commit(repo, revision)
-        siblings = [{"rfilename": name} for name in commit.files]
+        siblings = [{"rfilename": None if self.hub.nameless else name} for name in commit.files]
         private = repo in self.hub.private
         self.send_json({"_id": repo, "id": repo, "sha": commit.sha, "private": private, "siblings": siblings})
 

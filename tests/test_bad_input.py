@@ -352,8 +352,8 @@ PROMPTS = {
     "missing": (None, ("prompts cannot be read", "--prompts zoo")),
     "empty": ("\n\n", ("holds no prompts",)),
     "not JSON": ('{"prompt": "a"}\n\n{"prompt": \n', ("not valid JSON", "prompts.jsonl, line 3")),
-    "no prompt": ('{"prompt": "a"}\n{"text": "b"}\n', ("no prompt in this line", "prompts.jsonl, line 2")),
-    "not an object": ("[]\n", ("no prompt in this line", "prompts.jsonl, line 1")),
+    "no prompt": ('{"prompt": "a"}\n{"words": "b"}\n', ("no shape that is known", "prompts.jsonl, line 2")),
+    "not an object": ("[]\n", ("no shape that is known", "prompts.jsonl, line 1")),
     "not text": (b"\xff\xfe\x80", ("not UTF-8",)),
 }
 
@@ -444,3 +444,14 @@ def test_the_input_is_not_replaced(draftkit: Command, tmp_path: Path) -> None:
     for command in (("data", "prepare", rows, rows, "--target", "zoo:target"), ("report", rows, "--out", rows)):
         assert_refused(draftkit(*command, "--force"), "one of the inputs")
     assert rows.read_text() == '{"text": "some text"}\n'
+
+
+@pytest.mark.parametrize("depth", [200, 10_000, 1_000_000])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_rows_that_nest_without_end_are_refused(depth: int, suffix: str, draftkit: Command, tmp_path: Path) -> None:
+    rows = tmp_path / f"rows{suffix}"
+    rows.write_text('[{"text": ' * (suffix == ".json") + "[" * depth + "]" * depth + "}]" * (suffix == ".json"))
+    assert_refused(draftkit("data", "prepare", rows, tmp_path / "out", "--target", "zoo:target"), "not valid JSON")
+    assert_refused(
+        draftkit("eval", "--target", "zoo:target", "--draft", "zoo:eagle", "--prompts", rows), "not valid JSON"
+    )

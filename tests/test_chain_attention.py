@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pico
 import pytest
 import torch
+from precision import LAYER, assert_close
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -51,11 +52,10 @@ def test_joined_attention_and_its_gradients(dtype: torch.dtype, window: int | No
         out = attend(query, key, value, tuple(own) if own else None, bias, 0.3)
         return out, *torch.autograd.grad(out, leaves, direction.to(dtype))
 
-    exact = dtype == torch.float32
     for found, expected in zip(
         run(attention._joined, dtype), run(chain_attention_reference, torch.float64), strict=True
     ):
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6 if exact else 6e-2)
+        assert_close(found, expected, depth=4)  # scores and values, and as many in the backward pass
 
 
 def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
@@ -97,7 +97,8 @@ def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monke
                 pairs = [(j, keys[0][0, head // 2, j], values[0][0, head // 2, j]) for j in first]
                 pairs += [(anchor + s, keys[s][0, head // 2, r], values[s][0, head // 2, r]) for s in range(1, t + 1)]
                 seen = [pair for pair in pairs if window is None or pair[0] > at - window]
-                torch.testing.assert_close(found[0, head, r], literal(query[0, head, r], seen), rtol=1e-5, atol=1e-6)
+                expected = literal(query[0, head, r], seen)
+                assert_close(found[0, head, r], expected, depth=2, magnitude=torch.cat(values, 2))
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
@@ -127,7 +128,8 @@ def test_packed_documents_are_as_alone(name: str, flex: bool, monkeypatch: pytes
 
         monkeypatch.setattr(Packed, "attend", on_a_gpu)
     together = model(input_ids=tokens, position_ids=positions, use_cache=False, packed=Packed(DOCUMENTS)).logits
-    torch.testing.assert_close(together[:, : N - 2], torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4)
+    depth = LAYER * model.config.num_hidden_layers + 1
+    assert_close(together[:, : N - 2], torch.cat(alone, dim=1), depth=depth)
 
 
 def test_models_with_other_scores_are_refused() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pico
 import pytest
 import torch
+from precision import LAYER, assert_close
 from test_eagle_reference import rotate
 from torch import Tensor
 from torch.nn.functional import cross_entropy, smooth_l1_loss
@@ -43,6 +44,7 @@ from draftkit.train.recipes.recipe import Chains, Origin, Recipe
 
 V, H = pico.VOCABULARY, pico.HIDDEN
 K = 4
+DEPTH = K * 2 * LAYER + 1  # products from the states to the logits: at most K steps of two layers, then the head
 LENGTHS = (13, 9, 11)
 SPANS = ([(4, 13)], [(1, 4), (6, 9)], [(8, 11)])  # of the documents: what the target has produced
 PADDING = 3
@@ -259,7 +261,7 @@ def test_training_computes_what_serving_does(recipe: Recipe, tmp_path: Path) -> 
     batch = batch_of(recipe)
     expected = all_served(recipe, tmp_path / "draft") * batch.drafted(K)[..., None]
     assert batch.drafted(K).sum((0, 1)) > 30
-    torch.testing.assert_close(trained(recipe, batch), expected, rtol=0, atol=1e-5 * float(expected.std()))
+    assert_close(trained(recipe, batch), expected, depth=DEPTH)
 
 
 def expected_chains(recipe: Recipe, batch: Batch, logits: Tensor) -> Chains:
@@ -281,21 +283,24 @@ def expected_chains(recipe: Recipe, batch: Batch, logits: Tensor) -> Chains:
 def test_chains_say_what_those_laws_mean(recipe: Recipe) -> None:
     batch = batch_of(recipe)
     chains = recipe.chains(batch, K)
-    expected = expected_chains(recipe, batch, trained(recipe, batch).detach())
+    logits = trained(recipe, batch).detach()
+    expected = expected_chains(recipe, batch, logits)
     assert torch.equal(chains.drafted, expected.drafted)
     for name in ("agree", "ratio", "alpha", "oov"):
         found = torch.where(expected.drafted, getattr(chains, name), 0)
-        torch.testing.assert_close(found.float(), getattr(expected, name).float(), rtol=1e-4, atol=1e-6)
+        assert_close(found.float(), getattr(expected, name).float(), depth=DEPTH, magnitude=logits)
 
 
 def test_packed_documents_know_nothing_of_each_other(recipe: Recipe) -> None:
+    logits = trained(recipe, batch_of(recipe))
     together = recipe.chains(batch_of(recipe), K)
     ends = torch.tensor(LENGTHS).cumsum(0).tolist()
     for document, end in enumerate(ends):
         alone = recipe.chains(batch_of(recipe, document), K)
         here = slice(end - LENGTHS[document], end)
         for ours, theirs in zip(together, alone, strict=True):
-            torch.testing.assert_close(ours[:, here] * alone.drafted, theirs * alone.drafted, rtol=0, atol=1e-6)
+            ours, theirs = ((values * alone.drafted).float() for values in (ours[:, here], theirs))
+            assert_close(ours, theirs, depth=DEPTH, magnitude=logits)
     assert not together.drafted[:, ends[-1] :].any()
 
 
@@ -331,7 +336,7 @@ def test_loss_of_eagle3(handling: str) -> None:
         assert not torch.equal(counted, batch.drafted(K))
     factors = torch.tensor([0.8**t for t in range(K)])
     steps = torch.stack([divergence[t][counted[t]].mean() for t in range(K)])
-    torch.testing.assert_close(recipe(batch).loss, (factors / factors.sum()) @ steps)
+    assert_close(recipe(batch).loss, (factors / factors.sum()) @ steps, depth=DEPTH)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -351,7 +356,7 @@ def test_loss_of_mlp_speculator(stage: int, tied: bool) -> None:
         labels = batch.tokens[0].roll(-2 - t)
         losses.append(cross_entropy(expected[t][counted[t]], labels[counted[t]]))
     outcome = recipe(batch)
-    torch.testing.assert_close(outcome.loss, torch.stack(losses).sum())
+    assert_close(outcome.loss, torch.stack(losses).sum(), depth=DEPTH)
     same_gradients(recipe, outcome.loss, torch.stack(losses).sum())
 
 
@@ -361,7 +366,7 @@ def test_loss_of_draft_model() -> None:
     p, log_q = laws(batch, trained(recipe, batch), torch.arange(V))
     expected = (p[0] * (p[0].log() - log_q[0])).sum(-1)[batch.drafted(1)[0]].mean()
     outcome = recipe(batch)
-    torch.testing.assert_close(outcome.loss, expected)
+    assert_close(outcome.loss, expected, depth=DEPTH)
     same_gradients(recipe, outcome.loss, expected)
 
 
@@ -369,7 +374,7 @@ def same_gradients(recipe: Recipe, ours: Tensor, theirs: Tensor) -> None:
     parameters = [p for p in recipe.parameters() if p.requires_grad]
     expected = torch.autograd.grad(theirs, parameters, retain_graph=True)
     for found, gradient in zip(torch.autograd.grad(ours, parameters, retain_graph=True), expected, strict=True):
-        torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5 * float(gradient.abs().max()))
+        assert_close(found, gradient, depth=2 * DEPTH)
 
 
 def hass_predictions(draft: EagleModel, tokens: Tensor, true: Tensor, forwards: int) -> Iterator[Tensor]:
@@ -424,7 +429,7 @@ def test_hass_as_published(options: EagleOptions) -> None:
     outcome.loss.backward()
     for name, parameter in own.items():
         expected = gradients[name]
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+        assert_close(parameter.grad, expected, depth=2 * DEPTH)
     assert all(p.grad is None for p in target().parameters())
 
 

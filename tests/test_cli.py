@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -402,3 +403,44 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in plain.stderr
     assert debug.stderr.startswith("Traceback")
     assert "SourceError: there is no folder" in debug.stderr
+
+
+# Says when it is in the middle of its work, and waits.
+SLOW = """
+import sys, time
+from draftkit.cli import main
+
+def wait(*arguments, **options):
+    print("begun", flush=True)
+    time.sleep(60)
+
+if sys.argv[1] == "convert":
+    from draftkit.layout import folder
+    folder.write_checkpoint = wait
+else:
+    from draftkit.evaluate import evaluate
+    evaluate.measure = wait
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "number"), [("convert", signal.SIGTERM), ("eval", signal.SIGHUP)])
+def test_a_signal_ends_a_command_and_leaves_nothing(command: str, number: int, tmp_path: Path) -> None:
+    """A conversion in the middle of writing, and a measurement of a draft that was converted on the way."""
+    (tmp_path / "tmp").mkdir()
+    arguments = ["eval", "--target", "zoo:target", "--draft", "zoo:eagle", "--limit", "1"]
+    if command == "convert":
+        arguments = ["convert", "zoo:eagle", str(tmp_path / "out")]
+    run = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *arguments],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == "begun\n", run.stderr.read()
+        assert list(tmp_path.rglob("lock"))
+        run.send_signal(number)
+        assert run.wait(60) == 128 + number
+        assert "Traceback" not in run.stderr.read()
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]

@@ -55,12 +55,28 @@ COMMON_FACTS = {
     "rope_scaling": ("default", "format default"),
     "max_position_embeddings": ("2048", "stated"),
     "vocab_size": ("320", "stated"),
+    "dtype": ("F16", "from tensors"),
+    "qk_norm": ("False", "from tensors"),
+    "sliding_window": ("None", "format default"),
+    "concatenation": ("embedding_hidden", "format default"),
 }
 EAGLE_FACTS = COMMON_FACTS | {
     "fusion_bias": ("False", "from tensors"),
-    "features": ("target's last hidden state after its final norm", "format default"),
     "embed_tokens": ("draft", "from tensors"),
     "lm_head": ("target", "format default"),
+    "draft_vocab_size": ("320", "format default"),
+    "target_hidden_size": ("64", "format default"),
+    "aux_layer_ids": ("None", "format default"),
+    "token_entry": ("fusion", "format default"),
+    "feature_norm": ("none", "format default"),
+    "embedding_norm": ("False", "format default"),
+    "hidden_norm": ("False", "format default"),
+    "input_norm": ("False", "format default"),
+    "norm_before_residual": ("False", "format default"),
+    "final_norm": ("False", "format default"),
+    "feedback": ("pre_norm", "format default"),
+    "logit_scale": ("1.0", "format default"),
+    "parallel": ("None", "format default"),
 }
 EAGLE3_FACTS = COMMON_FACTS | {
     "draft_vocab_size": ("128", "stated"),
@@ -72,6 +88,13 @@ EAGLE3_FACTS = COMMON_FACTS | {
     "feature_norm": ("none", "from tensors"),
     "feedback": ("pre_norm", "format default"),
     "logit_scale": ("1.0", "format default"),
+    "token_entry": ("attention", "format default"),
+    "fusion_bias": ("False", "format default"),
+    "embedding_norm": ("True", "format default"),
+    "hidden_norm": ("True", "format default"),
+    "input_norm": ("False", "format default"),
+    "final_norm": ("True", "format default"),
+    "parallel": ("None", "from tensors"),
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,16 +23,19 @@ from hypothesis import strategies as st
 from templates import tokenizer
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from draftkit import zoo
 from draftkit.documents.document import Document, Origin, read_documents, read_origin, write_documents
+from draftkit.documents.rows import Conversation, Row, parse_row, read_rows
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
+from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
 from draftkit.layout.folder import read_draft
+from draftkit.models import chat
 from draftkit.train.data import data_checks, draft_checks, model_checks
 from draftkit.train.data.check import CHECKS, check_data
 from draftkit.train.data.findings import Evidence, Finding
 from draftkit.train.data.prepare import documents_of, prepare
 from draftkit.train.data.report import Reason, Report
-from draftkit.train.data.sources import Conversation, Row, parse_row, read_rows
 from draftkit.train.data.spans import Renderer, Turn, merged
 
 Message = dict[str, str]
@@ -338,7 +343,7 @@ BAD_FILES = {
     "cut file": ("a.json", '[{"text": "x"}', "is not valid JSON"),
     "no object": ("a.json", "[1]", "row 1"),
     "parquet": ("a.parquet", "PAR1 and no more", "not valid parquet"),
-    "suffix": ("a.txt", "words", "a suffix that is not known"),
+    "suffix": ("a.csv", "words", "a suffix that is not known"),
 }
 
 
@@ -425,6 +430,7 @@ DOCUMENTS = {
         Document.of("x", [BOS, 5, 6, EOT] * 16, [(1, 4), (62, 63)]),
         {"end of turn": "warning", "truncation": "warning"},
     ),
+    "loop": (Document.of("x", [BOS, *[7, 8, 9] * 20, EOT], [(1, 62)]), {"loops": "warning"}),
     "double": (Document.of("x", [BOS, BOS, EOT], [(2, 3)]), {"beginning": "error"}),
 }
 
@@ -570,3 +576,72 @@ def test_check_fails_on_errors_and_unknown_rows(draftkit: Command, tmp_path: Pat
 def test_bad_template_options_are_refused(draftkit: Command, tmp_path: Path) -> None:
     ran = draftkit("data", "prepare", tmp_path, tmp_path / "o", "--target", "zoo:target", "--template-option", "x")
     assert (ran.code, "NAME=VALUE" in ran.err) == (1, True)
+
+
+# What comes with a model may be broken in ways of its own.
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+RECURSIVE = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.3)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(TargetError, match="does not come to an end"):
+        chat.render(tokenizer(ENDLESS).tokenizer, [{"role": "user", "content": "q"}])
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("template", [RECURSIVE, "{{ 'x' * 10 ** 14 }}", "{{ 1 // 0 }}", "{% for"])
+def test_a_template_that_fails_rejects_every_row(template: str, tmp_path: Path) -> None:
+    said = Conversation(({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}))
+    rows = [Row("a", "all", "test", said)]
+    with pytest.raises(FormatError, match="rejected by the template"):
+        prepare(rows, Renderer(tokenizer(template)), tmp_path / "out.jsonl")
+    with pytest.raises(TargetError, match="does not take the prompt 'q'"):
+        encode_messages([{"role": "user", "content": "q"}], tokenizer(template).tokenizer)
+
+
+def test_half_a_character_in_a_row_is_one_message(draftkit: Command, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "fine"}\n{"messages": [{"role": "user", "content": "\\ud800"}]}\n')
+    ran = draftkit("data", "prepare", path, tmp_path / "out.jsonl", "--target", "zoo:target")
+    assert ran.code == 1
+    assert "rows.jsonl, line 2" in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def broken_tokenizer(folder: Path, pattern: str) -> Path:
+    """The zoo's target without weights, whose tokenizer splits text at a pattern."""
+    shutil.copytree(zoo.path("target"), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_tokenizer_that_panics_or_cannot_be_built_is_one_message(draftkit: Command, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a" * 60 + "b"}) + "\n")
+    panics = broken_tokenizer(tmp_path / "panics", "(a|aa)+$")
+    ran = draftkit("data", "prepare", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--target", panics)
+    assert ran.code == 1
+    assert "error: the tokenizer's own code has failed: Onig" in ran.err
+    with pytest.raises(TargetError, match="own code has failed"):
+        encode_prompt(Prompt("1", "all", ("a" * 60 + "b",)), load_tokenizer(str(panics)).tokenizer)
+    for damage in ("(", None):
+        folder = broken_tokenizer(tmp_path / f"damaged {damage}", damage or "x")
+        if damage is None:
+            (folder / "tokenizer.json").write_text("{}")
+        with pytest.raises(TargetError, match="no tokenizer that transformers can load"):
+            load_tokenizer(str(folder))
+
+
+def test_long_work_says_how_far_it_is_without_a_terminal(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftkit.cli.shared.PROGRESS_SECONDS", 0.0)
+    (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n' * 3)
+    ran = draftkit("data", "prepare", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--target", "zoo:target")
+    assert [line for line in ran.err.splitlines() if line.startswith("rows:")] == ["rows: 1", "rows: 2", "rows: 3"]

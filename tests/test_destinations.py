@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destinations
 from draftkit.convert.overrides import override_spec
 from draftkit.convert.target_tensors import target_embedding, target_head
-from draftkit.errors import DraftkitError, LayoutError, TargetError
+from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
@@ -135,6 +136,31 @@ def test_a_digest_is_taken_on_request(tmp_path: Path, monkeypatch: pytest.Monkey
         digests = {file.name: file.sha256 for file in draft.provenance.files}
         assert digests["config.json"]
         assert bool(digests["pytorch_model.bin"]) == digest
+
+
+def test_the_word_of_the_hub_is_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the Hub's cache a large file is a link to a blob, which has the name that its content should have."""
+    monkeypatch.setattr("draftkit.convert.unify.SMALL_FILE", 1000)
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors())
+    weights = source / "pytorch_model.bin"
+    sound = hashlib.sha256(weights.read_bytes()).hexdigest()
+    for said in (sound, "0" * 64):
+        weights.rename(tmp_path / said)
+        weights.symlink_to(tmp_path / said)
+        files = {file.name: file for file in plan_conversion(str(source)).require_draft().provenance.files}
+        unread = files[weights.name]
+        assert (unread.sha256, unread.hub_sha256) == (None, said)
+        if said == sound:
+            read = plan_conversion(str(source), digest=True).require_draft().provenance.files
+            assert (sound, sound) in {(file.sha256, file.hub_sha256) for file in read}
+        else:
+            with pytest.raises(FormatError, match=f"not the file that the Hub has(.|\n)*{said}"):
+                plan_conversion(str(source), digest=True)
+            monkeypatch.setattr("draftkit.convert.unify.SMALL_FILE", 1 << 20)
+            with pytest.raises(FormatError, match="not the file that the Hub has"):
+                plan_conversion(str(source))
+        weights.unlink()
+        (tmp_path / said).rename(weights)
 
 
 # --- destinations
@@ -274,6 +300,16 @@ def test_a_draft_that_vllm_would_run_wrongly_gets_no_command(draftkit: Command, 
     ran = draftkit("convert", source, tmp_path / "out")
     assert "vllm serve" not in ran.out
     assert "vLLM refuses to load it" in ran.out
+    assert "--to vllm folds fc.bias" in ran.out
+    assert "--to vllm folds fc.bias" in draftkit("inspect", tmp_path / "out").out
+
+
+def test_what_to_vllm_cannot_mend_is_not_promised(draftkit: Command, tmp_path: Path) -> None:
+    config = pico.eagle_config(hidden_act="gelu")
+    source = pico.write_checkpoint(tmp_path / "source", config, pico.eagle_tensors(bias=True))
+    ran = draftkit("convert", source, tmp_path / "out")
+    assert "vLLM refuses to load it" in ran.out
+    assert "--to vllm" not in ran.out
 
 
 # --- any shape, dtype and split

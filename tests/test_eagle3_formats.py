@@ -177,23 +177,21 @@ BOTH = ("eagle", "sglang")
 LOST: dict[str, tuple[EagleSpec, dict[str, tuple[str, ...]]]] = {
     "residual": (replace(EAGLE3, norm_before_residual=True), dict.fromkeys(BOTH, ("norm_before_residual",))),
     "logit_scale": (replace(EAGLE3, logit_scale=0.5), dict.fromkeys(BOTH, ("logit_scale",))),
-    "hidden_norm": (replace(EAGLE3, hidden_norm=False), dict.fromkeys(BOTH, ("hidden_norm",))),
-    "final_norm": (replace(EAGLE3, final_norm=False), dict.fromkeys(BOTH, ("final_norm",))),
     "joint": (replace(EAGLE3, feature_norm="joint"), {"eagle": ("feature_norm",), "sglang": ()}),
     "per_layer": (replace(EAGLE3, feature_norm="per_layer"), {"eagle": ("feature_norm",), "sglang": ()}),
     "feedback": (replace(EAGLE3, feedback="post_norm"), {"eagle": ("feedback",), "sglang": ()}),
-    "head_dim": (with_decoder(EAGLE3, head_dim=32), {"eagle": ("decoder.head_dim",), "sglang": ()}),
-    "qk_norm": (with_decoder(EAGLE3, qk_norm=True), dict.fromkeys(BOTH, ("decoder.qk_norm",))),
-    "window": (with_decoder(EAGLE3, sliding_window=64), dict.fromkeys(BOTH, ("decoder.sliding_window",))),
+    "head_dim": (with_decoder(EAGLE3, head_dim=32), {"eagle": ("head_dim",), "sglang": ()}),
+    "qk_norm": (with_decoder(EAGLE3, qk_norm=True), dict.fromkeys(BOTH, ("qk_norm",))),
+    "window": (with_decoder(EAGLE3, sliding_window=64), dict.fromkeys(BOTH, ("sliding_window",))),
     "biases": (
         with_decoder(EAGLE3, qkv_bias=True, output_bias=True, mlp_bias=True),
-        dict.fromkeys(BOTH, ("decoder.qkv_bias", "decoder.output_bias", "decoder.mlp_bias")),
+        dict.fromkeys(BOTH, ("qkv_bias", "output_bias", "mlp_bias")),
     ),
-    "activation": (with_decoder(EAGLE3, hidden_act="gelu"), {"eagle": (), "sglang": ("decoder.hidden_act",)}),
-    "yarn": (with_rope(EAGLE3, scaling=YARN), {"eagle": ("decoder.rope.scaling",), "sglang": ()}),
-    "multimodal": (with_rope(EAGLE3, scaling=MULTIMODAL), {"eagle": ("decoder.rope.scaling",), "sglang": ()}),
+    "activation": (with_decoder(EAGLE3, hidden_act="gelu"), {"eagle": (), "sglang": ("hidden_act",)}),
+    "yarn": (with_rope(EAGLE3, scaling=YARN), {"eagle": ("rope_scaling",), "sglang": ()}),
+    "multimodal": (with_rope(EAGLE3, scaling=MULTIMODAL), {"eagle": ("rope_scaling",), "sglang": ()}),
     "scaled base": (
-        with_rope(EAGLE3, scaling=LINEAR, base=5e5), {"eagle": ("decoder.rope.base",), "sglang": ()},
+        with_rope(EAGLE3, scaling=LINEAR, base=5e5), {"eagle": ("rope_theta",), "sglang": ()},
     ),
     "concatenation": (replace(EAGLE3, concatenation="hidden_embedding"), dict.fromkeys(BOTH, ("concatenation",))),
     "eagle-1 norms": (
@@ -203,7 +201,7 @@ LOST: dict[str, tuple[EagleSpec, dict[str, tuple[str, ...]]]] = {
     "eagle-1 vocabulary": (
         replace(EAGLE, draft_vocab_size=VD, lm_head="draft"), dict.fromkeys(BOTH, ("draft_vocab_size", "lm_head")),
     ),
-    "eagle-1 o_proj bias": (with_decoder(EAGLE, output_bias=True), {"eagle": ("decoder.output_bias",), "sglang": ()}),
+    "eagle-1 o_proj bias": (with_decoder(EAGLE, output_bias=True), {"eagle": ("output_bias",), "sglang": ()}),
 }  # fmt: skip
 
 
@@ -218,8 +216,8 @@ def test_what_a_destination_cannot_compute_is_a_loss(
 
 
 PLAIN = {
-    "norm_before_residual": False, "logit_scale": 1.0, "decoder.qkv_bias": False, "decoder.output_bias": False,
-    "decoder.mlp_bias": False, "decoder.qk_norm": False, "decoder.sliding_window": None, "decoder.hidden_act": "silu",
+    "norm_before_residual": False, "logit_scale": 1.0, "qkv_bias": False, "output_bias": False,
+    "mlp_bias": False, "qk_norm": False, "sliding_window": None, "hidden_act": "silu",
 }  # fmt: skip
 
 
@@ -258,7 +256,7 @@ def test_sglang_holds_the_draft_without_its_losses(
     source = unified(folder / "source", eagle)
     lost = {loss.split(" is ")[0] for loss in plan_conversion(source, to="sglang", target=str(target)).losses}
     out = convert_checkpoint(source, folder / "out", to="sglang", target=str(target), allow_lossy=True)
-    back = eagle_of(plan_conversion(str(out), target=str(target), overrides={"feedback": changes["feedback"]}))
+    back = eagle_of(plan_conversion(str(out), target=str(target)))
     assert back == replace(
         eagle,
         norm_before_residual=False,
@@ -269,7 +267,7 @@ def test_sglang_holds_the_draft_without_its_losses(
         ),
     )  # fmt: skip
     flat = {"norm_before_residual": eagle.norm_before_residual, "logit_scale": eagle.logit_scale}
-    flat |= {f"decoder.{name}": getattr(eagle.decoder, name) for name in decoder}
+    flat |= {name: getattr(eagle.decoder, name) for name in decoder}
     assert lost == {name for name, value in PLAIN.items() if flat[name] != value}
 
 
@@ -279,6 +277,8 @@ REFUSED: dict[str, tuple[str, EagleSpec, str]] = {
     "layers": ("eagle", with_decoder(EAGLE3, num_hidden_layers=2), "2 layers, and its class has one"),
     "captured": ("eagle", replace(EAGLE3, aux_layer_ids=(2, 4)), "its class captures three"),
     "last state": ("eagle", replace(EAGLE3, aux_layer_ids=None), "its class captures three"),
+    "hidden_norm": ("sglang", replace(EAGLE3, hidden_norm=False), r"layers\.0\.hidden_norm\.weight, which the draft"),
+    "final_norm": ("eagle", replace(EAGLE3, final_norm=False), r"norm\.weight, which the draft lacks"),
     "others": ("eagle", replace(EAGLE3, aux_layer_ids=(1, 4, 5)), r"and its class \[2, 4, 5\]"),
     "p-eagle": (
         "sglang", replace(EAGLE3, embed_tokens="draft", parallel=ParallelDrafting(mask_token_id=3, mask_state=True)),
@@ -360,14 +360,6 @@ def unscaled(values: dict[str, Any], tensors: Tensors) -> None:
     del tensors["layers.0.self_attn.v_proj.weight_scale"]
 
 
-def parallel(**changes: Any) -> Change:
-    def change(values: dict[str, Any], tensors: Tensors) -> None:
-        values.update(changes)
-        tensors["mask_hidden"] = torch.ones(1, 1, 3 * H)
-
-    return change
-
-
 def setting(**changes: Any) -> Change:
     return lambda values, tensors: values.update(changes)
 
@@ -381,7 +373,6 @@ ODD: dict[str, tuple[Change, str]] = {
     "two norms before fc": (both_norms, "both input_norm and fc_norm"),
     "a norm that is not there": (setting(fc_norm=True), r"fc_norm\.0\.weight is missing"),
     "parallel without its state": (setting(parallel_drafting=True), "there is no mask_hidden"),
-    "parallel without its embedding": (parallel(mask_token_id=3), r"embed_tokens\.weight is missing"),
     "fp8 without a config": (unexplained, "no quantization_config"),
     "fp8 without a scale": (unscaled, r"v_proj\.weight_scale"),
     "layers beyond fc": (nested(eagle_aux_hidden_state_layer_ids=[1, 3]), "fc.weight reads 3"),
@@ -425,15 +416,16 @@ def test_a_mask_token_must_be_given(target: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("final_norm", [False, True])
-def test_a_specforge_head_without_its_norm_must_be_confirmed(final_norm: bool, target: Path, tmp_path: Path) -> None:
-    source = foreign(tmp_path, config(**SPECFORGE, norm_output=False), eagle3(torch.float16))
+@pytest.mark.parametrize("said", [None, False, True])
+def test_norm_output_is_about_the_feedback(said: bool | None, target: Path, tmp_path: Path) -> None:
+    """In every engine, and in SpecForge since its pull request 879; what older drafts meant can be set."""
+    source = foreign(tmp_path, config(**SPECFORGE, norm_output=... if said is None else said), eagle3(torch.float16))
     plan = partial(plan_conversion, source, target=str(target))
-    with pytest.raises(LayoutError, match="does not state final_norm"):
-        plan().require_draft()
-    draft = plan(overrides={"final_norm": str(final_norm).lower()}).require_draft()
+    assert (eagle_of(plan()).feedback, eagle_of(plan()).final_norm) == ("post_norm" if said else "pre_norm", True)
+    draft = plan(overrides={"final_norm": "false", "feedback": "pre_norm"}).require_draft()
     assert isinstance(draft.spec.architecture, EagleSpec)
-    assert draft.spec.architecture.final_norm == final_norm == ("norm.weight" in draft.tensors)
+    assert (draft.spec.architecture.feedback, draft.spec.architecture.final_norm) == ("pre_norm", False)
+    assert "norm.weight" not in draft.tensors
 
 
 # Nested ids number layer outputs, but for files whose last id is the target's number of layers.

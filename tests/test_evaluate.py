@@ -13,21 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Command
 
 import draftkit
 from draftkit import zoo
+from draftkit.documents.rows import read_rows
+from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.datasets import load_prompt_set, registry
 from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
-from draftkit.evaluate.prompts import Prompt, load_prompts
+from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.saved import DIGESTS, ResultFile, result_json
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.evaluate.statistics import acceptance_length, accepted_per_position, lengths_by_convention
+from draftkit.models.chat import token_ids
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.records import Generation, Round
+from draftkit.train.data.regenerate import Dialogue
+from draftkit.train.data.spans import Renderer
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",
@@ -38,6 +44,7 @@ FIELDS = {
     "conditional_acceptance_per_pos", "acceptance_length_by_convention", "runtime_s", "speedup", "baseline_ttft_ms",
     "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
     "memory", "target_sha256", "draft_sha256", "prompts_sha256", "template_sha256",
+    "num_drafts_beyond",
 }  # fmt: skip
 
 
@@ -474,3 +481,69 @@ def test_bundled_prompts_are_eight_categories_of_ten() -> None:
 
 def test_limit_keeps_every_category() -> None:
     assert len({p.category for p in load_prompts("zoo", limit=8)}) == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"cells": [], "provenance": []}', '{"cells": {}, "provenance": {}}', '{"cells": [1], "provenance": {}}',
+     '{"cells": [{}], "provenance": {}}', "[" * 10_000 + "]" * 10_000,
+     '{"cells": ' + "[" * 10_000 + "]" * 10_000 + "}"],
+)  # fmt: skip
+def test_what_is_no_result_does_not_go_on(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(DraftkitError, match=str(path)):
+        ResultFile(path, resume=True)
+    assert path.read_text() == text
+    for resume in (False, True):
+        with pytest.raises(DraftkitError, match="a folder"):
+            ResultFile(tmp_path, resume=resume)
+
+
+@pytest.mark.parametrize("option", ["--out", "--records"])
+def test_a_place_that_cannot_be_written_is_found_before_the_first_cell(
+    option: str, tmp_path: Path, draftkit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blocks").write_text("")
+    monkeypatch.setattr("draftkit.evaluate.evaluate.measure", lambda *_: pytest.fail("it was measured first"))
+    arguments = ("--target", "zoo:target", "--draft", "zoo:eagle", "--limit", 1)
+    ran = draftkit("eval", *arguments, option, tmp_path / "blocks" / "file")
+    assert ran.code == 1
+    assert "cannot be written" in ran.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks"]
+
+
+SAME_QUESTION = {
+    "prompt": {"prompt": "def f"},
+    "question": {"question": "def f"},
+    "turns": {"turns": ["def f"]},
+    "messages": {"messages": [{"role": "user", "content": "def f"}]},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "def f"}, {"from": "gpt", "value": "x"}]},
+    "list": {"prompt": [{"role": "user", "content": "def f"}]},
+    "text": {"text": "def f"},
+    "line": "def f",
+}
+
+
+@pytest.mark.parametrize("template", [None, True, False])
+@pytest.mark.parametrize("shape", SAME_QUESTION)
+def test_prompts_have_the_same_shapes_in_eval_and_in_regenerate(
+    shape: str, template: bool | None, tmp_path: Path
+) -> None:
+    row = SAME_QUESTION[shape]
+    path = tmp_path / ("prompts.txt" if isinstance(row, str) else "prompts.jsonl")
+    path.write_text(row if isinstance(row, str) else json.dumps(row))
+    target = load_tokenizer("zoo:target")
+    (prompt,) = load_prompts(str(path))
+    asked = encode_prompt(prompt, target.tokenizer, template=template)
+    (source,) = read_rows(str(path))
+    assert list(asked) == Dialogue.of(source).ask(Renderer(target, template=template))
+    plain = token_ids(target.tokenizer, "def f")
+    assert (list(asked) == plain) is (template is False or (template is None and shape == "text"))
+
+
+def test_a_result_says_whether_the_template_was_applied() -> None:
+    settings = Settings(limit=1, max_new_tokens=4, template=False)
+    result = draftkit.evaluate_draft("zoo:target", ["ngram"], settings)
+    assert (result["cells"][0]["template_sha256"], result["provenance"]["settings"]["template"]) == (None, False)
+    assert result["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats, detect
+from draftkit.convert.overrides import facts_of
 from draftkit.convert.unified import PROVENANCE_FILE
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
@@ -27,10 +28,7 @@ FORMATS = {module.NAME: module for module in all_formats()}
 each = pytest.mark.parametrize("published", [pytest.param(p, id=name) for name, p in ALL.items()])
 BACK = [p for p in ALL.values() if p.back and destination_of(FORMATS[p.format]) is not None]
 # Keys that a layout may write differently, or not at all, without another meaning.
-# `norm_output` of SpecForge is either about the head, where true is the default, or about the feedback, a fact.
-EQUIVALENT = {
-    "architectures", "dtype", "norm_output", "rope_parameters", "rope_scaling", "torch_dtype", "transformers_version",
-}  # fmt: skip
+EQUIVALENT = {"architectures", "dtype", "rope_parameters", "rope_scaling", "torch_dtype", "transformers_version"}
 
 
 def source_of(published: Published, folder: Path, **options: Any) -> dict[str, Any]:
@@ -107,6 +105,22 @@ def test_the_spec_states_the_facts(published: Published, tmp_path: Path) -> None
     assert draft.spec.method == published.method
     spec: dict[str, Any] = draft.spec.to_dict()
     assert {path: value_at(spec, path) for path in published.facts} == published.facts
+
+
+@each
+def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Path) -> None:
+    """Each fact of the spec once, with its value; objects by the kind that they name."""
+    draft = planned(published, tmp_path).require_draft()
+    found = [fact for fact in draft.provenance.facts if fact.origin != "overridden"]
+    values = {fact.name: fact.value for fact in draft.provenance.facts}
+    assert len(values) == len(draft.provenance.facts)
+    facts = facts_of(draft.spec)
+    assert facts.keys() <= values.keys()
+    named = {"config", "rope_scaling", "quantization"}
+    assert {f.name: f.value for f in found if f.name in facts.keys() - named} == {
+        f.name: str(facts[f.name]) for f in found if f.name in facts.keys() - named
+    }
+    assert not {fact.name for fact in found} & published.overrides.keys()
 
 
 @each

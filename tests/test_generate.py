@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Target
-from draftkit.models.tokens import load_tokenizer
 from draftkit.runtime import Engine, Generation, Request, SamplingParameters
 from draftkit.runtime.text import TextStream
 from draftkit.zoo import path

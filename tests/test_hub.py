@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, Refusal
 
 from draftkit import hub, zoo
 from draftkit.errors import SourceError
@@ -291,3 +292,33 @@ def test_the_server_resumes_downloads(server: HubServer) -> None:
     with opener.open(request) as response:
         assert (response.status, response.headers["Content-Range"]) == (206, "bytes 6-16/17")
         assert response.read() == b"config.json"
+
+
+def busy(status: int, **headers: str) -> Refusal:
+    return Refusal(status, "", "too many requests", **headers)
+
+
+def test_a_busy_hub_is_asked_again_when_it_says(server: HubServer, home: Path) -> None:
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    server.busy = [
+        busy(429, **{"Retry-After": "0"}),
+        busy(503, **{"Retry-After": past}),
+        busy(429, RateLimit='"api";r=0;t=1'),
+    ]
+    begun = time.monotonic()
+    [located] = run(home, server.endpoint, "org/draft")
+    assert names(located) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert not server.busy
+    assert time.monotonic() - begun > 1
+
+
+def test_a_hub_that_is_busy_for_long_is_not_waited_for(server: HubServer, home: Path) -> None:
+    server.busy = [busy(429, **{"Retry-After": "3600"})]
+    [located] = run(home, server.endpoint, "org/draft")
+    assert "the Hub answered 429" in located["error"]
+
+
+def test_files_without_names_are_no_answer_of_a_hub(server: HubServer, home: Path) -> None:
+    server.nameless = True
+    [located] = run(home, server.endpoint, "org/draft")
+    assert "does not answer like a Hub" in located["error"]

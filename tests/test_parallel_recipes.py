@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from precision import LAYER, assert_close
 from safetensors.torch import load_file
 from test_drafters import K, llama_draft, p_eagle_reference, pard2_reference, pard_reference
 from test_train import documents
@@ -51,6 +52,7 @@ from draftkit.train.states import OnlineStates
 from draftkit.train.walk import walk
 
 V, MASK = pico.VOCABULARY, 319
+DEPTH = 3 * LAYER + 2  # products from the states to the logits: a projection, at most three layers, the head
 ALL = ConditionalDrop(retention=1, least=1)
 # Of (tokens, those of the prompt) of each document; then padding.
 DOCUMENTS = ((14, 4), (11, 1), (3, 1))
@@ -129,7 +131,7 @@ def document(batch: Batch, number: int) -> tuple[Tensor, Tensor | None]:
 
 def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     a, b = torch.stack(list(found)), torch.stack(list(expected))
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(b.std()))
+    assert_close(a, b, depth=DEPTH)
 
 
 # --- Every (anchor, depth)
@@ -279,7 +281,7 @@ def test_visible_rows(window: int | None) -> None:
         lambda _b, _h, row, other: visible.sees(row, other, window), None, None, len(at), len(at), device="cpu"
     )
     flex = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True).transpose(1, 2)
-    torch.testing.assert_close(dense, flex, rtol=0, atol=1e-5)
+    assert_close(dense, flex, depth=2)
 
 
 # --- Losses
@@ -300,10 +302,12 @@ def test_partitions_do_not_change_the_gradient(number: int) -> None:
     loss, statistics, expected = gradients(whole, packed(whole))
     other, others, found = gradients(parts, packed(parts))
     assert expected.keys() == found.keys() == {name for name, p in whole.draft.named_parameters() if p.requires_grad}
-    torch.testing.assert_close(loss, other)
-    torch.testing.assert_close(statistics, others)
+    assert_close(loss, other, depth=DEPTH)
+    assert statistics.keys() == others.keys()
+    for name, value in statistics.items():
+        assert_close(value, others[name], depth=DEPTH)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
+        assert_close(found[name], gradient, depth=2 * DEPTH)
 
 
 def test_the_mask_state_and_the_mask_token_learn() -> None:
@@ -323,7 +327,7 @@ def test_a_loss_is_a_mean_over_all_rows_that_draft() -> None:
     for row in drafted(recipe, batch, batch.drafted(K)):
         label = best[offset[row.document] + row.place + row.depth + 1]
         losses.append(-row.logits.log_softmax(-1)[label])
-    torch.testing.assert_close(outcome.loss, torch.stack(losses).mean())
+    assert_close(outcome.loss, torch.stack(losses).mean(), depth=DEPTH)
 
 
 @pytest.mark.parametrize("loss", ["ce", "0.1*ce + kl"])
@@ -343,14 +347,14 @@ def test_pard_weighs_rows_by_the_targets_confidence(causal_lm: Draft, loss: str,
         if loss != "ce":
             value = 0.1 * value + (p.exp() * (p - q)).sum()
         total, weights = total + weight * value, weights + weight
-    torch.testing.assert_close(recipe(batch).loss, total / weights)
+    assert_close(recipe(batch).loss, total / weights, depth=DEPTH)
 
 
 def test_pard_2_without_features_is_pard(causal_lm: Draft) -> None:
     dropped, plain = pard2(causal_lm, feature_dropout=1.0), pard(causal_lm)
     batch = packed(dropped)
     loss, _, found = gradients(dropped, batch)
-    torch.testing.assert_close(loss, gradients(plain, packed(plain))[0])
+    assert_close(loss, gradients(plain, packed(plain))[0], depth=DEPTH)
     assert not found["target_proj.weight"].any()
     kept = pard2(causal_lm, feature_dropout=0.0)
     assert gradients(kept, batch)[2]["target_proj.weight"].any()
@@ -502,7 +506,8 @@ def test_a_parallel_draft_made_of_eagle3_begins_as_it(
     documents, supervised = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
     states = OnlineStates(trained, older.taps).states(tokens, positions, documents)
     batch = Batch(tokens, positions, documents, supervised, *states)
-    torch.testing.assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, rtol=0, atol=1e-5)
+    logits = trained.get_output_embeddings()(batch.last)
+    assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, depth=DEPTH, magnitude=logits)
     assert newer.taps == older.taps
     newer(batch).loss.backward()
     assert all(layer.mlp.down_proj.weight.grad.abs().sum() > 0 for layer in newer.draft.layers)
@@ -514,7 +519,8 @@ def test_chains_do_not_depend_on_how_many_run_at_once(causal_lm: Draft, monkeypa
         whole = recipe.chains(batch, K)
         monkeypatch.setattr("draftkit.train.parallel.ROWS_AT_ONCE", 16)
         for values, expected in zip(recipe.chains(batch, K), whole, strict=True):
-            torch.testing.assert_close(values[whole.drafted], expected[whole.drafted], rtol=0, atol=1e-5)
+            values, expected = (of[whole.drafted].float() for of in (values, expected))
+            assert_close(values, expected, depth=DEPTH, magnitude=target().lm_head(batch.last))
         monkeypatch.undo()
 
 

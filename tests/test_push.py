@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from draftkit import hub
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, FormatError, LayoutError, SourceError
+from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import plan_push, push_draft, write_card
 
@@ -83,12 +84,42 @@ def test_what_is_pushed_comes_back(server: HubUploads, draft: Path) -> None:
     located = hub.locate(REPO)
     assert located.revision == pushed.commit
     assert (located.path / "model.safetensors").read_bytes() == (draft / "model.safetensors").read_bytes()
-    assert (located.path / "config.json").read_bytes() == (draft / "config.json").read_bytes()
     assert read_draft(located.path).spec == read_draft(draft).spec
     card = ModelCard(server.commit(REPO, "main").files["README.md"].read_text())
     assert f'"model": "{REPO}"' in card.text
     assert str(draft) not in card.text
     assert [entry.metric_value for entry in card.data.eval_results] == [2.5, 1.8]
+
+
+def test_no_path_of_this_machine_is_published(server: HubUploads, tmp_path: Path) -> None:
+    """In no text: the draft's and the target's folders, those of the training, and those that others noted."""
+    home = tmp_path / "me and mine"
+    target = pico.save_target_config(home / "models" / "target")
+    source = pico.save_llama(pico.save_tokenizer(home / "sources" / "small"), num_hidden_layers=1)
+    config = json.loads((source / "config.json").read_text()) | {"_name_or_path": str(home / "elsewhere" / "base")}
+    (source / "config.json").write_text(json.dumps(config))
+    draft = convert_checkpoint(str(source), home / "runs" / "draft", target=str(target))
+    settings = {"target": str(target), "data": str(home / "documents.jsonl"), "out": "../runs/draft", "seed": 0}
+    (draft / "train.yaml").write_text(json.dumps(settings))
+    (draft / "adapter").mkdir()
+    (draft / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(source)}))
+    cell = eval_results.cell(draft, target=str(target))
+    write_card(
+        draft,
+        [
+            eval_results.write(
+                tmp_path / "result.json", cell, warnings=[{"name": "note", "message": f"see {home}/today.txt"}]
+            )
+        ],
+    )
+    push_draft(draft, REPO)
+    texts = {n: f for n, f in server.commit(REPO, "main").files.items() if not n.endswith((".safetensors", ".png"))}
+    assert {"config.json", "README.md", "train.yaml", "adapter/adapter_config.json", "eval/result.json"} <= texts.keys()
+    told = {n: f.read_text() for n, f in texts.items() if str(tmp_path) in f.read_text() or "../" in f.read_text()}
+    assert told == {}
+    pushed = hub.locate(REPO).path
+    assert read_draft(pushed).provenance.target == "target"
+    assert draft_sha256(read_draft(pushed)) == draft_sha256(read_draft(draft))
 
 
 def test_the_same_folder_makes_no_second_commit(server: HubUploads, draft: Path) -> None:
@@ -288,7 +319,8 @@ def test_dry_run(draftkit: Command, server: HubUploads, draft: Path, monkeypatch
     assert "model-index:" in done.out
     assert f'"model": "{REPO}"' in done.out
     plan = json.loads(draftkit("push", draft, REPO, "--dry-run", "--json").out)
-    assert {"path": "config.json", "bytes": (draft / "config.json").stat().st_size} in plan["files"]
+    weights = (draft / "model.safetensors").stat().st_size
+    assert {"path": "model.safetensors", "bytes": weights} in plan["files"]
     assert plan["card"].startswith("---\n")
     assert server.requests == []
 

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from draftkit import zoo
 from draftkit.documents.document import read_documents
+from draftkit.documents.rows import Conversation, Row, Served, read_rows
 from draftkit.documents.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.evaluate.loading import load_model
@@ -34,7 +35,6 @@ from draftkit.train.data.regenerate import plan, regenerate, row_seed
 from draftkit.train.data.report import Reason, Report
 from draftkit.train.data.responders import EndpointResponder, EngineResponder, Prompt, Refusal, Sampling
 from draftkit.train.data.response_file import ResponseFile
-from draftkit.train.data.sources import Conversation, Row, Served, read_rows
 from draftkit.train.data.spans import Renderer
 
 TARGET = tokenizer(templates.CHATML)

@@ -134,10 +134,10 @@ def check_host(
     """One round; the first token comes from the prefill."""
     watch, run, tolist = Watch(), Rounds.run, Tensor.tolist
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any, **options: Any) -> Any:
         with watch, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Tensor, "tolist", lambda tensor: watch.found.add("tolist") or tolist(tensor))
-            return run(*arguments)
+            return run(*arguments, **options)
 
     monkeypatch.setattr(Rounds, "run", watched)
     engine = Engine(
@@ -181,3 +181,38 @@ def test_captured_rounds_equal_launched_ones() -> None:
         engine = Engine(Target(model), drafter, num_speculative_tokens=3, num_slots=4, eager=eager)
         runs.append([generation.tokens for generation in engine.generate(requests())])
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("num_slots", [5])
+@pytest.mark.parametrize("k_by_batch", [None, {1: 3, 3: 2, 6: 1}])
+def test_nothing_is_captured_in_a_timed_run(
+    num_slots: int, k_by_batch: dict[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of different lengths leave one by one, and the batch shrinks through all sizes."""
+    captures: list[int] = []
+
+    class Counted:
+        def __call__(self, run: Replay) -> Replay:
+            captures.append(run().shape[0])
+            return run
+
+    monkeypatch.setattr(engine_module, "capturable", lambda _: True)
+    monkeypatch.setattr(engine_module, "CudaCapture", Counted)
+    drafter = ngram()
+    monkeypatch.setattr(drafter, "max_positions", 20)
+    wanted = [Request(str(i), (5, 6, 7 + i), 4 + 3 * i, ignore_eos=True) for i in range(6)]
+    for drafts in (None, drafter):
+        engine = Engine(
+            Target(target()), drafts, num_speculative_tokens=3 if drafts else 0, num_slots=num_slots,
+            k_by_batch=k_by_batch if drafts else None,
+        )  # fmt: skip
+        engine.reserve(max(request.max_length for request in wanted))
+        engine.warm_up(wanted)
+        warm = len(captures)
+        assert warm
+        met: set[int] = set()
+        generations = engine.generate(wanted, on_round=lambda touched, met=met: met.add(len(touched)))
+        assert met == set(range(1, num_slots + 1))
+        assert len(captures) == warm
+        if drafts:
+            assert {r.beyond for g in generations for r in g.rounds} == {False, True}

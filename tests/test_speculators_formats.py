@@ -187,7 +187,6 @@ BROKEN: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
     "no mask state": ("speculators-peagle", {}, ("mask_hidden",), "type is peagle, and mask_hidden is missing"),
     "a mask state": ("speculators-peagle", {"speculators_model_type": "eagle3"}, (), "and mask_hidden is there"),
     "trained table": ("speculators-eagle3", {"embed_requires_grad": True}, (TABLE,), "its embedding was trained, and"),
-    "no table": ("speculators-peagle", {"embed_requires_grad": False}, (TABLE,), "cannot take the target's"),
     "nested and not": ("speculators-eagle3", {"vocab_size": 321}, (), "transformer_layer_config.vocab_size is 320 and"),
     "not nested": ("speculators-eagle3", {"transformer_layer_config": None}, (), "transformer_layer_config is missing"),
     "nested, unknown": (
@@ -209,7 +208,7 @@ def test_what_was_lost_is_named(case: str, target: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["mtp", "dflash", "dflash2", "dspark"])
 def test_other_types_are_refused_by_name(kind: str, target: Path, tmp_path: Path) -> None:
     source = changed("speculators-eagle3", tmp_path, {"speculators_model_type": kind})
-    with pytest.raises(FormatError, match=f"speculators_model_type {kind}\n.*\n.*eagle, eagle3, peagle"):
+    with pytest.raises(FormatError, match=f"(?i)this is a draft of the kind {kind};"):
         plan_conversion(source, target=str(target))
 
 

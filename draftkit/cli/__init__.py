@@ -25,7 +25,7 @@ from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.cli.push import push
 from draftkit.cli.report import report
 from draftkit.cli.train import train
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, native_failures
 from draftkit.version import __version__
 
 app = typer.Typer(
@@ -67,7 +67,7 @@ def options(
 def main() -> None:
     """The `draftkit` command."""
     try:
-        with _ending_by_signals():
+        with _ending_by_signals(), native_failures():
             app()
     except DraftkitError as error:
         if os.environ.get("DRAFTKIT_DEBUG"):

@@ -45,7 +45,7 @@ def convert(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Read every tensor first and refuse NaN and inf.")] = False,
     digest: Annotated[
-        bool, typer.Option("--digest", help="Record the SHA-256 of large local files too, which takes reading them.")
+        bool, typer.Option("--digest", help="Take the SHA-256 of large files too, and compare it with the Hub's.")
     ] = False,
     allow_lossy: Annotated[
         bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import typer
 
 from draftkit.cli.shared import (
     JsonOption,
+    ProgressLines,
     RevisionOption,
     TrustOption,
     console,
@@ -22,6 +22,7 @@ from draftkit.cli.shared import (
     refuse_inputs,
 )
 from draftkit.errors import DraftkitError
+from draftkit.layout.jsonfile import loads
 
 if TYPE_CHECKING:
     from draftkit.train.data.responders import Responder, Sampling
@@ -31,7 +32,11 @@ Item = TypeVar("Item")
 app = typer.Typer(help="Make and check training data.", no_args_is_help=True, rich_markup_mode=None)
 
 RowsArgument = Annotated[
-    str, typer.Argument(help="A JSONL, JSON or parquet file, a folder of these, or a Hub dataset.")
+    str,
+    typer.Argument(
+        help="A JSONL, JSON or parquet file, a .txt file with a prompt in each line, a folder of these, or a Hub "
+        "dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as it is."
+    ),
 ]
 TargetOption = Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")]
 SplitOption = Annotated[str, typer.Option(help="The split of a Hub dataset.")]
@@ -68,11 +73,11 @@ def prepare(
 ) -> None:
     """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
     quiet_transformers()
+    from draftkit.documents.rows import read_rows
     from draftkit.documents.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
     from draftkit.train.data.prepare import documents_of, prepare
     from draftkit.train.data.report import Report
-    from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
 
     refuse_inputs(out, [source])
@@ -116,6 +121,13 @@ def regenerate(
     limit: LimitOption = None,
     system: SystemOption = None,
     template_options: TemplateOption = None,
+    template: Annotated[
+        bool | None,
+        typer.Option(
+            "--template/--no-template",
+            help="Apply the chat template to all rows, or to none; default: to all but rows of text.",
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")] = False,
@@ -124,12 +136,12 @@ def regenerate(
 ) -> None:
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
     quiet_transformers()
+    from draftkit.documents.rows import read_rows
     from draftkit.documents.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
     from draftkit.train.data.regenerate import Settings, plan
     from draftkit.train.data.regenerate import regenerate as answer
     from draftkit.train.data.response_file import ResponseFile
-    from draftkit.train.data.sources import read_rows
     from draftkit.train.data.spans import Renderer
 
     tokenizer = load_tokenizer(target)
@@ -142,6 +154,7 @@ def regenerate(
         dtype=dtype,
         system=system,
         template_options=_parse_options(template_options),
+        template=template,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -160,7 +173,7 @@ def regenerate(
     before = len(file.done)
     with _progress("rows", limit) as on_rows:
         report = answer(
-            rows, Renderer(tokenizer, settings.template_options, system), responder, file,
+            rows, Renderer(tokenizer, settings.template_options, system, template), responder, file,
             seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
         )  # fmt: skip
     result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before} | report.to_dict()
@@ -281,7 +294,7 @@ def _parse_options(texts: list[str] | None) -> dict[str, object]:
         if not (name and equals and value):
             raise DraftkitError(f"--template-option {text}", expected="--template-option NAME=VALUE")
         try:
-            options[name] = json.loads(value)
+            options[name] = loads(value)
         except ValueError:
             options[name] = value
     return options
@@ -302,9 +315,16 @@ def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator
 
 @contextmanager
 def _progress(of: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar over rows or tokens on stderr where that is a terminal; yields what to call with how many are done."""
+    """A bar over rows or tokens on stderr, or lines; yields what to call with how many more are done."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        lines, done = ProgressLines(), 0
+
+        def on_items(count: int) -> None:
+            nonlocal done
+            done += count
+            lines(of, done, total)
+
+        yield on_items
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, ProgressLines, TrustOption, console, print_json, quiet_transformers
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ def evaluate(
     dataset: Annotated[
         str,
         typer.Option(
-            "--dataset", "--prompts", help="zoo (bundled), mt-bench, humaneval, …, a JSONL file, or a Hub dataset."
+            "--dataset",
+            "--prompts",
+            help="zoo (bundled), mt-bench, humaneval, …, a JSONL file, a .txt file with a prompt in each line, or a "
+            "Hub dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as "
+            "it is.",
         ),
     ] = "zoo",
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the set.")] = None,
@@ -36,6 +40,13 @@ def evaluate(
     ] = "first",
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="The chat template's enable_thinking.")
+    ] = None,
+    template: Annotated[
+        bool | None,
+        typer.Option(
+            "--template/--no-template",
+            help="Apply the chat template to all prompts, or to none; default: where there is one, but not to text.",
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 128,
     ignore_eos: Annotated[
@@ -151,6 +162,7 @@ def evaluate(
         limit=limit,
         turns=turns,
         thinking=thinking,
+        template=template,
         ignore_eos=ignore_eos,
         device=device,
         dtype=dtype,
@@ -242,6 +254,7 @@ def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Swe
         min_p=settings.sampling.min_p,
         draft_sampling=settings.draft_sampling,
         thinking=settings.thinking,
+        template=settings.template,
         verification=settings.verification,
         seed=settings.sampling.seed,
     )
@@ -255,9 +268,10 @@ def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Swe
 
 @contextmanager
 def _prompt_progress() -> Iterator[Progress]:
-    """A bar for each run with the acceptance length so far, on stderr where that is a terminal."""
+    """A bar for each run with the acceptance length so far, on stderr; lines where that is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda *_: None
+        lines = ProgressLines()
+        yield lambda name, done, total, length: lines(name, done, total, f", acceptance length {length:.2f}")
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

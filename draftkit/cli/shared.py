@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ from draftkit.models.remote_code import trust_remote_code
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PROGRESS_SECONDS = 30.0  # between lines
 
 SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
 TargetOption = Annotated[
@@ -47,6 +50,20 @@ def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
     for path in inputs:
         if out.exists() and os.path.exists(path) and out.samefile(path):
             raise DraftkitError("the output is one of the inputs", where=out, hint="choose another file")
+
+
+class ProgressLines:
+    """How far long work is, as a line on stderr now and then: where that is no terminal, on which a bar would move."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, name: str, done: int, total: int | None, detail: str = "") -> None:
+        now = time.monotonic()
+        if now - self._said < PROGRESS_SECONDS:
+            return
+        self._said = now
+        print(f"{name}: {done:,}{'' if total is None else f' of {total:,}'}{detail}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:

@@ -94,7 +94,7 @@ def exported_losses(draft: Draft) -> tuple[str, ...]:
     """What the layout of transformers has no place for."""
     assert isinstance(draft.spec.architecture, CausalLMSpec)
     ids = draft.spec.architecture.head_ids
-    return () if ids is None else (f"the {len(ids)} tokens that it proposes: it will propose all",)
+    return () if ids is None else (f"head_ids is a list of {len(ids)} tokens, and engines propose any token",)
 
 
 def _check_quantiser(checkpoint: Checkpoint, facts: Facts) -> None:

@@ -84,7 +84,7 @@ def read_decoder(
         qkv_bias=has_bias(checkpoint, facts, "qkv_bias", f"{prefix}self_attn.q_proj.bias"),
         output_bias=has_bias(checkpoint, facts, "output_bias", f"{prefix}self_attn.o_proj.bias"),
         mlp_bias=has_bias(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
-        qk_norm=f"{prefix}self_attn.q_norm.weight" in checkpoint.tensors,
+        qk_norm=facts.record("qk_norm", f"{prefix}self_attn.q_norm.weight" in checkpoint.tensors, "from tensors"),
         sliding_window=_sliding_window(facts, num_layers, windows),
         rope=read_rope(facts, rope),
     )
@@ -103,6 +103,7 @@ def _sliding_window(facts: Facts, num_layers: int, own: bool) -> int | None:
     if "sliding_attention" not in kinds[:num_layers]:
         for key in ("layer_types", "sliding_window", "use_sliding_window"):
             facts.drop(key, "no layer of the draft has a window")
+        facts.record("sliding_window", "None", "stated" if kinds else "format default", "no layer has a window")
         return None
     window = facts.optional("sliding_window", int)
     facts.drop("use_sliding_window", "layer_types tells")

@@ -10,6 +10,7 @@ from draftkit.convert import formats
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
+from draftkit.convert.unsupported import refuse_by_name
 from draftkit.errors import FormatError
 from draftkit.layout.target import TargetFacts
 
@@ -46,6 +47,7 @@ def format_named(name: str) -> Format:
 
 def detect(checkpoint: Checkpoint) -> Format:
     """The format that recognises the checkpoint best. Raises `FormatError` when none or several do."""
+    refuse_by_name(checkpoint)
     known = all_formats()
     scores = {format.NAME: format.recognise(checkpoint) for format in known}
     matches = [format for format in known if scores[format.NAME] == max(scores.values()) > 0]

@@ -41,8 +41,6 @@ class Dialect:
 
     - `name`: the format. `renames`: the beginnings of its tensor names → those of the unified layout.
     - `rope`: what of the config's rope the trainer reads. `windows`: whether `layer_types` are the draft's own.
-    - `norm_output`: what that key means. `feedback`: the next step gets the normed output (vLLM, speculators).
-      `logits`: whether the head reads the normed output (SpecForge); the feedback is not normed in either case.
     - `residual_note`: why `norm_before_residual` is false where the config does not say.
     """
 
@@ -50,7 +48,6 @@ class Dialect:
     renames: Mapping[str, str] = field(default_factory=dict)
     rope: RopeSource = "config"
     windows: bool = True
-    norm_output: Literal["feedback", "logits"] = "feedback"
     residual_note: str = "the residual is the hidden state before its norm"
 
 
@@ -74,14 +71,14 @@ def plan_eagle3(
     nested = read_eagle_config(facts)
     aux_layer_ids = read_aux_layer_ids(view, facts, target, target_hidden, nested)
     check_vocabulary_map(view, vocab_size, draft_vocab_size)
-    feedback, final_norm = _output_norm(view, facts, dialect, nested)
+    feedback, final_norm = _feedback(facts), _final_norm(view, facts, nested)
     parallel = read_mask(view, facts)
     quantization = read_quantization(checkpoint, facts)
     norm_before_residual = facts.stated_or("norm_before_residual", bool, False, dialect.residual_note)
     feature_norm = read_feature_norm(view, facts, nested.norm_before_fc)
+    hidden_norm = _has_hidden_norm(view, facts, nested)
     logit_scale = facts.stated_or("logit_scale", float, 1.0, "none")
-    own_table = decoder.hidden_size != target_hidden or "mask_hidden" in view.tensors
-    embed_tokens = _owner(view, facts, "embed_tokens", not own_table)
+    embed_tokens = _owner(view, facts, "embed_tokens", decoder.hidden_size == target_hidden)
     lm_head = _owner(view, facts, "lm_head", draft_vocab_size == vocab_size)
     facts.drop("bias", "not used by this architecture")
     spec = None
@@ -97,7 +94,7 @@ def plan_eagle3(
             fusion_bias=False,
             feature_norm=feature_norm,
             embedding_norm=True,
-            hidden_norm=_has_hidden_norm(view, nested),
+            hidden_norm=hidden_norm,
             input_norm=False,
             norm_before_residual=norm_before_residual,
             final_norm=final_norm,
@@ -142,7 +139,9 @@ def read_mask(view: Checkpoint, facts: Facts) -> ParallelDrafting | None:
     if "mask_hidden" not in view.tensors:
         if flag:
             raise FormatError("parallel_drafting is true and there is no mask_hidden", where=view.source.path)
+        facts.record("parallel", "None", "from tensors", "the file has no mask_hidden")
         return None
+    facts.record("mask_state", True, "from tensors", "the file has mask_hidden")
     token = next((value for key, value in named.items() if value is not None and value != EMPTY.get(key)), None)
     if token is not None:
         facts.record("mask_token_id", token, "stated")
@@ -174,29 +173,30 @@ def read_feature_norm(view: Checkpoint, facts: Facts, joint: bool = False) -> Fe
     return norm
 
 
-def _output_norm(view: Checkpoint, facts: Facts, dialect: Dialect, nested: EagleConfig) -> tuple[Feedback, bool]:
-    """What is fed back, and whether there is a norm before the head."""
+def _feedback(facts: Facts) -> Feedback:
+    """What the next step gets: with `norm_output` (EAGLE-3.1) the output after its norm, else the one before it."""
     said = facts.optional("norm_output", bool)
-    final_norm = nested.last_norm is not False or "norm.weight" in view.tensors
-    if dialect.norm_output == "logits":
-        note = "SpecForge's norm_output is about the head, and its feedback is the state before the norm"
-        facts.record("feedback", "pre_norm", "format default", note)
-        if said is False:
-            hint = (
-                "norm_output is false, which means raw logits in SpecForge before 2026-09-15 and nothing since: "
-                "pass --set final_norm=false or --set final_norm=true"
-            )
-            final_norm = facts.require("final_norm", hint) is not False
-        return "pre_norm", final_norm
     feedback: Feedback = "post_norm" if said else "pre_norm"
-    facts.record("feedback", feedback, "format default" if said is None else "stated")
-    return feedback, final_norm
+    if said is None:
+        facts.record("feedback", feedback, "format default", "EAGLE-3's; EAGLE-3.1 says norm_output true")
+    else:
+        facts.record("feedback", feedback, "stated", f"norm_output is {said}")
+    return feedback
 
 
-def _has_hidden_norm(view: Checkpoint, nested: EagleConfig) -> bool:
+def _final_norm(view: Checkpoint, facts: Facts, nested: EagleConfig) -> bool:
+    """Whether there is a norm before the head. The user may deny it: SpecForge has trained drafts without."""
+    if nested.last_norm is False:
+        return facts.record("final_norm", "norm.weight" in view.tensors, "from tensors", "use_last_layernorm is false")
+    facts.record("final_norm", True, "format default" if nested.last_norm is None else "stated", "EAGLE-3 has it")
+    return facts.set_by_user("final_norm") is not False
+
+
+def _has_hidden_norm(view: Checkpoint, facts: Facts, nested: EagleConfig) -> bool:
     """Whether layer 0 norms its hidden input; without a word of the config it must."""
-    optional = nested.first_norm is False or not nested.use_aux_hidden_state
-    return not optional or "layers.0.hidden_norm.weight" in view.tensors
+    if nested.first_norm is False or not nested.use_aux_hidden_state:
+        return facts.record("hidden_norm", "layers.0.hidden_norm.weight" in view.tensors, "from tensors")
+    return facts.record("hidden_norm", True, "format default" if nested.first_norm is None else "stated")
 
 
 def _rows_of_head(view: Checkpoint, vocab_size: int) -> tuple[int, str]:
@@ -213,7 +213,7 @@ def _owner(view: Checkpoint, facts: Facts, module: str, target_fits: bool) -> Ow
         raise FormatError(
             f"{tensor} is missing, and this draft cannot take the target's",
             where=view.source.path,
-            expected="a table of the draft's own width, trained with its mask token"
+            expected="a table of the draft's own width"
             if module == "embed_tokens"
             else "a row for each token of the draft vocabulary",
             hint="ask the author for a file that holds it",

@@ -66,7 +66,7 @@ def read_aux_layer_ids(
     facts.drop("num_aux_hidden_states", "the columns of fc tell")
     facts.drop("num_aux_layers", "the columns of fc tell")
     if not nested.use_aux_hidden_state:
-        facts.record("aux_layer_ids", "none: the last hidden state", "stated", "use_aux_hidden_state is false")
+        facts.record("aux_layer_ids", "None", "stated", "use_aux_hidden_state is false: the last hidden state")
         return None
     _, columns = view.matrix("fc.weight")
     count, rest = divmod(columns, target_hidden)

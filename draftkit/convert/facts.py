@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from draftkit.convert.bookkeeping import BOOKKEEPING
-from draftkit.convert.overrides import override_spec, parse_override
+from draftkit.convert.overrides import facts_of, override_spec, parse_override
 from draftkit.errors import FormatError, LayoutError
-from draftkit.layout.provenance import FactOrigin, Origin
+from draftkit.layout.provenance import DEFINITION, FactOrigin, Origin
 from draftkit.layout.spec import DraftSpec
 
 Value = TypeVar("Value", int, float, str, bool)
@@ -52,12 +52,15 @@ class Facts:
             raise FormatError(f"config key {key} is missing", where=self._where, expected=kind.__name__)
         return self.stated_or(key, kind, default=kind(), note="")
 
-    def stated_or(self, key: str, kind: type[Value], default: Value, note: str) -> Value:
-        """A key that the config may have; `note` says why `default` holds when it does not."""
+    def stated_or(self, key: str, kind: type[Value], default: Value, note: str, fact: str | None = None) -> Value:
+        """A key that the config may have; `note` says why `default` holds when it does not.
+
+        `fact`: the name of the fact, where the key is another.
+        """
         value = self.optional(key, kind)
         if value is None:
-            return self.record(key, default, "format default", note)
-        return self.record(key, value, "stated")
+            return self.record(fact or key, default, "format default", note)
+        return self.record(fact or key, value, "stated", "" if fact is None else f"config {key}")
 
     def optional(self, key: str, kind: type[Value], inside: dict[str, object] | None = None) -> Value | None:
         """A key that the config, or the object `inside` it, may have; None without one. Records nothing yet."""
@@ -79,9 +82,9 @@ class Facts:
         if self.optional(key, float, inside) is None:
             raise FormatError(f"config key {key} is missing beside {inside}", where=self._where, expected="a number")
 
-    def size(self, key: str, default: int | None = None, note: str = "") -> int:
+    def size(self, key: str, default: int | None = None, note: str = "", fact: str | None = None) -> int:
         """A positive integer that the config must have, or, with a `default`, may have."""
-        value = self.stated(key, int) if default is None else self.stated_or(key, int, default, note)
+        value = self.stated(key, int) if default is None else self.stated_or(key, int, default, note, fact)
         if value <= 0:
             raise FormatError(f"config key {key} is {value}", where=self._where, expected="a positive integer")
         return value
@@ -98,15 +101,24 @@ class Facts:
         self.found.append(FactOrigin(name=name, value=str(value), origin=origin, note=note))
         return value
 
+    def record_from(self, key: str, facts: Mapping[str, Value]) -> None:
+        """Note facts that one config key decides under another name: stated, or the format's default without it."""
+        origin: Origin = "format default" if self._config.get(key) is None else "stated"
+        for name, value in facts.items():
+            self.record(name, value, origin, f"config {key}")
+
     def require(self, name: str, hint: str) -> object:
         """A fact that only the user can give: the override, or None and a note that it is missing.
 
         `hint` says what to pass. The value is as typed: the spec checks it.
         """
-        if name in self._overrides:
-            return parse_override(self._overrides[name])
-        self.missing.append((name, hint))
-        return None
+        if name not in self._overrides:
+            self.missing.append((name, hint))
+        return self.set_by_user(name)
+
+    def set_by_user(self, name: str) -> object:
+        """The user's own value of a fact, as typed; None without one."""
+        return parse_override(self._overrides[name]) if name in self._overrides else None
 
     def lose(self, what: str) -> None:
         """Note something that the checkpoint has and the layout cannot hold. Converting it then takes consent."""
@@ -129,6 +141,14 @@ class Facts:
             after = replace(before, value=text, origin="overridden", note=note)
             self.found = [fact for fact in self.found if fact.name != name] + [after]
         return override_spec(spec, self._overrides, self._where)
+
+    def record_definition(self, spec: DraftSpec) -> None:
+        """Note the facts of a spec that come from no config key and no tensor: the format is defined by them."""
+        self.record("dtype", spec.dtype, "from tensors", "that of most bytes")
+        known = {fact.name for fact in self.found}
+        for name, value in facts_of(spec).items():
+            if name not in known:
+                self.record(name, str(value), "format default", DEFINITION)
 
     def mapping(self, key: str) -> dict[str, object] | None:
         """A key that holds an object or null. Raises `FormatError` for anything else."""

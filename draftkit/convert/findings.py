@@ -214,12 +214,16 @@ def _head_count(evidence: Evidence) -> Found | None:
 
 
 def _norm_output(evidence: Evidence) -> Found | None:
-    if evidence.format != "specforge" or evidence.config.get("norm_output") is None:
+    """SpecForge before its pull request 879 had another meaning for both values of `norm_output`."""
+    said = evidence.config.get("norm_output")
+    fact, value = ("feedback", "pre_norm") if said else ("final_norm", "false")
+    if evidence.format != "specforge" or said is None or evidence.facts[fact].origin == "overridden":
         return None
+    meant = "the next step gets the normed state" if said else "the head gets the normed state, the next step does not"
+    then = "the next step got the state before the norm" if said else "the head got the state before the norm"
     return Found(
-        "norm_output is about the head in SpecForge, and about the feedback in vLLM: this draft feeds back the state "
-        "before the norm, as SpecForge's training code does",
-        "--set feedback=post_norm if its author trained it the other way",
+        f"norm_output is {str(said).lower()}: {meant}, as in every engine; in SpecForge before 2026-09-15 {then}",
+        f"--set {fact}={value} if the draft is of that age; the higher acceptance decides",
     )
 
 
@@ -227,6 +231,7 @@ def _short_rope(evidence: Evidence) -> Found | None:
     eagle = evidence.eagle
     if (
         eagle is None
+        or eagle.parallel is not None
         or evidence.target is None
         or (eagle.decoder.rope.scaling or {}).get("rope_type") in LENGTH_MATTERS
     ):
@@ -237,6 +242,22 @@ def _short_rope(evidence: Evidence) -> Found | None:
     return Found(
         f"max_position_embeddings is {mine}, the target's {theirs}: engines other than vLLM 0.32 stop or degrade there",
         f"--set max_position_embeddings={theirs}",
+    )
+
+
+def _short_draft(evidence: Evidence) -> Found | None:
+    limit = evidence.spec.architecture.max_positions
+    theirs = None if evidence.target is None else evidence.target.max_position_embeddings
+    if limit is None or theirs is None or limit >= theirs:
+        return None
+    settable = (
+        evidence.eagle is not None
+        and (evidence.eagle.decoder.rope.scaling or {}).get("rope_type", "default") not in LENGTH_MATTERS
+    )
+    return Found(
+        f"the draft ends at {limit:,} tokens, the target at {theirs:,}: vLLM drafts nothing for longer sequences, nor "
+        "for those in a batch with one, and counts their rounds",
+        f"--set max_position_embeddings={theirs}" if settable else "serve shorter text, or take another draft",
     )
 
 
@@ -262,7 +283,8 @@ DEFECTS = (
     Defect("doubtful-rope-base", "warning", "sgl-project/SpecForge #265", _doubtful_rope_base),
     Defect("double-norm", "warning", "NVIDIA/Model-Optimizer commit bdd10c2db", _double_norm),
     Defect("medusa-head-count", "warning", "FasterDecoding/Medusa medusa_model.py", _head_count),
-    Defect("norm-output", "warning", "sgl-project/SpecForge commit a6b6b023", _norm_output),
+    Defect("norm-output", "warning", "sgl-project/SpecForge #879", _norm_output),
     Defect("short-rope", "note", "vllm-project/vllm #48894, sgl-project/sglang #10787", _short_rope),
+    Defect("short-draft", "warning", "vLLM gpu_model_runner.py, _input_fits_in_drafter", _short_draft),
     Defect("unstated-residual", "warning", "vLLM transformers_utils/configs/speculators/algos.py", _residual_default),
 )

@@ -13,6 +13,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 
@@ -28,9 +29,9 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
         return draft
     if isinstance(architecture, MedusaSpec) and architecture.lm_head == "target":
         return _with_head(draft, architecture, target)
-    if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias):
+    if not (isinstance(architecture, EagleSpec) and architecture.fusion_bias and architecture.token_entry == "fusion"):
         raise LayoutError(f"vLLM 0.32 cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
-    spec = replace(draft.spec, architecture=replace(architecture, fusion_bias=False, embed_tokens="draft"))
+    spec = _without_bias(draft.spec, architecture)
     if remaining := refusal_by_vllm(spec):
         raise LayoutError(f"vLLM 0.32 cannot run this draft: {remaining}", where=draft.path, hint="use --to unified")
     own = architecture.embed_tokens == "draft"
@@ -40,12 +41,32 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     folded = (table.name, "fc.weight", "fc.bias")
     moves = [copy(tensor) for name, tensor in draft.tensors.items() if name not in ("embed_tokens.weight", "fc.bias")]
     moves.append(Move("fold_bias", folded, "embed_tokens.weight", table.dtype, table.shape))
-    fact = FactOrigin(
-        name="fusion_bias", value="False", origin="from tensors", note="fc.bias is folded into embed_tokens for vLLM"
-    )
-    others = (other for other in draft.provenance.facts if other.name != fact.name)
-    provenance = replace(draft.provenance, facts=(*others, fact))
+    note = "fc.bias is folded into embed_tokens for vLLM"
+    facts = [
+        FactOrigin(name=name, value=value, origin="from tensors", note=note)
+        for name, value in (("fusion_bias", "False"), ("embed_tokens", "draft"))
+    ]
+    others = (fact for fact in draft.provenance.facts if fact.name not in ("fusion_bias", "embed_tokens"))
+    provenance = replace(draft.provenance, facts=(*others, *facts))
     return replace(draft, spec=spec, provenance=provenance, tensors=carry_out(moves, sources))
+
+
+def remedy_for_vllm(spec: DraftSpec) -> str | None:
+    """What `--to vllm` does so that vLLM runs a draft which it must not load as it is; None where it cannot."""
+    match spec.architecture:
+        case EagleSpec(fusion_bias=True) as eagle if refusal_by_vllm(_without_bias(spec, eagle)) is None:
+            return "draftkit convert --to vllm folds fc.bias into the embedding"
+        case MedusaSpec(lm_head="target") as medusa if refusal_by_vllm(_sharing_head(spec, medusa)) is None:
+            return "draftkit convert --to vllm copies the target's head"
+    return None
+
+
+def _without_bias(spec: DraftSpec, eagle: EagleSpec) -> DraftSpec:
+    return replace(spec, architecture=replace(eagle, fusion_bias=False, embed_tokens="draft"))
+
+
+def _sharing_head(spec: DraftSpec, medusa: MedusaSpec) -> DraftSpec:
+    return replace(spec, architecture=replace(medusa, lm_head="shared"))
 
 
 def _with_head(draft: Draft, medusa: MedusaSpec, target: TargetFacts | None) -> Draft:
@@ -57,7 +78,7 @@ def _with_head(draft: Draft, medusa: MedusaSpec, target: TargetFacts | None) -> 
     others = (other for other in draft.provenance.facts if other.name != fact.name)
     return replace(
         draft,
-        spec=replace(draft.spec, architecture=replace(medusa, lm_head="shared")),
+        spec=_sharing_head(draft.spec, medusa),
         provenance=replace(draft.provenance, facts=(*others, fact)),
         tensors=carry_out(moves, {**draft.tensors, head.name: head}),
     )

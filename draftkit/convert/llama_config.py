@@ -6,14 +6,15 @@ are what is lost, and the tensors that the first has are what is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.operations import Move
+from draftkit.convert.overrides import facts_of_architecture
+from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder, Rope, layer_keys
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.records import to_dict
 from draftkit.layout.schema import SCALES
 from draftkit.layout.spec import DraftSpec
 
@@ -53,10 +54,13 @@ def plain_eagle(eagle: EagleSpec, decoder: Decoder) -> EagleSpec:
         eagle,
         decoder=decoder,
         draft_vocab_size=eagle.vocab_size,
+        aux_layer_ids=None,
         concatenation="embedding_hidden",
+        feature_norm="none",
         embedding_norm=False,
         hidden_norm=False,
         input_norm=False,
+        norm_before_residual=False,
         final_norm=False,
         feedback="pre_norm",
         logit_scale=1.0,
@@ -73,6 +77,7 @@ def plain_eagle3(eagle: EagleSpec, decoder: Decoder) -> EagleSpec:
         fusion_bias=False,
         embedding_norm=True,
         hidden_norm=True,
+        input_norm=False,
         norm_before_residual=False,
         final_norm=True,
         logit_scale=1.0,
@@ -108,25 +113,26 @@ def engine_decoder(decoder: Decoder) -> Decoder:
 
 def losses(eagle: EagleSpec, runs: EagleSpec) -> tuple[str, ...]:
     """The facts of a draft that its destination does not keep. `runs`: the draft that it makes of it."""
-    theirs = dict(_facts(to_dict(runs)))
+    theirs = facts_of_architecture(runs)
     return tuple(
         f"{name} is {value}, and its class has {theirs.get(name)}"
-        for name, value in _facts(to_dict(eagle))
+        for name, value in facts_of_architecture(eagle).items()
         if value != theirs.get(name)
     )
 
 
-def _facts(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in record.items():
-        if isinstance(value, dict) and name in ("decoder", "rope"):
-            yield from _facts(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
 def kept(outgoing: Outgoing, runs: EagleSpec, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
-    """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`."""
+    """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`.
+
+    Raises `LayoutError` where its class has a tensor that this draft lacks: it would be left as it was initialised.
+    """
     schema = DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype).tensors()
+    if lacking := schema.keys() - outgoing.draft.tensors.keys() - set(without):
+        raise LayoutError(
+            f"the class that reads this layout has {', '.join(sorted(lacking))}, which the draft lacks",
+            where=outgoing.draft.path,
+            hint="use --to unified",
+        )
     scales = {f"{name.removesuffix('.weight')}.{scale}" for name in schema for scale in SCALES}
     foreign = outgoing.draft.tensors.keys() - schema.keys() - scales
     return outgoing.renamed(renames, without=[*without, *foreign])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftkit.errors import LayoutError
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.jsonfile import loads
+from draftkit.layout.records import to_dict
 from draftkit.layout.spec import DraftSpec
 
 # Facts that users know under the name of a config key.
@@ -16,12 +19,34 @@ PATHS = {
     "max_position_embeddings": ("decoder", "rope", "max_position_embeddings"),
 }
 
+WHOLE = ("config", "scaling")  # objects that are one fact each, verbatim
+
+
+def facts_of(spec: DraftSpec) -> dict[str, object]:
+    """Every fact of a spec that decides what the draft computes, under the name that users know it by."""
+    found = {"dtype": spec.dtype} | facts_of_architecture(spec.architecture)
+    return found if spec.quantization is None else found | {"quantization": spec.quantization}
+
+
+def facts_of_architecture(architecture: Architecture) -> dict[str, object]:
+    """`facts_of` without dtype and quantisation."""
+    return dict(_leaves(to_dict(architecture)))
+
+
+def _leaves(record: dict[str, object], *path: str) -> Iterator[tuple[str, object]]:
+    names: dict[tuple[str, ...], str] = {where: name for name, where in PATHS.items()}
+    for key, value in record.items():
+        if isinstance(value, dict) and key not in WHOLE:
+            yield from _leaves(value, *path, key)
+        elif key != "declared_base":  # what a config said, and nobody followed
+            yield names.get((*path, key), key), value
+
 
 def parse_override(text: str) -> object:
     """The value of an override: a JSON value, a comma-separated list of them, or else the text itself."""
     for candidate in (text, f"[{text}]") if "," in text else (text,):
         try:
-            return json.loads(candidate.replace("True", "true").replace("False", "false"))
+            return loads(candidate.replace("True", "true").replace("False", "false"))
         except ValueError:
             continue
     return text

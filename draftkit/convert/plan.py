@@ -73,6 +73,7 @@ def make_plan(
             hint="draftkit formats lists what can be read",
         )
     if spec is not None:
+        facts.record_definition(spec)
         spec = facts.overridden(spec)
         results = {m.destination: (m.dtype, m.shape) for m in moves if m.destination is not None}
         spec.check_tensors(

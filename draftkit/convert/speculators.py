@@ -67,6 +67,10 @@ def _obstacles(spec: DraftSpec) -> list[str]:
         found.append("it reads the target's last hidden state, and the library's reads captured layers through fc")
     if not (eagle.embedding_norm and eagle.hidden_norm and eagle.final_norm):
         found.append("it lacks one of the norms of embedding, hidden state and output")
+    if eagle.fusion_bias:
+        found.append("its fc has a bias")
+    if eagle.parallel is not None and not eagle.parallel.mask_state:
+        found.append("it drafts in parallel without a mask_hidden")
     if eagle.concatenation != "embedding_hidden":
         found.append("it concatenates the hidden state first")
     if eagle.decoder.qk_norm and eagle.decoder.mlp_bias:
@@ -88,7 +92,7 @@ def refuse_inexpressible(outgoing: Outgoing) -> None:
 
 def library_eagle(eagle: EagleSpec) -> EagleSpec:
     """The draft that the library's classes make of this one; vLLM reads the two facts from the same file."""
-    return replace(eagle, target_hidden_size=eagle.decoder.hidden_size, logit_scale=1.0)
+    return replace(eagle, target_hidden_size=eagle.decoder.hidden_size, input_norm=False, logit_scale=1.0)
 
 
 def _serving(outgoing: Outgoing, kind: str) -> object:

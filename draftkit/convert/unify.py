@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from draftkit.convert.checkpoint import ADAPTER_CONFIG, Checkpoint
 from draftkit.convert.keypaths import value_at
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
+from draftkit.errors import FormatError
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import InputFile, Provenance
 from draftkit.layout.target import TargetFacts
@@ -20,7 +22,7 @@ SMALL_FILE = 16 << 20  # bytes; reading less for a digest costs nothing that a u
 def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, digest: bool = False) -> Draft:
     """The draft that a plan describes, and where it comes from. Raises `LayoutError` when facts are missing.
 
-    `digest`: large local files are read for their SHA-256 too.
+    `digest`: large files are read for their SHA-256 too. Raises `FormatError` where the Hub has another one.
     """
     provenance = Provenance(
         source=checkpoint.source.name,
@@ -44,19 +46,27 @@ def _input_files(checkpoint: Checkpoint, digest: bool) -> tuple[InputFile, ...]:
     origins = {handle.origin for handle in checkpoint.tensors.values()}
     configs = [checkpoint.source.path / name for name in ("config.json", ADAPTER_CONFIG)]
     paths = [*configs, *sorted(origins)]
-    return tuple(
-        InputFile(name=path.name, size=path.stat().st_size, sha256=_sha256(path, digest))
-        for path in paths
-        if path.is_file()
-    )
+    return tuple(_input_file(path, digest) for path in paths if path.is_file())
 
 
-def _sha256(path: Path, digest: bool) -> str | None:
-    """The digest of a file: the Hub's own, which names the cached blob of a large file, else computed where cheap."""
+def _input_file(path: Path, digest: bool) -> InputFile:
+    """A file with its digest, where that is wanted or cheap. Raises `FormatError` when the Hub has another one."""
+    size = path.stat().st_size
+    hub_sha256, sha256 = _hub_sha256(path), None
+    if digest or size <= SMALL_FILE:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 is not None and hub_sha256 not in (None, sha256):
+        raise FormatError(
+            f"{path.name} is not the file that the Hub has: its SHA-256 is {sha256}",
+            where=path,
+            expected=hub_sha256,
+            hint="the download was damaged: remove the file that the link leads to, and run the command again",
+        )
+    return InputFile(name=path.name, size=size, sha256=sha256, hub_sha256=hub_sha256)
+
+
+def _hub_sha256(path: Path) -> str | None:
+    """What the Hub says of a large file: the name of the blob in its cache."""
     blob = path.resolve().name
-    if path.is_symlink() and len(blob) == 64 and all(c in "0123456789abcdef" for c in blob):
-        return blob
-    if not digest and path.stat().st_size > SMALL_FILE:
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return blob if path.is_symlink() and re.fullmatch("[0-9a-f]{64}", blob) else None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftkit.errors import FormatError, SourceError
+from draftkit.layout.jsonfile import loads
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -26,8 +27,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 def parse_line(line: bytes, where: str) -> dict[str, object]:
     """The object of one line. Raises `FormatError`."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        value = loads(line)
+    except ValueError as error:
         raise FormatError(
             f"the line is not valid JSON: {error}", where=where, hint="the file is damaged or was cut: write it again"
         ) from error

@@ -14,7 +14,7 @@ from draftkit.errors import TargetError
 from draftkit.evaluate.provenance import template_sha256
 from draftkit.hub import locate
 from draftkit.layout.jsonfile import read_object
-from draftkit.models.tokens import load_tokenizer as load_any_tokenizer
+from draftkit.models.chat import load_tokenizer as load_any_tokenizer
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def cell_of(run: Run, plain: Run, settings: Settings, tokenizer: PreTrainedToken
         "num_prompts": len(run.generations),
         "output_tokens": run.output_tokens,
         "num_drafts": len(rounds),
+        "num_drafts_beyond": sum(r.beyond for r in rounds),
         "num_draft_tokens": sum(r.drafted for r in rounds),
         "num_accepted_tokens": sum(r.accepted for r in rounds),
         "num_accepted_tokens_per_pos": accepted,

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from draftkit import zoo
+from draftkit.documents.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_text
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
+from draftkit.layout.jsonfile import loads
 
 BUNDLED = "zoo"
-TEXT_KEYS = ("prompt", "data", "question")  # `data` is PARD's
 # What SPEED-Bench's published rows hold instead of texts that its licence does not let it ship.
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
@@ -37,7 +38,8 @@ class PromptSet:
     @property
     def sha256(self) -> str:
         """Of the texts, so that two runs can be known to have asked the same."""
-        return hashlib.sha256(json.dumps([prompt.turns for prompt in self.prompts]).encode()).hexdigest()
+        asked = [[*prompt.turns, prompt.plain] if prompt.plain else prompt.turns for prompt in self.prompts]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,9 @@ class _Columns:
 def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
     """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
 
-    A row of a file or an unnamed dataset has `turns` (MT-Bench, Spec-Bench), `messages` (the user's are taken) or
-    `prompt`, `data` or `question`; `question_id` or `id` and `category` are optional. With `limit`, that many
-    prompts are taken evenly over the set, so that every category stays represented. Raises `SourceError` and
+    A row of a file or an unnamed dataset has any shape that `documents.rows` reads: its user messages are taken, or its
+    plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
+    that many prompts are taken evenly over the set, so that every category stays represented. Raises `SourceError` and
     `FormatError` naming file and line.
     """
     described = registry().get(source)
@@ -68,7 +70,7 @@ def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
         split = described.get("split")
         where = described.get("hub") or described["url"]
         rows, revision = _published(described)
-    elif source == BUNDLED or path.exists() or source.endswith((".jsonl", ".json")) or source.count("/") != 1:
+    elif source == BUNDLED or path.exists() or source.endswith(SUFFIXES) or source.count("/") != 1:
         where, rows = str(path), _read_file(path)
     else:
         where, _, revision = source.partition("@")
@@ -92,6 +94,9 @@ def registry() -> dict[str, dict[str, str]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if path.suffix == ".txt":
+        yield from read_text(path)
+        return
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -108,7 +113,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = loads(line)
         except ValueError as error:
             raise FormatError(f"not valid JSON: {error}", where=where) from error
         yield where, row if isinstance(row, dict) else {}
@@ -144,9 +149,9 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
 
 
 def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) -> Prompt:
-    turns = _turns(row) if columns.prompt is None else _texts(row.get(columns.prompt))
+    turns, plain = _turns(row, where) if columns.prompt is None else (_texts(row.get(columns.prompt)), False)
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        keys = f'"{columns.prompt}"' if columns.prompt else '"turns", "messages" or "prompt"'
+        keys = f'"{columns.prompt}"' if columns.prompt else SHAPES
         raise FormatError("no prompt in this line", where=where, expected=f"an object with {keys}")
     known = (row.get(columns.id),) if columns.id else (row.get("question_id"), row.get("id"))
     own = next((value for value in known if value is not None), number)
@@ -155,16 +160,17 @@ def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) 
         str(own),
         "all" if category is None else str(category),
         tuple(columns.template.replace("{}", str(turn)) for turn in turns),
+        plain,
     )
 
 
-def _turns(row: Mapping[str, Any]) -> Sequence[object]:
-    messages = row.get("messages")
-    if isinstance(row.get("turns"), list):
-        return _texts(row["turns"])
-    if isinstance(messages, list):
-        return [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-    return next((_texts(row[key]) for key in TEXT_KEYS if key in row), [])
+def _turns(row: Mapping[str, Any], where: str) -> tuple[Sequence[object], bool]:
+    """The user's turns of a row in any shape, and whether it is plain text."""
+    match parse_row(dict(row), where).content:
+        case Conversation(messages):
+            return [message["content"] for message in messages if message["role"] == "user"], False
+        case content:
+            return [content], True
 
 
 def _texts(value: object) -> Sequence[object]:

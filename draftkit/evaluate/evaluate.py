@@ -21,16 +21,16 @@ from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance, template_sha256
-from draftkit.evaluate.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, key_of, replaced_by
+from draftkit.evaluate.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, check_records, key_of, replaced_by
 from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.evaluate.vllm import VllmSettings, check_with_vllm, measure_with_vllm, run_plain
 from draftkit.hub import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
-from draftkit.models.tokens import load_tokenizer
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory import MemoryPlan
 
@@ -66,6 +66,8 @@ def evaluate_draft(
     settings, sweep = settings or Settings(), sweep or Sweep()
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
+        if records is not None:
+            check_records(records)
         if vllm is not None:
             check_with_vllm(target, drafts, settings, vllm)
         prompts, tokenizer, asked = _prompts(target, settings)
@@ -79,7 +81,7 @@ def evaluate_draft(
         done = {key_of(cell) for cell in cells}
         measured: list[Iterator[Cell]] = []
         evaluation = None
-        digests = _Digests(prompts.sha256, template_sha256(tokenizer))
+        digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
         try:
             opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)

@@ -15,8 +15,8 @@ from draftkit.errors import DraftkitError
 from draftkit.hub import locate
 from draftkit.layout.atomic import temporary_folder
 from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import load_target
-from draftkit.models.tokens import load_tokenizer
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -59,7 +59,7 @@ class Conversations:
     def longest(self) -> int:
         """Tokens of the longest conversation, at most."""
         return max(
-            len(self._ids([_user(turn) for turn in prompt.turns[: self.turns]]))
+            len(self._ids(prompt, [_user(turn) for turn in prompt.turns[: self.turns]]))
             + min(len(prompt.turns), self.turns) * self.settings.max_new_tokens
             for prompt in self.prompts
         )
@@ -86,14 +86,15 @@ class Conversations:
         prompt, settings = self.prompts[number], self.settings
         return Request(
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
-            self._ids(messages),
+            self._ids(prompt, messages),
             settings.max_new_tokens,
             settings.sampling.numbered(number + turn * len(self.prompts)),
             ignore_eos=settings.ignore_eos,
         )
 
-    def _ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return encode_messages(messages, self.tokenizer, self.settings.thinking)
+    def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[int, ...]:
+        template = False if self.settings.template is None and prompt.plain else self.settings.template
+        return encode_messages(messages, self.tokenizer, self.settings.thinking, template)
 
 
 def measure(
@@ -108,8 +109,7 @@ def measure(
     requests = conversations.first_requests
     engine = engine_of(target, drafter, settings, num_slots=min(settings.concurrency, len(requests)))
     engine.reserve(conversations.longest)
-    # Warm-up: the first calls compile, tune and capture graphs; they are not part of the measurement.
-    engine.generate([replace(request, max_new_tokens=2 * (engine.k + 1)) for request in requests[: engine.num_slots]])
+    engine.warm_up(requests)
     counts = {"finished": 0, "accepted": 0, "rounds": 0}
 
     def on_round(touched: list[Generation]) -> None:

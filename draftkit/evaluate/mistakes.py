@@ -8,8 +8,8 @@ from typing import Any
 
 from draftkit.evaluate.datasets import PromptSet
 from draftkit.evaluate.settings import Settings
+from draftkit.evaluate.statistics import is_looping
 
-LOOPING = 0.5  # share of repeated pairs of tokens above which a text goes round in circles
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
 COLD = 5  # times the median that a slowest first token may take
@@ -58,12 +58,18 @@ def name_of(cell: Mapping[str, Any]) -> str:
 def mistakes_of_cell(cell: Mapping[str, Any], settings: Settings) -> Iterator[Warned]:
     """What is doubtful about a cell of the result."""
     name = name_of(cell)
-    if cell["repetition"] > LOOPING:
+    if is_looping(cell["repetition"]):
         forced = "; --ignore-eos makes outputs run on after their end" if settings.ignore_eos else ""
         yield Warned(
             "loops",
             f"at T={cell['temperature']:g} {100 * cell['repetition']:.0f} % of the output repeats itself, which is "
             f"easy to draft: acceptance lengths are higher than those of real text{forced}",
+        )
+    if beyond := cell.get("num_drafts_beyond"):
+        yield Warned(
+            "beyond-positions",
+            f"{name}: in {beyond} of {cell['num_drafts']} rounds a sequence was too long for the draft; vLLM drafts "
+            "nothing there and counts the round, and so did this measurement",
         )
     itl, tpot = cell["itl_ms"], cell["tpot_ms"]
     emitted = cell["acceptance_length_by_convention"].get("eagle")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from draftkit.errors import DraftkitError
+from draftkit.layout.jsonfile import loads
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 
@@ -34,7 +33,7 @@ def parse_floats(name: str, text: str) -> tuple[float, ...]:
 def parse_object(name: str, text: str | None) -> dict[str, object]:
     """A JSON object; empty where nothing is given. Raises `DraftkitError` for anything else."""
     try:
-        value = json.loads(text or "{}")
+        value = loads(text or "{}")
     except ValueError:
         value = None
     if not isinstance(value, dict):

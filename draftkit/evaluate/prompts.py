@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from draftkit.errors import TargetError
+from draftkit.models.chat import TemplateRejection, render, token_ids
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -14,11 +17,13 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: an id, a category for grouping, and the user's turns."""
+    """One question: an id, a category for grouping, and the user's turns. `plain`: a text to go on with as it is, to
+    which no chat template belongs."""
 
     id: str
     category: str
     turns: tuple[str, ...]
+    plain: bool = False
 
     @property
     def text(self) -> str:
@@ -33,23 +38,38 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     return load_prompt_set(source, limit).prompts
 
 
-def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None) -> tuple[int, ...]:
+def encode_prompt(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None, template: bool | None = None
+) -> tuple[int, ...]:
     """The ids the target sees of the first turn, as `encode_messages` makes them."""
-    return encode_messages([{"role": "user", "content": prompt.text}], tokenizer, thinking)
+    template = False if template is None and prompt.plain else template
+    return encode_messages([{"role": "user", "content": prompt.text}], tokenizer, thinking, template)
 
 
 def encode_messages(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    thinking: bool | None = None,
+    template: bool | None = None,
 ) -> tuple[int, ...]:
     """The ids of a conversation that the target is to go on with: the chat template applied once where there is one,
-    else the texts line by line.
+    else the texts line by line. `template` False takes the texts anyway, True raises `TargetError` where there is none.
 
     A template writes the beginning-of-sequence token itself, so the rendered text is not tokenised a second time.
     `thinking` is the template's `enable_thinking`; None leaves it to the template.
     """
-    if tokenizer.chat_template is None:
-        return tuple(tokenizer("\n".join(message["content"] for message in messages)).input_ids)
+    if tokenizer.chat_template is None and template:
+        raise TargetError(
+            "the target's tokenizer has no chat template", where=tokenizer.name_or_path, hint="leave --template out"
+        )
+    if tokenizer.chat_template is None or template is False:
+        return tuple(token_ids(tokenizer, "\n".join(message["content"] for message in messages)))
     settings = {} if thinking is None else {"enable_thinking": thinking}
-    return tuple(
-        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **settings)
-    )
+    try:
+        text = render(tokenizer, messages, add_generation_prompt=True, **settings)
+    except TemplateRejection as rejection:
+        raise TargetError(
+            f"the chat template does not take the prompt {messages[-1]['content'][:60]!r}: {rejection}",
+            where=tokenizer.name_or_path,
+        ) from rejection
+    return tuple(token_ids(tokenizer, text, special=False))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.layout.atomic import write_file
-from draftkit.layout.jsonfile import finite
+from draftkit.layout.atomic import check_writable, write_file
+from draftkit.layout.jsonfile import finite, read_object
 from draftkit.runtime.records import Generation
 
 SCHEMA = 1
@@ -55,17 +55,23 @@ class ResultFile:
         self.path = path
         self.cells: list[dict[str, Any]] = []
         self._provenance: dict[str, Any] | None = None
+        if path.is_dir():
+            raise DraftkitError("the result is a folder", where=path, hint="name a file")
+        check_writable(path)
         if not path.exists():
             return
         if not resume:
             raise DraftkitError(f"{path} exists", where=path, hint="--resume goes on with it; or name another file")
+        stored: dict[str, Any] = read_object(path)
+        self.cells, self._provenance = stored.get("cells", []), stored.get("provenance")
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            self.cells, self._provenance = stored["cells"], stored["provenance"]
             for cell in self.cells:
-                key_of(cell)  # raises for one that lacks a name
-        except (ValueError, KeyError, TypeError) as error:
-            raise FormatError("not the result of an evaluation", where=path, hint="name another file") from error
+                hash(key_of(cell))  # raises for one that lacks a name
+            sound = isinstance(self.cells, list) and isinstance(self._provenance, dict)
+        except (KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise FormatError("not the result of an evaluation", where=path, hint="name another file")
 
     def begin(self, provenance: dict[str, Any]) -> None:
         """Say how the cells to come are made."""
@@ -89,6 +95,13 @@ class ResultFile:
         write_file(self.path, (result_json(result) + "\n").encode())
 
 
+def check_records(path: Path) -> None:
+    """Raise `DraftkitError` where rounds cannot be appended to a file; leaves no trace."""
+    check_writable(path)
+    if path.exists():
+        _append(path, [])
+
+
 def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[Generation]) -> None:
     """Append the raw record of a run: a line for each round, from which every statistic can be had again.
 
@@ -100,6 +113,10 @@ def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[
         for number, r in enumerate(g.rounds):
             ended = g.finished if number == len(g.rounds) - 1 else None
             lines.append(json.dumps(finite(named | {"request": g.request.id} | asdict(r) | {"finished": ended})))
+    _append(path, lines)
+
+
+def _append(path: Path, lines: Sequence[str]) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)

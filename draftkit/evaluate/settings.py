@@ -18,7 +18,8 @@ class Settings:
 
     Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification.
     `turns`: the first of each prompt, or all of them, each after the target's own answers. `thinking`: the chat
-    template's `enable_thinking`, None for its default. `ignore_eos`: every output has `max_new_tokens`.
+    template's `enable_thinking`, None for its default. `template`: whether the chat template is applied; None where
+    there is one, and the prompt is no plain text. `ignore_eos`: every output has `max_new_tokens`.
     """
 
     num_speculative_tokens: int = 4
@@ -28,6 +29,7 @@ class Settings:
     limit: int | None = None
     turns: Turns = "first"
     thinking: bool | None = None
+    template: bool | None = None
     ignore_eos: bool = False
     device: str | None = None
     dtype: str | None = None

@@ -15,6 +15,8 @@ from draftkit.runtime.records import Generation, Round
 
 RESAMPLES = 2000
 
+LOOPING = 0.5  # share of repeated pairs of tokens above which a text goes round in circles
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -46,7 +48,8 @@ def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0)
 
     Draft token k+1 counts with its probability of standing wherever the k before it stand: Σ_v min(p_v, q_v) where
     it was drawn from q, p of it where it was chosen. Its mean is that of the measured length, its variance smaller;
-    a gap between the two is a bug. NaN without any round.
+    a gap between the two beyond chance is a bug. Of drawn drafts under coupled verification it is what rejection would
+    accept, a few points more. NaN without any round.
     """
     return _bootstrap_rounds(generations, lambda r: sum(r.expected[: r.accepted + 1]), seed)
 
@@ -123,6 +126,11 @@ def extended_rates(rates: Sequence[float], k: int) -> list[float]:
         fall = extended[-1] / extended[-2] if len(extended) > 1 and extended[-2] else extended[-1]
         extended.append(extended[-1] * fall)
     return extended
+
+
+def is_looping(share: float) -> bool:
+    """Whether a text of that `repetition` goes round in circles."""
+    return share > LOOPING
 
 
 def repetition(tokens: Sequence[int]) -> float:

@@ -86,6 +86,15 @@ class Architecture(ABC):
         """How many tokens a round its weights are made for; None where any number is as good."""
         return None
 
+    @property
+    def max_positions(self) -> int | None:
+        """The tokens of a sequence, drafts included, from which on vLLM 0.32 puts token 0 in the place of drafts.
+
+        It counts those rounds nevertheless. None where no limit is known: chains of EAGLE, whose positions vLLM takes
+        from the target, and heads without positions.
+        """
+        return None
+
     def card_facts(self) -> dict[str, str]:
         """Rows of a model card that only this family has."""
         return {}

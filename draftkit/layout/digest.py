@@ -11,8 +11,10 @@ import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.handles import TensorHandle
 from draftkit.layout.tensors import open_checkpoint
@@ -23,10 +25,15 @@ THREADS = 8  # which read and digest tensors together, at most
 def draft_sha256(draft: Draft) -> str:
     """SHA-256 of a draft's spec and of every byte of its weights, in hexadecimal.
 
+    A path that transformers notes in a config is no part of it: the same draft lies elsewhere once it is published.
     A foreign checkpoint has that of the unified draft it converts to. Raises `FormatError`/`SourceError` for a file
     that changes or goes away meanwhile.
     """
-    digest = hashlib.sha256(json.dumps(draft.spec.to_dict(), sort_keys=True).encode())
+    spec = draft.spec
+    if isinstance(spec.architecture, CausalLMSpec):
+        config = {key: value for key, value in spec.architecture.config.items() if key != "_name_or_path"}
+        spec = replace(spec, architecture=replace(spec.architecture, config=config))
+    digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode())
     for name, handle in sorted(draft.tensors.items()):
         digest.update(f"\0{name}\0{handle.dtype}\0{list(handle.shape)}\0".encode())
         for chunk in handle.chunks():

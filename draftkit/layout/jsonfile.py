@@ -6,12 +6,14 @@ import json
 import math
 import stat
 from pathlib import Path
+from typing import Any
 
 from draftkit.errors import FormatError, SourceError
 
 MAX_BYTES = 64 << 20  # a config.json is a few kB; anything near this is not one
 MAX_DIGITS = 20  # of an integer: those of 64 bits
 MAX_DEPTH = 100  # of lists and objects in each other; Python writes a few hundred
+TOO_DEEP = f"lists and objects that are nested more than {MAX_DEPTH} deep"
 DEEPER = 10  # what a draft's config may add to those of the config that it holds
 
 
@@ -45,6 +47,27 @@ def read_object(path: Path) -> dict[str, object]:
     return value
 
 
+def loads(text: str | bytes) -> Any:
+    """The value of a JSON text of any size, for rows and answers. Raises `ValueError`, also where it nests too deep."""
+    brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    try:
+        value = json.loads(text)
+        if brackets > MAX_DEPTH:  # fewer cannot nest deeper; to look costs more than to count
+            _check_depth(value, MAX_DEPTH)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    return value
+
+
+def _check_depth(value: object, depth: int) -> None:
+    if depth < 0:
+        raise ValueError(TOO_DEEP)
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, list | dict):
+                _check_depth(part, depth - 1)
+
+
 def _integer(digits: str) -> int:
     if len(digits.lstrip("-")) > MAX_DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits")
@@ -54,7 +77,7 @@ def _integer(digits: str) -> int:
 def _check_writable(value: object, depth: int) -> None:
     """Raise `ValueError` for what Python's parser takes and its writer does not; `depth` levels may be nested."""
     if depth < 0:
-        raise ValueError(f"lists and objects that are nested more than {MAX_DEPTH} deep")
+        raise ValueError(TOO_DEEP)
     if isinstance(value, str):
         value.encode()  # half of a surrogate pair has no encoding
     elif isinstance(value, list | dict):

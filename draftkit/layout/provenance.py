@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Origin = Literal["stated", "from tensors", "from target", "format default", "overridden"]
+DEFINITION = "what the format is"  # the remark on a format's default that no file of the format can change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +18,24 @@ class FactOrigin:
     origin: Origin
     note: str
 
+    @property
+    def assumed(self) -> bool:
+        """Whether another file of the format could have said otherwise, and this one says nothing."""
+        return self.origin == "format default" and self.note != DEFINITION
+
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """A file that was read: name in its folder, bytes, SHA-256 in hexadecimal where the Hub gave it."""
+    """A file that was read: name in its folder, bytes, and the SHA-256 of its content where it was taken.
+
+    `hub_sha256` is what the Hub says of the file, where it does. Where both are there, they are the same; alone it is
+    the Hub's word, and the bytes that were read may have been others.
+    """
 
     name: str
     size: int
     sha256: str | None
+    hub_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from draftkit.errors import TargetError
-from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
+from transformers import PreTrainedTokenizerBase
 
 SPACE = "▁"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -25,6 +21,9 @@ BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {
 }
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 Name = bytes | str  # of a token: its bytes, or a special token's name
+
+
+TOKENIZERS = ("tokenizer.", "tekken.", "vocab.", "spiece.")  # how the files begin that tokenizers are loaded from
 
 
 def token_names(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[Name, int]:
@@ -80,18 +79,3 @@ def _sentencepiece(word: str) -> bytes:
     if byte := BYTE_TOKEN.fullmatch(word):
         return bytes.fromhex(byte[1])
     return word.replace(SPACE, " ").encode()
-
-
-TOKENIZERS = ("tokenizer.", "tekken.", "vocab.", "spiece.")  # how the files begin that tokenizers are loaded from
-
-
-def load_tokenizer(folder: Path, of: str) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
-    except (OSError, ValueError) as error:
-        raise TargetError(
-            f"the {of} has no tokenizer that transformers can load",
-            where=folder,
-            expected="tokenizer.json, or what AutoTokenizer reads",
-            hint=remote_code_hint(error) or "copy the tokenizer files of the original model into the folder",
-        ) from error

@@ -22,7 +22,8 @@ from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.hub import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.models.tokens import TOKENIZERS, load_tokenizer, same_vocabulary
+from draftkit.models.chat import load_tokenizer
+from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.prepare.head import Head, open_head, with_rows
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.hub import Located
 from draftkit.layout.jsonfile import read_object
-from draftkit.models.tokens import TOKENIZERS, Name, load_tokenizer, named_tokens
+from draftkit.models.chat import TemplateRejection, load_tokenizer, render, token_ids
+from draftkit.models.tokens import TOKENIZERS, Name, named_tokens
 
 ROLES = ("turn end", "turn start", "eos", "bos", "unk", "pad")  # the first that fits a token is its role
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -76,11 +76,11 @@ class Vocabulary:
         if self.tokenizer.chat_template is None:
             return
         try:
-            text = str(self.tokenizer.apply_chat_template(MESSAGES, tokenize=False))
-        except (TemplateError, TypeError, ValueError):  # a template for conversations of another kind
+            text = render(self.tokenizer, MESSAGES)
+        except TemplateRejection:  # a template for conversations of another kind
             return
         between = text.partition(str(MESSAGES[1]["content"]))[2].partition(str(MESSAGES[2]["content"]))[0]
-        for token in self.tokenizer.encode(between, add_special_tokens=False):
+        for token in token_ids(self.tokenizer, between, special=False):
             if isinstance(self.named.get(token), str):
                 yield token
 

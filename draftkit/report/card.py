@@ -12,6 +12,7 @@ from pathlib import Path
 from draftkit.convert.api import Conversion
 from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.findings import findings_of_draft
+from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.serve import SGLANG_ALGORITHMS, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
@@ -216,8 +217,11 @@ def _commands(given: CardInput) -> dict[str, str]:
 
 
 def _serving_notes(draft: Draft) -> list[str]:
-    reason = refusal_by_vllm(draft.spec)
-    return [] if reason is None else [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}."]
+    reason, remedy = refusal_by_vllm(draft.spec), remedy_for_vllm(draft.spec)
+    if reason is None:
+        return []
+    instead = f" But {remedy}." if remedy else ""
+    return [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}.{instead}"]
 
 
 def _quoted(name: str | None) -> str:
@@ -266,6 +270,8 @@ def _limitations(given: CardInput) -> list[str]:
         if architecture.reduced_vocabulary:
             left_out = architecture.vocab_size - architecture.draft_vocab_size
             found.append(f"It never proposes {left_out:,} of the target's {architecture.vocab_size:,} tokens.")
+    if (limit := spec.architecture.max_positions) is not None:
+        found.append(f"It drafts up to {limit:,} tokens of prompt and answer; beyond, vLLM decodes without it.")
     if rows := given.rows:
         temperatures = sorted({cell.temperature for _, cell in rows})
         datasets = dict.fromkeys(plain(cell.dataset) for _, cell in rows)
@@ -275,7 +281,7 @@ def _limitations(given: CardInput) -> list[str]:
         )
     found += [f"Lost in conversion: {plain(loss)}." for loss in draft.provenance.losses]
     found += [f"{finding.severity.capitalize()}: {plain(finding.message)}." for finding in findings_of_draft(draft)]
-    assumed = [fact.name for fact in draft.provenance.facts if fact.origin == "format default"]
+    assumed = [fact.name for fact in draft.provenance.facts if fact.assumed]
     if assumed:
         found.append(f"Its source does not state {', '.join(assumed)}; the defaults of its format were taken.")
     return found

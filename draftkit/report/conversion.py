@@ -12,6 +12,7 @@ from draftkit.convert.api import Conversion, Reading
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats
 from draftkit.convert.findings import Finding, findings_of_draft, findings_of_reading
+from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.convert.serve import serve_commands
@@ -44,8 +45,10 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
         _show_findings(console, findings_of_reading(conversion.reading))
     _show_losses(console, conversion.losses)
     if conversion.export is None and (reason := refusal_by_vllm(draft.spec)):
+        remedy = remedy_for_vllm(draft.spec)
         console.print(
             f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
+            + (f" But {remedy}." if remedy else "")
         )
     for engine, command in serve_commands(conversion, out).items():
         console.print(f"{engine}: {command}", soft_wrap=True)
@@ -73,7 +76,8 @@ def show_draft(console: Console, draft: Draft) -> None:
     console.print(f"{draft.path}: unified draft, method {draft.spec.method}")
     console.print(f"converted from {draft.provenance.source} ({draft.provenance.format})")
     if reason := refusal_by_vllm(draft.spec):
-        console.print(f"marked so that vLLM refuses it: {reason}")
+        remedy = remedy_for_vllm(draft.spec)
+        console.print(f"marked so that vLLM refuses it: {reason}" + (f"; {remedy}" if remedy else ""))
     console.print(facts_table(draft.provenance.facts))
     tensors = Table("tensor", "dtype", "shape", title=f"{len(draft.tensors)} tensors")
     for handle in draft.tensors.values():

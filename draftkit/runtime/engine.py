@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -96,6 +97,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.eager = eager
         self._capacity = 0  # positions of a slot, once reserved
+        self._reach = 0  # tokens of the longest sequence in the last step, its drafts included
         self._running: dict[int, Request] = {}  # what the batch was made for
         self._batch: Batch | None = None
 
@@ -124,6 +126,7 @@ class Engine:
         ]
         notify = self._notifier(generations, on_round, on_text)
         self.reserve(max((g.request.max_length for g in generations), default=0))
+        self._reach = 0
         queue = deque(generations)
         active: dict[int, Generation] = {}
         free = list(range(self.num_slots))
@@ -201,12 +204,39 @@ class Engine:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())
         self._capacity = capacity
 
+    @torch.inference_mode()
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Do once what a run of these requests would do for the first time in the middle of being timed.
+
+        Kernels are compiled, and on a GPU rounds are captured: those of every number of sequences that may run
+        together, with the K that goes with it. `requests` are all drawn in the same way; on a GPU, where a prefill of
+        another length is another kernel, one of each length is run.
+        """
+        by_length = {len(request.prompt): request for request in requests}
+        prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
+        self.generate([replace(request, max_new_tokens=2 * (self.k + 1)) for request in prompts])
+        limit = None if self.drafter is None else self.drafter.max_positions
+        modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
+        for sequences in self._batch_sizes():
+            k, size = self._k_for(sequences), self._rounds.size(sequences)
+            running = dict.fromkeys(range(sequences), requests[0])
+            vacant = Batch.of(running, self.draft_sampling, self.target.device, size).vacant()  # leaves no trace
+            for drafting in modes:
+                self._rounds.run(vacant, k, self._capacity, drafting=drafting)
+
+    def _batch_sizes(self) -> list[int]:
+        """Numbers of sequences that stand for all: of each size that graphs are captured for, with each K."""
+        edges = {sequences for edge in self.k_by_batch for sequences in (edge, edge + 1)}
+        powers = {1 << power for power in range(self.num_slots.bit_length())}
+        return sorted(n for n in powers | edges | {self.num_slots} if 1 <= n <= self.num_slots)
+
     def _admit(self, generation: Generation, slot: int) -> None:
         """Prefill target and drafter with a prompt; the target's first token starts the generation."""
         generation.started = time.perf_counter()
         prompt = torch.tensor(generation.request.prompt, device=self.target.device)
         logits, features = self._prefill(prompt, slot)
-        if self.drafter is not None:
+        self._reach = max(self._reach, len(prompt))
+        if self.drafter is not None and self._can_draft(len(prompt)):
             self.drafter.prefill(slot, prompt, features)
         first = self._first_token(generation.request, logits, len(prompt))
         self._state.admit(slot, len(prompt), first, None if features is None else features[-1])
@@ -238,12 +268,22 @@ class Engine:
     def _round(self, active: dict[int, Generation]) -> None:
         """One round for the active slots, ascending; one transfer to the host at its end."""
         longest = max(g.length for g in active.values())
-        k = self._k_for(len(active))
-        packed = self._rounds.run(self._batch_of(active), k, longest + k)
+        k, drafting = self._k_for(len(active)), self._can_draft(self._reach)
+        self._reach = longest + self.k
+        packed = self._rounds.run(self._batch_of(active), k, longest + k, drafting=drafting)
         for generation, outcome in zip(active.values(), outcomes(packed), strict=False):  # vacant rows come last
             if outcome.broken is not None:
                 raise self._broken(outcome.broken, generation, outcome.proposal)
-            self._record(generation, outcome)
+            self._record(generation, outcome, beyond=not drafting and k > 0)
+
+    def _can_draft(self, reach: int) -> bool:
+        """Whether a whole draft fits the drafter after a step whose longest sequence had `reach` tokens.
+
+        As in vLLM's `_input_fits_in_drafter`, one sequence that is too long stops drafting for the whole batch, and a
+        step counts with all of its drafts, accepted or not.
+        """
+        limit = None if self.drafter is None else self.drafter.max_positions
+        return limit is None or reach + self.k <= limit
 
     def _broken(self, broken: Broken, generation: Generation, proposal: tuple[int, ...] = ()) -> NonFiniteError:
         self._capacity = 0  # the drafter is used for finding the layer
@@ -265,12 +305,14 @@ class Engine:
             self._running = running
         return self._batch
 
-    def _record(self, generation: Generation, outcome: Outcome) -> None:
+    def _record(self, generation: Generation, outcome: Outcome, *, beyond: bool) -> None:
         position = generation.length
         emitted = self._extend(generation, outcome.emitted)
         accepted = len(outcome.emitted) - 1
         drafted = len(outcome.proposal)
-        generation.rounds.append(Round(position, drafted, accepted, emitted, outcome.expected, outcome.proposal))
+        generation.rounds.append(
+            Round(position, drafted, accepted, emitted, outcome.expected, outcome.proposal, beyond)
+        )
 
     def _extend(self, generation: Generation, tokens: list[int]) -> int:
         """Append tokens up to one that ends the generation or the length limit; return how many were appended."""

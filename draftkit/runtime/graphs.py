@@ -47,23 +47,23 @@ class GraphedRounds:
         """The next power of two, or the number of slots: few sizes, few graphs."""
         return min(1 << (sequences - 1).bit_length(), self._num_slots)
 
-    def run(self, batch: Batch, k: int, length: int) -> Tensor:
+    def run(self, batch: Batch, k: int, length: int, *, drafting: bool = True) -> Tensor:
         """`Rounds.run`; the tensor that it returns is overwritten by the next round of the same kind."""
-        captured = None if self._failed else self._capture_of(batch, k)
+        captured = None if self._failed else self._capture_of(batch, k, drafting)
         if captured is None:
-            return self._rounds.run(batch, k, length)
+            return self._rounds.run(batch, k, length, drafting=drafting)
         if captured.holds is not batch:
             captured.batch.copy_(batch)
             captured.holds = batch
         return captured.replay()
 
-    def _capture_of(self, batch: Batch, k: int) -> _Captured | None:
+    def _capture_of(self, batch: Batch, k: int, drafting: bool) -> _Captured | None:
         """The capture for batches of this kind; None, and a warning, where the model does not allow one."""
-        key = *batch.kind, k
+        key = *batch.kind, k, drafting
         if key not in self._captured:
             vacant = batch.vacant()  # rounds of it leave no trace in any slot
             try:
-                replay = self._capture(lambda: self._rounds.run(vacant, k, self._capacity))
+                replay = self._capture(lambda: self._rounds.run(vacant, k, self._capacity, drafting=drafting))
             except RuntimeError as error:
                 self._failed = True
                 reason = str(error).strip().split("\n", 1)[0]

@@ -17,7 +17,8 @@ class Round:
     `position`: tokens of prompt and output before it. `drafted` ≤ K and `accepted` count draft tokens, before any
     truncation; `emitted` tokens went into the output (at most accepted + 1, fewer where the generation ended).
     `expected[i]`: the probability that draft token i stands given that those before it do, from the same forwards.
-    `proposal`: the draft tokens.
+    `proposal`: the draft tokens. `beyond`: the sequences were too long for the draft (`Drafter.max_positions`), and
+    token 0 stood in the place of its tokens.
     """
 
     position: int
@@ -26,6 +27,7 @@ class Round:
     emitted: int
     expected: tuple[float, ...] = ()
     proposal: tuple[int, ...] = ()
+    beyond: bool = False
 
 
 @dataclass

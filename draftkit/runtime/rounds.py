@@ -72,23 +72,25 @@ class Rounds:
         return sequences
 
     @torch.inference_mode()
-    def run(self, batch: Batch, k: int, length: int) -> Tensor:
+    def run(self, batch: Batch, k: int, length: int, *, drafting: bool = True) -> Tensor:
         """A round of up to `k` drafts per sequence; `length` bounds the positions it reaches.
 
+        Without `drafting` the drafter is left alone, and token 0 stands in the place of every draft, as in vLLM.
         Returns what `outcomes` reads: float64 [B, 3K+4]; token ids are exact in a double.
         """
         state, slots = self.state, batch.slots
         start = state.position[slots] + 1  # of the first draft
         draw: Draw = draw_greedy
-        if batch.drafts_sampled and k:
+        if batch.drafts_sampled and k and drafting:
             coupled = self.mode == "coupled"
             draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
         watched = _Watched(draw, torch.ones_like(slots, dtype=torch.bool))
-        proposed = self._propose(slots, length, k, watched)
+        proposed = self._propose(slots, length, k, watched) if drafting else Proposal(slots.new_zeros(len(slots), k))
         logits = self._score(slots, proposed.tokens, length)
         lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
         probs = draw.probs if isinstance(draw, RoundDraw) else None
-        drafted = Drafted(proposed.tokens, lengths, batch.active, batch.draft.greedy, probs)
+        one_hot = batch.draft.greedy if drafting else torch.ones_like(batch.draft.greedy)
+        drafted = Drafted(proposed.tokens, lengths, batch.active, one_hot, probs)
         rates = None if self.rates is None else self.rates[:k]
         verdict = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
             drafted, logits, batch.target, start

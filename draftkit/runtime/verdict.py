@@ -51,7 +51,8 @@ class Verdict(NamedTuple):
 
     `counts` is the number of accepted drafts plus one, 0 in inactive rows. `expected` float32 [B, K]: the probability
     that a draft stands given that those before it do, 0 in padding. Over many rounds, the number that accept at least
-    k drafts agrees with the sum of expected[:, k−1] over those that accept at least k−1.
+    k drafts agrees with the sum of expected[:, k−1] over those that accept at least k−1; it is smaller for drafts
+    drawn in coupled mode.
     """
 
     tokens: Tensor

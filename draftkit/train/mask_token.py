@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from draftkit.errors import DraftkitError
-from draftkit.models.remote_code import trusts_remote_code
+from draftkit.errors import DraftkitError, TargetError
+from draftkit.models.chat import load_tokenizer
 
 RESERVED = re.compile(r"reserved|unused|extra_id|placeholder|mask", re.IGNORECASE)
 HINT = "set mask_token_id to an id of the vocabulary that no text contains"
@@ -36,8 +36,8 @@ def _spare(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
 def default_mask_token(folder: str | Path, vocab_size: int) -> int:
     """`pick_mask_token` with the tokenizer in `folder`. Raises `DraftkitError`."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_remote_code())
-    except (OSError, ValueError) as error:
+        tokenizer = load_tokenizer(folder, "target")
+    except TargetError as error:
         raise DraftkitError("no tokenizer to pick a mask token from", where=folder, hint=HINT) from error
     return pick_mask_token(tokenizer, vocab_size)
 

@@ -206,12 +206,7 @@ SPECFORGES = [
     with_mask(
         name="specforge-3.1", format="specforge", method="eagle3", config=config(**SPECFORGE_31),
         tensors=partial(eagle3, extra={f"fc_norm.{i}.weight": (H,) for i in range(3)}), count=18,
-        facts={"feature_norm": "per_layer", "feedback": "pre_norm", "final_norm": True},
-    ),
-    with_mask(
-        name="specforge-3.1-normed-feedback", format="specforge", method="eagle3", config=config(**SPECFORGE_31),
-        tensors=partial(eagle3, extra={f"fc_norm.{i}.weight": (H,) for i in range(3)}), count=18,
-        facts={"feedback": "post_norm"}, overrides={"feedback": "post_norm"},
+        facts={"feature_norm": "per_layer", "feedback": "post_norm", "final_norm": True},
     ),
     with_mask(
         name="sglang-two-layers", format="specforge", method="eagle3",

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from published.checkpoint import Published, Tensors
+from published.checkpoint import Published, Tensors, randoms
 from published.eagle3 import SPECFORGE_QWEN3, config, eagle3
-from published.layers import H, V
+from published.layers import H, V, layer
 
 LAYERS = {f"layers.{i}.": "input_layernorm" for i in range(1, 4)}
 specforge = partial(
@@ -46,12 +46,25 @@ def automodel(dtype: torch.dtype, **options: Any) -> Tensors:
     return {name if name in TOP else f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
+def automodel_eagle(dtype: torch.dtype) -> Tensors:
+    """EAGLE-1 with the usual norms in its two layers, and one of the output."""
+    shapes = layer("layers.0.", norms=("input_layernorm",)) | layer("layers.1.", norms=("input_layernorm",))
+    return randoms(
+        shapes | {"fc.weight": (H, 2 * H), "norm.weight": (H,), "embed_tokens.weight": (V, H)}, dtype, seed=43
+    )
+
+
 deep: dict[str, Any] = {"deeper": {"layers.1.": "input_layernorm"}}
 PUBLISHED = [
     Published(
         name="specforge-peagle", format="specforge-peagle", method="p-eagle", config=config(**SPECFORGE),
         tensors=specforge, count=16 + 3 * 9 + 1, dropped=("t2d",), overrides={"mask_token_id": "300"},
         facts={"parallel.mask_token_id": 300, "embed_tokens": "draft", "decoder.num_hidden_layers": 4},
+    ),
+    Published(
+        name="specforge-peagle-without-table", format="specforge-peagle", method="p-eagle", config=config(**SPECFORGE),
+        tensors=partial(specforge, embed=False), count=16 + 3 * 9, dropped=("t2d",), overrides={"mask_token_id": "300"},
+        facts={"parallel.mask_token_id": 300, "embed_tokens": "target"},
     ),
     Published(
         name="specforge-peagle-scaled", format="specforge-peagle", method="p-eagle",
@@ -65,6 +78,15 @@ PUBLISHED = [
     Published(
         name="automodel", format="automodel", method="eagle3", config=config(**TARGET), tensors=automodel, count=16,
         dropped=("t2d",), facts={"decoder.num_hidden_layers": 1, "decoder.sliding_window": None},
+    ),
+    Published(
+        name="automodel-eagle", format="automodel-eagle", method="eagle", tensors=automodel_eagle, count=21,
+        config=config(**TARGET | {"architectures": ["LlamaEagleDraftModel"], "draft_num_hidden_layers": 2}),
+        facts={
+            "input_norm": True, "final_norm": True, "feedback": "post_norm", "embed_tokens": "draft",
+            "lm_head": "target", "decoder.num_hidden_layers": 2, "decoder.sliding_window": None,
+            "decoder.rope.base": 1e6,
+        },
     ),
     Published(
         name="automodel-3.1", format="automodel", method="eagle3",

@@ -19,27 +19,30 @@ NAME = "automodel"
 TITLE = "EAGLE-3, P-EAGLE (NeMo Automodel layout)"
 DIALECT = Dialect(NAME, {"model.": ""}, windows=False)
 
-READ = {
-    "draft_vocab_size",
-    "fc_norm",
+# What the classes of all its drafts read of the target's config, and what those of EAGLE-3 and P-EAGLE read beside.
+LAYER_KEYS = {
     "head_dim",
     "hidden_act",
     "hidden_size",
     "intermediate_size",
-    "mask_token_id",
     "max_position_embeddings",
-    "norm_output",
     "num_attention_heads",
     "num_hidden_layers",
     "num_key_value_heads",
-    "pard_token",
-    "parallel_drafting",
     "rms_norm_eps",
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
-    "target_hidden_size",
     "vocab_size",
+}
+READ = LAYER_KEYS | {
+    "draft_vocab_size",
+    "fc_norm",
+    "mask_token_id",
+    "norm_output",
+    "pard_token",
+    "parallel_drafting",
+    "target_hidden_size",
 }
 
 
@@ -51,8 +54,13 @@ def recognise(checkpoint: Checkpoint) -> int:
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
-    if facts.optional("partial_rotary_factor", float) not in (None, 1.0):
-        raise FormatError("partial_rotary_factor is not 1: its class turns whole heads", where=checkpoint.config_path)
+    check_rope(checkpoint, facts)
     for key in checkpoint.config.keys() - READ:
         facts.drop(key, "not read by the draft's class: the target's, or about training")
     return plan_eagle3(checkpoint, facts, target, DIALECT)
+
+
+def check_rope(checkpoint: Checkpoint, facts: Facts) -> None:
+    """Raise `FormatError` where the target turns a part of each head, and the draft's class would not."""
+    if facts.optional("partial_rotary_factor", float) not in (None, 1.0):
+        raise FormatError("partial_rotary_factor is not 1: its class turns whole heads", where=checkpoint.config_path)

@@ -52,8 +52,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         vocab_size,
         fusion_bias=has_bias(checkpoint, facts, "fusion_bias", "fc.bias", key="bias"),
         embed_tokens="draft" if own_embedding else "target",
+        logit_scale=facts.stated_or("logit_scale", float, 1.0, "none"),  # vLLM's class reads it
     )
-    facts.record("features", "target's last hidden state after its final norm", "format default")
     facts.record("embed_tokens", architecture.embed_tokens, "from tensors")
     facts.record("lm_head", "target", "format default", "the format stores none")
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))

@@ -47,16 +47,16 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
             where=checkpoint.source.path,
             hint="serve it with ArcticInference: vLLM with method arctic",
         )
-    hidden = facts.size("emb_dim", 4096, DEFAULT)
+    hidden = facts.size("emb_dim", 4096, DEFAULT, "target_hidden_size")
     architecture = MlpSpeculatorSpec(
         target_hidden_size=hidden,
         inner_size=_inner_size(facts, hidden),
         vocab_size=facts.size("vocab_size", 32000, DEFAULT),
-        num_heads=facts.size("n_predict", 3, DEFAULT),
-        tied=facts.stated_or("tie_weights", bool, False, DEFAULT),
+        num_heads=facts.size("n_predict", 3, DEFAULT, "num_heads"),
+        tied=facts.stated_or("tie_weights", bool, False, DEFAULT, "tied"),
         scale_input=facts.stated_or("scale_input", bool, False, DEFAULT),
         top_k_per_head=_top_k(facts),
-        num_candidates=facts.size("n_candidates", 5, DEFAULT),
+        num_candidates=facts.size("n_candidates", 5, DEFAULT, "num_candidates"),
     )
     _check_steps(checkpoint, architecture)
     if target is not None:
@@ -128,7 +128,7 @@ def _merged(checkpoint: Checkpoint, name: str, copies: list[str]) -> Move:
 def _inner_size(facts: Facts, hidden: int) -> int:
     inner = facts.optional("inner_dim", int)
     if inner:
-        return facts.size("inner_dim")
+        return facts.size("inner_dim", hidden, fact="inner_size")
     facts.drop("inner_dim", "0 means emb_dim")
     return facts.record("inner_size", hidden, "format default", f"inner_dim is {inner}: emb_dim")
 

@@ -45,9 +45,10 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     if target is not None:
         check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     check_vocabulary_map(checkpoint, vocab_size, draft_vocab_size)
-    paired = stated.paired_norms is True
-    final_norm = stated.last_norm is True or "norm.weight" in tensors
-    facts.record("features", "target's last hidden state after its final norm", "format default")
+    embedding_norm = _has_norm(checkpoint, facts, "embedding_norm", "enorm.weight", stated.paired_norms)
+    hidden_norm = _has_norm(checkpoint, facts, "hidden_norm", "hnorm.weight", stated.paired_norms)
+    input_norm = _has_norm(checkpoint, facts, "input_norm", "layers.0.input_layernorm.weight", stated.first_norm)
+    final_norm = _has_norm(checkpoint, facts, "final_norm", "norm.weight", stated.last_norm)
     note = "its trainer under Megatron; the one under Hugging Face feeds back the state before the norm"
     facts.record("feedback", "post_norm" if final_norm else "pre_norm", "format default", note if final_norm else "")
     for module in ("embed_tokens", "lm_head"):
@@ -57,9 +58,9 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         vocab_size,
         draft_vocab_size=draft_vocab_size,
         fusion_bias=has_bias(checkpoint, facts, "fusion_bias", "fc.bias", key="bias"),
-        embedding_norm=paired or "enorm.weight" in tensors,
-        hidden_norm=paired or "hnorm.weight" in tensors,
-        input_norm=stated.first_norm is True or "layers.0.input_layernorm.weight" in tensors,
+        embedding_norm=embedding_norm,
+        hidden_norm=hidden_norm,
+        input_norm=input_norm,
         final_norm=final_norm,
         feedback="post_norm" if final_norm else "pre_norm",
         embed_tokens="draft" if "embed_tokens.weight" in tensors else "target",
@@ -68,3 +69,10 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     quantization = read_quantization(checkpoint, facts)
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
     return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint, dropped=extra_heads(checkpoint, facts)))
+
+
+def _has_norm(checkpoint: Checkpoint, facts: Facts, name: str, tensor: str, stated: bool | None) -> bool:
+    """Whether a norm is there: where `eagle_config` says so, or the file has its weight."""
+    if stated:
+        return facts.record(name, True, "stated", "eagle_config")
+    return facts.record(name, tensor in checkpoint.tensors, "from tensors", tensor)

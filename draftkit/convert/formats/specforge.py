@@ -37,7 +37,7 @@ def recognise(checkpoint: Checkpoint) -> int:
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     renames = {"midlayer.": "layers.0."} | norms_of_deeper_layers(checkpoint, "layers.")
-    return plan_eagle3(checkpoint, facts, target, Dialect(NAME, renames, norm_output="logits"))
+    return plan_eagle3(checkpoint, facts, target, Dialect(NAME, renames))
 
 
 def export(outgoing: Outgoing) -> Export:

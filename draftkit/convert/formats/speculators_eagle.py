@@ -40,10 +40,10 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     vocab_size = facts.size("vocab_size")
     if target is not None:
         check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
-    normed = facts.stated_or("layernorms", bool, False, "the library's default")
+    normed = facts.optional("layernorms", bool) is True
+    facts.record_from("layernorms", dict.fromkeys(("embedding_norm", "input_norm", "final_norm"), normed))
     if normed:
         facts.record("feedback", "pre_norm", "format default", "the library only trained; untested against a trainer")
-    facts.record("features", "target's last hidden state after its final norm", "format default")
     for module in ("embed_tokens", "lm_head"):
         facts.record(module, "target", "format default", "the format stores none")
     architecture = fusion_spec(

@@ -49,21 +49,25 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     vocab_size = facts.size("vocab_size")
     if target is not None:
         check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
-    truncated = facts.size("truncated_vocab_size", vocab_size, "absent means the whole vocabulary")
+    truncated = facts.optional("truncated_vocab_size", int) or vocab_size
     draft_vocab_size = min(truncated, vocab_size)
+    facts.record_from("truncated_vocab_size", {"draft_vocab_size": draft_vocab_size})
     for name in ("token_map", HEAD):
         if draft_vocab_size < vocab_size and name not in view.tensors:
             raise FormatError(f"truncated_vocab_size is {truncated}, and {name} is missing", where=view.source.path)
-    paired = facts.stated_or("add_para_norm", bool, False, "the engine's default")
+    paired = facts.optional("add_para_norm", bool) is True
     unused = {
-        INPUT_NORM: facts.stated_or("skip_prenorm", bool, True, "the engine's default"),
-        OUTPUT_NORM: facts.stated_or("skip_output_norm", bool, True, "the engine's default"),
+        INPUT_NORM: facts.optional("skip_prenorm", bool) is not False,
+        OUTPUT_NORM: facts.optional("skip_output_norm", bool) is not False,
         "token_map": draft_vocab_size == vocab_size,
     }
     _check_reduction(view, vocab_size, draft_vocab_size)
     moves = _moves(view, decoder.hidden_size, draft_vocab_size, {name for name, skipped in unused.items() if skipped})
     check_vocabulary_map(_with_offsets(view, moves), vocab_size, draft_vocab_size)
-    final_norm = not unused[OUTPUT_NORM]
+    input_norm, final_norm = not unused[INPUT_NORM], not unused[OUTPUT_NORM]
+    facts.record_from("add_para_norm", {"embedding_norm": paired, "hidden_norm": paired})
+    facts.record_from("skip_prenorm", {"input_norm": input_norm})
+    facts.record_from("skip_output_norm", {"final_norm": final_norm})
     facts.record("feedback", "post_norm" if final_norm else "pre_norm", "format default", "what V0 feeds back")
     for module in ("embed_tokens", "lm_head"):
         facts.record(module, "draft" if f"{module}.weight" in view.tensors else "target", "from tensors")
@@ -74,7 +78,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         fusion_bias=has_bias(view, facts, "fusion_bias", "fc.bias", key="eagle_fc_bias"),
         embedding_norm=paired,
         hidden_norm=paired,
-        input_norm=not unused[INPUT_NORM],
+        input_norm=input_norm,
         final_norm=final_norm,
         feedback="post_norm" if final_norm else "pre_norm",
         logit_scale=facts.stated_or("logit_scale", float, 1.0, "none"),

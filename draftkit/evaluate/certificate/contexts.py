@@ -68,6 +68,10 @@ class _Recorder:
         return self._drafter.max_tokens
 
     @property
+    def max_positions(self) -> int | None:
+        return self._drafter.max_positions
+
+    @property
     def module(self) -> nn.Module | None:
         return self._drafter.module
 

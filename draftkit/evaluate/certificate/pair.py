@@ -86,7 +86,9 @@ def open_pair(target: str, draft: str, settings: CertificateSettings) -> Iterato
         model, tokenizer = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
         limit_threads(model)
         drafter = ngram_drafter(draft, model) if opened is None else load_drafter(opened, model, tokenizer)
-        texts = [(prompt.id, encode_prompt(prompt, tokenizer, settings.thinking)) for prompt in prompts]
+        texts = [
+            (prompt.id, encode_prompt(prompt, tokenizer, settings.thinking, settings.template)) for prompt in prompts
+        ]
         yield Pair(model, drafter, ragged_requests(texts, settings.max_new_tokens), settings.draft_sampling)
 
 

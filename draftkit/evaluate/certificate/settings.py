@@ -35,6 +35,7 @@ class CertificateSettings:
     min_p: float = 0.0
     draft_sampling: DraftSampling = field(default_factory=DraftSampling)
     thinking: bool | None = None
+    template: bool | None = None
     verification: Literal["rejection", "block"] = "rejection"
     seed: int = 0
     sampler_texts: int = 4000

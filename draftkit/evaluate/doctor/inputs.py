@@ -17,8 +17,8 @@ from draftkit.evaluate.doctor.wrappers import ShiftedFeedback, ShiftedMasks, Tar
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.models.chat import load_tokenizer, render, token_ids
 from draftkit.models.target import Taps, Target
-from draftkit.models.tokens import load_tokenizer
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
 from draftkit.runtime.memory import available_memory
@@ -130,7 +130,7 @@ def template(patient: Patient) -> Iterator[Trial]:
     """Prompts without a chat template, and with the draft's own where it has another."""
     own = load_tokenizer(patient.draft.path, "draft") if patient.draft.files else None
     if patient.tokenizer.chat_template is not None:
-        plain = [tuple(patient.tokenizer(prompt.text).input_ids) for prompt in patient.prompts]
+        plain = [tuple(token_ids(patient.tokenizer, prompt.text)) for prompt in patient.prompts]
         yield _with_prompts(patient, "prompts without chat template", plain)
     if own is not None and own.chat_template not in (None, patient.tokenizer.chat_template):
         rendered = [_rendered(patient, prompt.text, str(own.chat_template)) for prompt in patient.prompts]
@@ -139,11 +139,8 @@ def template(patient: Patient) -> Iterator[Trial]:
 
 def _rendered(patient: Patient, text: str, chat_template: str) -> tuple[int, ...]:
     messages = [{"role": "user", "content": text}]
-    return tuple(
-        patient.tokenizer.apply_chat_template(
-            messages, chat_template=chat_template, add_generation_prompt=True, return_dict=False
-        )
-    )
+    rendered = render(patient.tokenizer, messages, chat_template=chat_template, add_generation_prompt=True)
+    return tuple(token_ids(patient.tokenizer, rendered, special=False))
 
 
 def _with_prompts(patient: Patient, change: str, prompts: list[tuple[int, ...]]) -> Trial:

@@ -12,7 +12,8 @@ from draftkit.hub import locate
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import TargetFacts, read_target_facts
-from draftkit.models.tokens import load_tokenizer, same_vocabulary
+from draftkit.models.chat import load_tokenizer
+from draftkit.models.tokens import same_vocabulary
 
 TARGET_KEYS = ("name_or_path", "base_model_name_or_path", "verifier_name_or_path")  # under which trainers name theirs
 

@@ -18,6 +18,7 @@ from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.vllm.prometheus import draft_counts, parse_samples, total
 from draftkit.evaluate.vllm.prompts import sampling_fields
 from draftkit.evaluate.vllm.records import Answer, DraftCounts
+from draftkit.layout.jsonfile import loads
 from draftkit.requests import Request
 
 TIMEOUT = 600.0  # seconds without a byte
@@ -156,7 +157,7 @@ class VllmServer:
 
 def _object(data: bytes, where: str) -> dict[str, object]:
     try:
-        value = json.loads(data)
+        value = loads(data)
     except ValueError:
         value = None
     if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.architecture import Architecture, ParallelDrafting
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
+from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema
 
 TITLES = {
@@ -69,6 +70,10 @@ class CausalLMSpec(Architecture):
     @property
     def title(self) -> str:
         return TITLES[self.method]
+
+    @property
+    def max_positions(self) -> int | None:
+        return longest_sequence(self.config)
 
     def tensors(self) -> dict[str, TensorSchema]:
         check_layers(self.config)

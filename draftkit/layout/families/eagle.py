@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, check_range
 from draftkit.layout.decoder import Decoder, Rope, layer_keys, layer_tensors, rope_keys
+from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 
 TITLES = {
@@ -96,7 +97,16 @@ class EagleSpec(Architecture):
     def rope(self) -> Rope:
         return self.decoder.rope
 
+    @property
+    def max_positions(self) -> int | None:
+        return None if self.parallel is None else longest_sequence(rope_keys(self.rope))
+
     def tensors(self) -> dict[str, TensorSchema]:
+        if self.lm_head == "target" and self.reduced_vocabulary:
+            raise LayoutError(
+                f"lm_head is the target's, and the draft has {self.draft_vocab_size} of {self.vocab_size} tokens",
+                expected="a head of the draft's own, with a row for each of them",
+            )
         h = self.decoder.hidden_size
         tensors = self._first_layer()
         if self.token_entry == "fusion":

@@ -9,9 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
+from draftkit.layout.positions import longest_sequence
 from draftkit.models.causal_lm import load_causal_lm, load_pard2
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Taps, Target
-from draftkit.models.tokens import TOKENIZERS, load_tokenizer, same_vocabulary
+from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -33,6 +35,7 @@ class CausalLMDrafter:
         self.vocabulary = vocabulary
         self.columns, self.target_ids = _proposed(vocabulary, head_ids)
         self.cache = SlotCache(0, 0)
+        self.max_positions = longest_sequence(model.model.config.to_dict())
 
     @property
     def taps(self) -> Taps | None:

@@ -24,6 +24,7 @@ class EagleDrafter:
     """The first token comes from true features, each further one from the draft's own feedback."""
 
     max_tokens = None
+    max_positions: int | None = None
 
     def __init__(self, model: EagleModel):
         self.model = model

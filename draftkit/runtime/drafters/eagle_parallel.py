@@ -21,6 +21,7 @@ class PEagleDrafter(EagleDrafter):
         super().__init__(model)
         assert model.spec.parallel is not None
         self.mask_token_id = model.spec.parallel.mask_token_id
+        self.max_positions = model.spec.max_positions
         with torch.inference_mode():
             self.mask_hidden = model.fuse(model.mask_hidden)[0, 0]
 

@@ -11,6 +11,8 @@ from draftkit.runtime.drafters.protocol import Committed
 class LastStateDrafter:
     """Reads the target's final normed hidden state from which it emitted the newest token; has `max_tokens` heads."""
 
+    max_positions = None
+
     def __init__(self, max_tokens: int, module: nn.Module):
         self.max_tokens = max_tokens
         self.module = module

@@ -21,6 +21,7 @@ class NgramDrafter:
     """
 
     max_tokens = None
+    max_positions = None
     module = None
 
     def __init__(self, vocab_size: int, *, min_n: int, max_n: int, device: torch.device | str = "cpu"):

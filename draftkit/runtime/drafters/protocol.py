@@ -62,6 +62,10 @@ class Drafter(Protocol):
         """The most tokens that it can draft in a round, None for no limit."""
 
     @property
+    def max_positions(self) -> int | None:
+        """The tokens of a sequence, drafts included, from which on it drafts no more; None for no limit."""
+
+    @property
     def module(self) -> nn.Module | None:
         """What computes its logits, None where nothing is learned."""
 

@@ -24,6 +24,7 @@ CHECKS = (
     Check("end of turn", data_checks.end_of_turn),
     Check("truncation", data_checks.truncation),
     Check("beginning", data_checks.beginning),
+    Check("loops", data_checks.loops),
     Check("aux layers", model_checks.aux_layers, needs_model=True),
     Check("final norm", model_checks.final_norm, needs_model=True),
     Check("vocabulary", draft_checks.vocabulary, needs_draft=True),

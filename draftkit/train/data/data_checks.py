@@ -9,6 +9,7 @@ import numpy as np
 from draftkit.documents.document import Document, Origin
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
+from draftkit.evaluate.statistics import is_looping, repetition
 from draftkit.train.data.findings import Evidence, Finding, Survey
 from draftkit.train.data.report import Tally
 
@@ -19,7 +20,7 @@ def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenize
     """Count over all documents. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id
-    empty, unended, cut, doubled, outside = (Tally() for _ in range(5))
+    empty, unended, cut, doubled, looping, outside = (Tally() for _ in range(6))
     uses = np.zeros(vocab_size, dtype=np.int64)
     count = tokens = supervised = longest = ended = 0
     first = None
@@ -39,6 +40,8 @@ def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenize
             unended.add(document.id)
         if len(document) == origin.max_length and not (len(labels) and document.supervised[-1] and ends[-1]):
             cut.add(document.id)
+        if is_looping(repetition(labels.tolist())):
+            looping.add(document.id)
         if bos is not None and document.tokens[:2].tolist() == [bos, bos]:
             doubled.add(document.id)
         if (document.tokens >= vocab_size).any():
@@ -56,6 +59,7 @@ def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenize
         unended=unended,
         cut=cut,
         doubled=doubled,
+        looping=looping,
         outside=outside,
         uses=uses,
     )
@@ -165,3 +169,18 @@ def beginning(evidence: Evidence) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "no document begins with two beginning-of-sequence tokens")
+
+
+def loops(evidence: Evidence) -> Iterator[Finding]:
+    """Few answers go round in circles."""
+    survey = evidence.survey
+    if survey.looping.count > SMALL_SHARE * survey.documents:
+        yield Finding(
+            "warning",
+            f"{evidence.share(survey.looping)} repeat themselves in most of their supervised tokens",
+            evidence.place(survey.looping),
+            "the draft learns loops, which are easy to draft, and its acceptance length is measured on them",
+            "regenerate them at the temperature that will be served, with fewer --max-new-tokens, or leave them out",
+        )
+    else:
+        yield Finding("ok", f"{evidence.share(survey.looping)} repeat themselves")

@@ -11,8 +11,9 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.rope import target_rope
-from draftkit.models.tokens import load_tokenizer, same_vocabulary
+from draftkit.models.tokens import same_vocabulary
 from draftkit.train.data.findings import Evidence, Finding
 
 GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained

@@ -36,8 +36,8 @@ class Survey:
 
     `ended`: documents with an end-of-turn label; `longest`: tokens of the longest. Tallies of documents: `empty` has no
     label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
-    beginning-of-sequence tokens, `outside` has ids beyond the vocabulary. `uses` int64 [V]: how often each id is a
-    label.
+    beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary.
+    `uses` int64 [V]: how often each id is a label.
     """
 
     first: Document
@@ -50,6 +50,7 @@ class Survey:
     unended: Tally
     cut: Tally
     doubled: Tally
+    looping: Tally
     outside: Tally
     uses: NDArray[np.int64]
 

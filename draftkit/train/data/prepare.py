@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from draftkit.documents.document import Document, Origin, Span, write_documents
+from draftkit.documents.rows import Conversation, Refused, Row, Served
 from draftkit.errors import FormatError
+from draftkit.models.chat import TemplateRejection
 from draftkit.train.data.report import CONSEQUENCES, Reason, Report
-from draftkit.train.data.sources import Conversation, Refused, Row, Served
-from draftkit.train.data.spans import Renderer, TemplateRejection, Turn, merged
+from draftkit.train.data.spans import Renderer, Turn, merged
 
 
 def prepare(

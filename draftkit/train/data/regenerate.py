@@ -12,14 +12,15 @@ from itertools import islice
 from typing import Literal
 
 from draftkit.documents.document import Document
+from draftkit.documents.rows import Conversation, Message, Row
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError
+from draftkit.models.chat import TemplateRejection
 from draftkit.requests import SamplingParameters
 from draftkit.train.data.report import Reason, Report
 from draftkit.train.data.responders import Prompt, Refusal, Responder, Sampling
 from draftkit.train.data.response_file import ResponseFile
-from draftkit.train.data.sources import Conversation, Message, Row
-from draftkit.train.data.spans import Renderer, TemplateRejection, Turn, merged
+from draftkit.train.data.spans import Renderer, Turn, merged
 
 TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
 
@@ -69,7 +70,7 @@ class Dialogue:
     def _prompt(self, renderer: Renderer) -> list[int]:
         match self.row.content:
             case str() as text:
-                return renderer.encode(text)
+                return renderer.continued(text)
             case Conversation(tools=tools):
                 return renderer.prompt(self.history, tools)
             case _:
@@ -124,7 +125,8 @@ class Settings:
     """How responses are made; a file goes on only with those that it was begun with.
 
     `source`, `split` and `subset` are where the rows come from, `system` and `template_options` what the chat template
-    gets beside them. `dtype` None is the default of the device.
+    gets beside them; `template` says whether it is applied, None to all rows but text. `dtype` None is the default
+    of the device.
     """
 
     source: str
@@ -135,6 +137,7 @@ class Settings:
     dtype: str | None
     system: str | None
     template_options: Mapping[str, object]
+    template: bool | None = None
     temperature: float
     top_k: int
     top_p: float

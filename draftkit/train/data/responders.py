@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from draftkit.errors import SourceError
 from draftkit.evaluate.loading import load_model
 from draftkit.evaluate.vllm.prompts import sampling_fields
+from draftkit.layout.jsonfile import MAX_BYTES, loads
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
@@ -197,7 +198,7 @@ class EndpointResponder:
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         with urlopen(HttpRequest(self.endpoint + path, data, headers), timeout=TIMEOUT) as answer:
-            value = json.loads(answer.read())
+            value = loads(answer.read(MAX_BYTES))
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return value
@@ -211,7 +212,7 @@ def _said(error: HTTPError) -> str:
     """The server's own words, where it has some."""
     text = error.read(10_000).decode(errors="replace")
     try:
-        value = json.loads(text)
+        value = loads(text)
         inner = value.get("error", value)
         text = str(inner.get("message", text))
     except (ValueError, AttributeError):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from draftkit.documents.jsonl import dump_line, read_lines
+from draftkit.documents.rows import REGENERATED
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.layout.atomic import DISK_FAILURES
-from draftkit.train.data.sources import REGENERATED
 
 BLOCK = 1 << 16  # bytes that are searched for a line end at a time
 

@@ -8,27 +8,20 @@ known by name, so any template works. Where a template has `{% generation %}` ta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
-from jinja2 import TemplateError
 
 from draftkit.documents.document import Span, spans_of
+from draftkit.documents.rows import Message
 from draftkit.documents.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
+from draftkit.models.chat import render, token_ids
 from draftkit.train.data.report import Reason
-from draftkit.train.data.sources import Message
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# What a template does with a row that it was not written for: its own errors, and those of Python's operators.
-TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-class TemplateRejection(Exception):
-    """The template raised an error for these messages; the text is the template's."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +40,17 @@ class Renderer:
     """Renders conversations with a target's chat template.
 
     `options` are the template's own arguments, as `enable_thinking`; `system` is put before conversations that have no
-    system message.
+    system message. `template`: whether prompts are rendered; None where they are no plain text.
     """
 
-    def __init__(self, target: TargetTokenizer, options: Mapping[str, object] | None = None, system: str | None = None):
+    def __init__(
+        self,
+        target: TargetTokenizer,
+        options: Mapping[str, object] | None = None,
+        system: str | None = None,
+        template: bool | None = None,
+    ):
+        self.template = template
         self.target = target
         self.options = dict(options or {})
         self.system = system
@@ -58,10 +58,16 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Plain text as the tokenizer reads it, with the special tokens that it adds itself."""
-        return list(self.target.tokenizer(text).input_ids)
+        return token_ids(self.target.tokenizer, text)
+
+    def continued(self, text: str) -> list[int]:
+        """The ids of a plain text that the target goes on with; with the template, as a user's message."""
+        return self.prompt([{"role": "user", "content": text}]) if self.template else self.encode(text)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
-        """The ids that the target answers. Raises `TemplateRejection`."""
+        """The ids that the target answers; without the template, the texts line by line. Raises `TemplateRejection`."""
+        if self.template is False:
+            return self.encode("\n".join(str(message["content"]) for message in messages))
         return self._ids(self._text(self._prepared(messages), tools, generate=True))
 
     def turns(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[Turn]:
@@ -97,10 +103,15 @@ class Renderer:
 
     def _tagged(self, messages: Sequence[Message], tools: Sequence[object] | None, begin: int, end: int) -> list[Span]:
         """What the template's generation tags mark of the tokens from `begin` to `end`, and all after it."""
-        with _rejections():
-            rendered = self.target.tokenizer.apply_chat_template(
-                list(messages), tools=tools, return_assistant_tokens_mask=True, return_dict=True, **self.options
-            )
+        rendered = render(
+            self.target.tokenizer,
+            messages,
+            tools=tools,
+            tokenize=True,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+            **self.options,
+        )
         marked = np.array(rendered["assistant_masks"][:end], dtype=np.bool_)
         marked[:begin] = False
         if marked.any():  # tags often leave out the end-of-turn token, which the target has written too
@@ -112,28 +123,19 @@ class Renderer:
             raise TargetError(
                 "the target's tokenizer has no chat template, and the data are conversations",
                 where=self.target.name,
-                hint="use rows of plain text, or put the template into the folder as chat_template.jinja",
+                hint="use rows of plain text (`data regenerate --no-template` takes any as that), or put the template "
+                "into the folder as chat_template.jinja",
             )
         if self.system is None or any(message["role"] == "system" for message in messages):
             return list(messages)
         return [{"role": "system", "content": self.system}, *messages]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[object] | None, *, generate: bool = False) -> str:
-        with _rejections():
-            return self.target.tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **self.options
-            )
+        text: str = render(self.target.tokenizer, messages, tools=tools, add_generation_prompt=generate, **self.options)
+        return text
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.target.tokenizer(text, add_special_tokens=False).input_ids)
-
-
-@contextmanager
-def _rejections() -> Iterator[None]:
-    try:
-        yield
-    except TEMPLATE_ERRORS as error:
-        raise TemplateRejection(str(error) or type(error).__name__) from error
+        return token_ids(self.target.tokenizer, text, special=False)
 
 
 def common_length(left: Sequence[object], right: Sequence[object]) -> int:

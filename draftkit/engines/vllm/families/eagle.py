@@ -18,10 +18,12 @@ def refusal(eagle: EagleSpec) -> str | None:
 
 def _unlike_eagle1(eagle: EagleSpec) -> dict[str, bool]:
     norms = eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm or eagle.decoder.qk_norm
+    norms = norms or eagle.feature_norm != "none" or eagle.norm_before_residual
     return {
         "vLLM drops fc.bias": eagle.fusion_bias,
         "vLLM's EAGLE class has none of the norms of this draft": norms,
         "vLLM's EAGLE class has the whole vocabulary": eagle.reduced_vocabulary,
+        "vLLM's EAGLE class reads the target's last state": eagle.aux_layer_ids is not None,
         "vLLM's EAGLE class takes the target's head, and its loader stops at another": eagle.lm_head == "draft",
         "vLLM's EAGLE class has no sliding window": eagle.decoder.sliding_window is not None,
     }
@@ -31,6 +33,7 @@ def _unlike_eagle3(eagle: EagleSpec) -> dict[str, bool]:
     decoder = eagle.decoder
     norms = eagle.embedding_norm and eagle.hidden_norm and eagle.final_norm
     return {
+        "vLLM's EAGLE-3 class has no bias in fc": eagle.fusion_bias,
         "vLLM's EAGLE-3 class always norms embedding, hidden state and output": not norms,
         "vLLM's second model runner feeds captured layers to a draft that reads the last state": (
             eagle.aux_layer_ids is None

@@ -13,13 +13,14 @@ from pathlib import Path, PurePath
 from draftkit.documents.document import Span, parse_tokens
 from draftkit.documents.jsonl import read_lines
 from draftkit.errors import FormatError, SourceError
+from draftkit.layout.jsonfile import loads
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bot": "assistant"}
 SHAPES = (
     'messages or conversations (lists of {"role", "content"} or {"from", "value"}), prompt with completion or '
-    "response, turns (a list of user texts), prompt, or text"
+    "response, turns (a list of user texts), prompt, data or question, or text, which is gone on with as it is"
 )
 
 Message = Mapping[str, object]
@@ -67,7 +68,8 @@ def read_rows(
     revision: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Row]:
-    """The rows of a JSONL, JSON or parquet file, of a folder of these, or of a Hub dataset; at most `limit`.
+    """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, or of
+    a Hub dataset; at most `limit`.
 
     `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. Ids are the rows' own where they
     have some, else the name of the source and the row's number; repeated ones get a number. Raises `SourceError` for
@@ -86,16 +88,31 @@ def read_rows(
 
 def parse_row(record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row:
     """The row of a record that lies at `where`. Raises `FormatError` naming the keys of one in no known shape."""
+    if tokenizer_sha256 is None:
+        _check_text(record, where)
     known = {key: value for key, value in record.items() if value is not None}  # tables fill their gaps with None
     own = next((known[key] for key in ("id", "prompt_id", "question_id", "conversation_id") if key in known), None)
     own = PurePath(where).name if own is None else own
     return Row(str(own), str(known.get("category", "all")), where, _content(known, where, tokenizer_sha256))
 
 
+def _check_text(record: dict[str, object], where: str) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        json.dumps(record, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(
+            f"the row's text is not valid Unicode: {error.object[error.start : error.end]!r} is half of a character",
+            where=where,
+            hint="remove the row, or write the file again with whole characters",
+        ) from error
+
+
 def _content(record: dict[str, object], where: str, tokenizer: str | None) -> Conversation | Served | Refused | str:
     if tokenizer is not None:
         return _served(record, where, tokenizer)
-    prompt, text = record.get("prompt"), record.get("text")
+    prompt = next((record[key] for key in ("prompt", "data", "question") if key in record), None)  # `data` is PARD's
+    text = record.get("text")
     answer = record.get("completion", record.get("response"))
     turns = record.get("turns")
     for key in ("messages", "conversations", "conversation"):
@@ -123,7 +140,7 @@ def _conversation(messages: object, record: dict[str, object], where: str) -> Co
     tools = record.get("tools")
     if isinstance(tools, str):  # tables hold nested schemas as text
         try:
-            tools = json.loads(tools)
+            tools = loads(tools)
         except ValueError as error:
             raise FormatError(f"tools are not valid JSON: {error}", where=where) from error
     parsed = tuple(_message(message, f"{where}, message {n}") for n, message in enumerate(messages, start=1))
@@ -180,7 +197,22 @@ def _files(path: Path) -> list[Path]:
 def _read_file(path: Path) -> Iterator[Place]:
     if path.suffix == ".parquet":
         return _read_parquet(path)
+    if path.suffix == ".txt":
+        return ((where, row, None) for where, row in read_text(path))
     return _read_json(path) if path.suffix == ".json" else _read_jsonl(path)
+
+
+def read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """The lines of a text file, each a prompt, with their places. Raises `SourceError` and `FormatError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path.name} is not UTF-8 text", where=path) from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"{path}, line {number}", {"prompt": line}
 
 
 def _read_jsonl(path: Path) -> Iterator[Place]:
@@ -196,10 +228,10 @@ def _read_jsonl(path: Path) -> Iterator[Place]:
 
 def _read_json(path: Path) -> Iterator[Place]:
     try:
-        records = json.loads(path.read_bytes())
+        records = loads(path.read_bytes())
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(
             f"{path.name} is not valid JSON: {error}", where=path, hint="the file is damaged or was cut: fetch it again"
         ) from error

@@ -1,0 +1,139 @@
+"""Beyond a draft's positions: nothing is drafted there, as in vLLM, and the rounds are counted and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_runtime import requests, zoo_drafter, zoo_target
+
+from draftkit import zoo
+from draftkit.convert.findings import findings_of_draft
+from draftkit.evaluate.loading import open_draft
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.positions import longest_sequence
+from draftkit.layout.target import read_target_facts
+from draftkit.models.target import Target
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation
+
+K = 4
+LIMITED = ("draft-model", "pard", "p-eagle")
+
+
+def limited(name: str, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> Drafter:
+    drafter = zoo_drafter(name)
+    monkeypatch.setattr(drafter, "max_positions", limit)
+    return drafter
+
+
+def generate(drafter: Drafter, slots: int = 1, **options: Any) -> list[Generation]:
+    engine = Engine(Target(zoo_target(), drafter.taps), drafter, num_speculative_tokens=K, num_slots=slots, **options)
+    return engine.generate([replace(r, max_new_tokens=40, ignore_eos=True) for r in requests()[:slots]])
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_one_sequence_stops_drafting_where_a_whole_draft_does_not_fit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (free,) = generate(limited(name, None, monkeypatch))
+    limit = len(free.request.prompt) + 24
+    (stopped,) = generate(limited(name, limit, monkeypatch))
+    assert stopped.tokens == free.tokens
+    # What vLLM's model runner does, written out: a step reaches K tokens beyond the text, accepted or not.
+    reach = len(stopped.request.prompt)
+    for r in stopped.rounds:
+        fits = reach + K <= limit
+        assert r.beyond is not fits
+        assert r.drafted == K
+        assert fits or r.proposal == (0,) * K
+        reach = r.position + K
+    inside = [r for r in stopped.rounds if not r.beyond]
+    assert 1 < len(inside) < len(stopped.rounds)
+    assert inside == free.rounds[: len(inside)]  # up to there nothing is different
+    assert all(r.accepted == 0 for r in stopped.rounds if r.beyond)  # token 0 is none of the text
+
+
+def test_a_long_sequence_stops_drafting_for_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = generate(limited("pard", None, monkeypatch), slots=3)
+    longest = max(len(g.request.prompt) for g in free)
+    stopped = generate(limited("pard", longest, monkeypatch), slots=3)
+    assert [g.tokens for g in stopped] == [g.tokens for g in free]
+    shared = min(len(g.rounds) for g in stopped)
+    assert shared > 1
+    assert all(r.beyond for g in stopped for r in g.rounds[:shared])
+
+
+def test_tokens_do_not_depend_on_the_limit_when_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [replace(r, sampling=SamplingParameters(temperature=1.0, seed=i)) for i, r in enumerate(requests()[:2])]
+    outputs = []
+    for limit in (None, len(drawn[0].prompt) + 16):
+        drafter = limited("draft-model", limit, monkeypatch)
+        engine = Engine(
+            Target(zoo_target()), drafter, num_speculative_tokens=K, num_slots=2, verification="coupled",
+            draft_sampling=DraftSampling("probabilistic"),
+        )  # fmt: skip
+        outputs.append([g.tokens for g in engine.generate(drawn)])
+    assert outputs[0] == outputs[1]
+
+
+def test_a_prompt_beyond_a_learned_position_table_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter is not asked to take in what it has no positions for."""
+    drafter = limited("draft-model", 8, monkeypatch)
+    monkeypatch.setattr(drafter, "prefill", lambda *_: pytest.fail("the prompt does not fit"))
+    monkeypatch.setattr(drafter, "propose", lambda *_: pytest.fail("nothing fits"))
+    (generation,) = generate(drafter)
+    assert all(r.beyond for r in generation.rounds)
+
+
+ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 64}, 64),
+        ({"n_positions": 1024, "max_position_embeddings": 2048}, 1024),
+        ({"max_position_embeddings": 64, "model_max_length": 128}, 128),
+        ({"max_position_embeddings": 64, "rope_parameters": ROPE}, 256),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2}}, 128),
+        ({"max_position_embeddings": 64, "rope_parameters": ROPE | {"rope_type": "yarn"}}, 64),
+        ({"max_position_embeddings": 64, "rope_parameters": {"full_attention": ROPE}}, 256),
+        (
+            {
+                "max_position_embeddings": 64,
+                "original_max_position_embeddings": 32,
+                "rope_parameters": {"rope_type": "longrope"},
+            },
+            32,
+        ),
+        ({"text_config": {"max_position_embeddings": 64}}, 64),
+    ],
+)
+def test_the_length_is_the_one_that_vllm_derives(config: dict[str, object], length: int | None) -> None:
+    assert longest_sequence(config) == length
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mlp-speculator", *LIMITED])
+def test_short_drafts_are_told(name: str) -> None:
+    facts = read_target_facts(zoo.path("target"), "zoo:target", None)
+    assert facts.max_position_embeddings is not None
+    with open_draft(f"zoo:{name}", "zoo:target") as draft:
+        architecture = draft.spec.architecture
+        if isinstance(architecture, CausalLMSpec):
+            architecture = replace(architecture, config=architecture.config | {"max_position_embeddings": 64})
+        elif isinstance(architecture, EagleSpec):
+            rope = replace(architecture.decoder.rope, max_position_embeddings=64)
+            architecture = replace(architecture, decoder=replace(architecture.decoder, rope=rope))
+        short = replace(draft, spec=replace(draft.spec, architecture=architecture))
+        assert short.spec.architecture.max_positions == (64 if name in LIMITED else None)
+        assert not any(f.name == "short-draft" for f in findings_of_draft(draft, facts))
+        found = {f.name: f for f in findings_of_draft(short, facts)}
+        assert ("short-draft" in found) == (name in LIMITED)
+        if name in LIMITED:
+            assert "the draft ends at 64 tokens" in found["short-draft"].message
