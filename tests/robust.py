@@ -20,7 +20,8 @@ from draftkit import convert_checkpoint, inspect_checkpoint
 from draftkit.errors import DraftkitError
 from draftkit.layout.tensors import open_checkpoint
 
-SECONDS = 20  # a conversion of a pico checkpoint takes some milliseconds
+SECONDS = 20  # of processor time; a conversion of a pico checkpoint takes some milliseconds
+WAITING = 3 * SECONDS  # of any time
 EXTRA_MEMORY = 2 << 30
 LONGEST_MESSAGE = 60_000  # a hundred lines of five hundred characters
 Outcome = DraftkitError | None
@@ -33,15 +34,19 @@ class Hang(BaseException):
 @contextmanager
 def time_limit() -> Iterator[None]:
     def stop(*_: object) -> None:
-        raise Hang(f"still busy after {SECONDS} s")
+        raise Hang(f"still busy after {SECONDS} s, or waiting after {WAITING} s")
 
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, SECONDS), (signal.ITIMER_REAL, signal.SIGALRM, WAITING))
+    previous = [(number, signal.signal(number, stop)) for _, number, _ in timers]
+    for timer, _, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        for timer, _, _ in timers:
+            signal.setitimer(timer, 0)
+        for number, handler in previous:
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -593,7 +593,7 @@ def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) 
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("template", [RECURSIVE, "{{ 'x' * 10 ** 14 }}", "{{ 1 // 0 }}", "{% for"])
+@pytest.mark.parametrize("template", [RECURSIVE, "{{ 'x' * 10 ** 14 }}", "{{ 1 // 0 }}", "{% for", "{% break %}"])
 def test_a_template_that_fails_rejects_every_row(template: str, tmp_path: Path) -> None:
     said = Conversation(({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}))
     rows = [Row("a", "all", "test", said)]

@@ -370,6 +370,7 @@ ODD: dict[str, tuple[Change, str]] = {
     "unknown nested key": (nested(tree_depth=4), "eagle_config.tree_depth: 4"),
     "ill-typed nested key": (nested(use_last_layernorm="yes"), "use_last_layernorm is 'yes'"),
     "irregular layers": (nested(next_layer_regular=False), "next_layer_regular"),
+    "layers of no known kind": (nested(next_layer_regular={"a": 1}), "next_layer_regular is {'a': 1}"),
     "two norms before fc": (both_norms, "both input_norm and fc_norm"),
     "a norm that is not there": (setting(fc_norm=True), r"fc_norm\.0\.weight is missing"),
     "parallel without its state": (setting(parallel_drafting=True), "there is no mask_hidden"),
@@ -395,6 +396,13 @@ def test_what_the_layout_does_not_describe_is_named(name: str, tmp_path: Path) -
     change(values, tensors)
     with pytest.raises(DraftkitError, match=problem):
         plan_conversion(foreign(tmp_path, values, tensors))
+
+
+def test_what_says_nothing_of_the_draft_is_written_down(tmp_path: Path) -> None:
+    values, tensors = config(**MODELOPT), eagle3(torch.float16, first="layers.0.", t2d=False)
+    nested(parallel_draft_step=7)(values, tensors)
+    draft = plan_conversion(foreign(tmp_path, values, tensors)).require_draft()
+    assert draft.provenance.dropped_config["eagle_config.parallel_draft_step"] == 7
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:

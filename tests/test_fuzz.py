@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 import json
 import os
-import re
+import random
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pico
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fuzzing.judge import Kind
+from fuzzing.mutate import HOSTILE, WRONG, nested, possible_keys
 from published import all_published
-from published.checkpoint import Published, write_weights
+from published.checkpoint import write_weights
 from robust import Outcome, attempt, inspect, sandbox
 
 import draftkit
@@ -27,7 +31,7 @@ from draftkit.errors import FormatError
 from draftkit.layout.safetensors_file import write_safetensors
 from draftkit.layout.tensors import TensorToWrite, open_checkpoint
 
-FUZZ = settings(max_examples=100, deadline=None)
+HARNESS = Path(__file__).parents[1] / "scripts" / "fuzz.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,49 +86,6 @@ def test_the_samples_are_sound(samples: dict[str, Sample]) -> None:
 
 
 # --- configs
-
-
-def nested(depth: int) -> Any:
-    value: Any = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-WRONG: dict[str, Any] = {
-    "null": None,
-    "true": True,
-    "a text": "64",
-    "negative": -64,
-    "NaN": float("nan"),
-    "64 bits": (1 << 64) - 1,
-    "a list": [64],
-    "an object": {"rope_type": "linear", "factor": "2", "rope_theta": {}},
-}
-HOSTILE: dict[str, Any] = {
-    "zero": 0,
-    "a fraction": 1.5,
-    "a billion": 10**9,
-    "infinite": float("-inf"),
-    "beyond floats": 10**400,
-    "as many digits as Python prints": 10**4299,
-    "no text": "",
-    "half a surrogate pair": "\ud800",
-    "a long text": "a" * 100_000,
-    "control characters": "\0\x1b[2J\n",
-    "deep": nested(95),
-    "deeper than Python writes": nested(400),
-}
-
-
-def possible_keys(*sources: Path) -> set[str]:
-    """Every text in the code that could be the key of a config, so that none is forgotten that a format reads."""
-    files = [file for source in sources for file in (source.rglob("*.py") if source.is_dir() else [source])]
-    constants = [
-        node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)
-    ]
-    texts = {constant.value for constant in constants if isinstance(constant.value, str)}
-    return {text for text in texts if re.fullmatch(r"[a-z_][a-z0-9_]+", text)}
 
 
 CODE = Path(draftkit.__file__).parent
@@ -182,36 +143,6 @@ def test_endless_layers(config: dict[str, Any], samples: dict[str, Sample]) -> N
     assert "is 1000000000" in str(sample.run(attempt, sample.config | config))
 
 
-json_values = st.recursive(
-    st.sampled_from(list(WRONG | HOSTILE)).map((WRONG | HOSTILE).__getitem__)
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@FUZZ
-@given(st.data(), st.sampled_from(FORMATS))
-def test_any_config(samples: dict[str, Sample], data: st.DataObject, format: str) -> None:
-    sample = samples[format]
-    keys = st.sampled_from(sorted(sample.config)) | st.text(max_size=5)
-    changes = data.draw(st.dictionaries(keys, json_values, max_size=4))
-    removed = data.draw(st.sets(keys, max_size=2))
-    config = {key: value for key, value in (sample.config | changes).items() if key not in removed}
-    sample.run(attempt, data.draw(st.just(config) | json_values))
-
-
-@FUZZ
-@given(st.data(), st.sampled_from(FORMATS))
-def test_a_damaged_config(samples: dict[str, Sample], data: st.DataObject, format: str) -> None:
-    sample = samples[format]
-    text = json.dumps(sample.config)
-    cut = data.draw(st.integers(0, len(text)))
-    sample.run(attempt, text[:cut] + data.draw(st.text(max_size=3)) + text[data.draw(st.integers(cut, len(text))) :])
-
-
 @pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta", "logit_scale"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("format", FORMATS)
@@ -244,36 +175,6 @@ def unified(samples: dict[str, Sample], tmp_path_factory: pytest.TempPathFactory
     return {name: folder / name for name in samples}
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value inside a JSON value, itself included."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inner:
-        yield from places(part, (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """A copy of a JSON value with another value at a place."""
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copy
-
-
-@settings(FUZZ, max_examples=150)
-@given(st.data(), st.sampled_from(FORMATS))
-def test_any_draftkit_block(unified: dict[str, Path], data: st.DataObject, format: str) -> None:
-    config = json.loads((unified[format] / "config.json").read_text())
-    for _ in range(data.draw(st.integers(1, 2))):
-        place = data.draw(st.sampled_from([("draftkit", *path) for path in places(config["draftkit"])]))
-        config = replaced(config, place, data.draw(json_values))
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "model.safetensors").symlink_to(unified[format] / "model.safetensors")
-        Path(folder, "config.json").write_text(json.dumps(config))
-        inspect(Path(folder))
-
-
 def test_a_block_of_endless_layers(unified: dict[str, Path]) -> None:
     file = unified["eagle"] / "config.json"
     text = file.read_text()
@@ -284,45 +185,6 @@ def test_a_block_of_endless_layers(unified: dict[str, Path]) -> None:
 
 
 # --- every published format
-
-
-def odd_tensors(tensor: torch.Tensor) -> st.SearchStrategy[torch.Tensor]:
-    """Other tensors in place of one: of other shapes, other dtypes and, where it maps tokens, other values."""
-    shapes = [
-        (),
-        (0,) * tensor.dim(),
-        (1, *tensor.shape),
-        tuple(size + 1 for size in tensor.shape),
-        tuple(tensor.shape),
-    ]
-    dtypes = [tensor.dtype, torch.int64, torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn]
-    values = [0, 1, -1, 1 << 62, -(1 << 63)]
-    return st.builds(
-        lambda shape, dtype, value: torch.full(shape, value, dtype=torch.int64).to(dtype),
-        st.sampled_from(shapes),
-        st.sampled_from(dtypes),
-        st.sampled_from(values),
-    )
-
-
-@settings(FUZZ, max_examples=80)
-@given(st.data(), st.sampled_from(list(all_published().values())))
-def test_any_change_to_a_published_checkpoint(data: st.DataObject, published: Published) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = published.write(Path(folder, "source")), None
-        if published.target is not None:
-            target = pico.save_target_config(Path(folder, "target"), **published.target)
-        config = published.config
-        for _ in range(data.draw(st.integers(0, 2))):
-            config = replaced(config, data.draw(st.sampled_from(list(places(config)))), data.draw(json_values))
-        (source / "config.json").write_text(json.dumps(config))
-        tensors = published.tensors(torch.float16)
-        for name in data.draw(st.sets(st.sampled_from(sorted(tensors)), max_size=2)):
-            tensors[name] = data.draw(odd_tensors(tensors[name]))
-        for name in data.draw(st.sets(st.sampled_from(sorted(tensors)), max_size=1)):
-            del tensors[name]
-        write_weights(source / published.weights, tensors)
-        attempt(source, target, overrides=published.overrides, allow_lossy=True)
 
 
 @pytest.mark.parametrize("changed", ["token_map", "lm_head.weight"])
@@ -390,21 +252,81 @@ def test_a_wrong_shard(name: str, sharded: Path) -> None:
     assert isinstance(attempt(sharded), FormatError)
 
 
-def test_any_index(sharded: Path) -> None:
+def test_an_index_of_more_shards_than_there_are(sharded: Path) -> None:
     file = sharded / "model.safetensors.index.json"
-    sound = json.loads(file.read_text())
-    shards = st.sampled_from([*BAD_SHARDS.values(), "1.safetensors", "2.safetensors", "3.safetensors"])
-    names = st.sampled_from(sorted(sound["weight_map"])) | st.text(max_size=3)
-
-    @FUZZ
-    @given(st.data())
-    def run(data: st.DataObject) -> None:
-        changed = sound["weight_map"] | data.draw(st.dictionaries(names, shards, max_size=3))
-        removed = data.draw(st.sets(names, max_size=2))
-        weight_map = {name: shard for name, shard in changed.items() if name not in removed}
-        file.write_text(json.dumps(data.draw(st.just({"weight_map": weight_map}) | json_values)))
-        attempt(sharded)
-
-    run()
     file.write_text(json.dumps({"weight_map": {f"layers.{i}": f"{i}.safetensors" for i in range(20_000)}}))
     assert isinstance(attempt(sharded), FormatError)
+
+
+# --- random cases
+
+
+@pytest.fixture(scope="module")
+def harness() -> ModuleType:
+    """scripts/fuzz.py."""
+    spec = importlib.util.spec_from_file_location("fuzz", HARNESS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_random_cases_of_every_kind(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, HARNESS, "--cases", "400", "--out", tmp_path], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Misbehaving(Kind):
+    """Every sixth case is as it should be."""
+
+    def run(self, rng: random.Random, folder: Path) -> bool:
+        what = int((self.corpus / "next").read_text()) if (self.corpus / "next").exists() else 0
+        (self.corpus / "next").write_text(str(what + 1))
+        match what % 5:
+            case 0:
+                raise ValueError("a traceback")
+            case 1:
+                tempfile.mkdtemp()
+            case 2:
+                bytearray(1 << 40)
+            case 3:
+                raise PanicException("as of Rust")
+        return True
+
+
+class PanicException(BaseException):
+    pass
+
+
+class Dying(Kind):
+    def run(self, rng: random.Random, folder: Path) -> bool:
+        os._exit(9)
+
+
+class Hanging(Kind):
+    def run(self, rng: random.Random, folder: Path) -> bool:
+        time.sleep(100)
+        return True
+
+
+def test_the_harness_notices(harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"misbehaving": Misbehaving, "dying": Dying, "hanging": Hanging}
+    monkeypatch.setattr(harness, "KINDS", kinds)
+    monkeypatch.setattr(harness, "WAITING", 0)
+    monkeypatch.setattr(harness, "GRACE", 1)
+    runs = {name: harness.Run(name, 2 if name == "hanging" else 5, 0, tmp_path).finish() for name in kinds}
+    said = [failure["what"] for failure in runs["misbehaving"].failures]
+    assert len(said) == 4
+    for what, expected in zip(
+        said, ("ValueError", "left in the temporary folder", "MemoryError", "Panic"), strict=True
+    ):
+        assert expected in what
+    assert runs["misbehaving"].counts == {"cases": 5, "failed": 4, "accepted": 1}
+    assert runs["dying"].counts == {"cases": 5, "failed": 5}
+    assert "exit code 9" in runs["dying"].failures[0]["what"]
+    assert "hangs" in runs["hanging"].failures[1]["what"]
+    again = harness.Run("dying", 6, 0, tmp_path).finish()
+    assert again.counts["cases"] == 6

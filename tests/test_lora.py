@@ -376,3 +376,19 @@ def test_an_adapter_without_a_base_is_refused(refused: Path, tmp_path: Path) -> 
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(FormatError, match="base_model_name_or_path is None"):
         inspect_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"r": 8}, "has rank 4, and adapter_config.json says 8"),
+    ({"r": "4"}, "config key r is '4'"),
+    ({"rank_pattern": {"q_proj": 2}}, "has rank 4, and adapter_config.json says 2"),
+    ({"alpha_pattern": {"q_proj": True}}, "alpha_pattern has True for q_proj"),
+])  # fmt: skip
+def test_a_rank_that_the_weights_do_not_have(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    """The scale depends on the rank, so one of the two files is another adapter's."""
+    adapter = save_adapter(llama(), tmp_path)
+    file = adapter / "adapter_config.json"
+    sound = json.loads(file.read_text())
+    file.write_text(json.dumps(sound | change))
+    with pytest.raises(FormatError, match=message):
+        plan_conversion(str(adapter))

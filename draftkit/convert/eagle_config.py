@@ -9,6 +9,8 @@ from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.target import TargetFacts
 
+PARALLEL_HEADS = {"parallel_draft_heads_num_layers", "parallel_draft_step"}
+
 
 class EagleConfig(NamedTuple):
     """The nested `eagle_config` of ModelOpt, SpecForge and their descendants.
@@ -28,10 +30,12 @@ class EagleConfig(NamedTuple):
 def read_eagle_config(facts: Facts) -> EagleConfig:
     """The nested `eagle_config`. Raises `FormatError` for keys whose effect is unknown."""
     nested = facts.mapping("eagle_config") or {}
-    if nested.pop("next_layer_regular", True) is False:
+    if facts.optional("next_layer_regular", bool, inside=nested) is False:
         raise FormatError("eagle_config.next_layer_regular is false, a variant that no engine runs")
-    for key in ("parallel_draft_heads_num_layers", "parallel_draft_step"):
-        nested.pop(key, None)  # their tensors, where there are any, are dropped with a reason
+    nested.pop("next_layer_regular", None)
+    for key in sorted(PARALLEL_HEADS & nested.keys()):
+        facts.dropped[f"eagle_config.{key}"] = "their tensors, where there are any, are dropped with a reason"
+        del nested[key]
     flags = {
         key: facts.optional(key, bool, inside=nested)
         for key in (

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
-from draftkit.convert.serve import AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS
+from draftkit.convert.serve import AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS, local_name, stated_tokens
 from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder, layer_keys, rope_keys
 from draftkit.layout.families.eagle import EagleSpec
@@ -100,12 +100,12 @@ def _serving(outgoing: Outgoing, kind: str) -> object:
     if "speculators_config" in outgoing.draft.provenance.dropped_config:
         return outgoing.draft.provenance.dropped_config["speculators_config"]
     target = outgoing.need_target("the name and architectures of the target")
-    tokens = AUTOREGRESSIVE_TOKENS if kind == "eagle3" else PARALLEL_TOKENS
+    tokens = stated_tokens(outgoing.draft) or (AUTOREGRESSIVE_TOKENS if kind == "eagle3" else PARALLEL_TOKENS)
     return {
         "algorithm": kind,
         "default_proposal_method": "greedy",
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-        "verifier": {"name_or_path": target.name, "architectures": list(target.architectures)},
+        "verifier": {"name_or_path": local_name(target.name), "architectures": list(target.architectures)},
     }
 
 

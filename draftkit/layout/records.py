@@ -104,7 +104,7 @@ def _float(value: int) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

@@ -26,6 +26,7 @@ TEMPLATE_ERRORS = (
     LookupError,
     MemoryError,
     RecursionError,
+    SyntaxError,
     TypeError,
     ValueError,
 )

@@ -13,7 +13,7 @@ from draftkit.convert.api import Conversion
 from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.findings import findings_of_draft
 from draftkit.convert.fold import remedy_for_vllm
-from draftkit.convert.serve import SGLANG_ALGORITHMS, serve_commands
+from draftkit.convert.serve import SGLANG_ALGORITHMS, method_note, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
 from draftkit.hub import Located
@@ -219,7 +219,7 @@ def _commands(given: CardInput) -> dict[str, str]:
 def _serving_notes(draft: Draft) -> list[str]:
     reason, remedy = refusal_by_vllm(draft.spec), remedy_for_vllm(draft.spec)
     if reason is None:
-        return []
+        return method_note(draft.spec)
     instead = f" But {remedy}." if remedy else ""
     return [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}.{instead}"]
 

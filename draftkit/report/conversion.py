@@ -15,7 +15,7 @@ from draftkit.convert.findings import Finding, findings_of_draft, findings_of_re
 from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.convert.serve import serve_commands
+from draftkit.convert.serve import method_note, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
@@ -50,8 +50,11 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
             f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
             + (f" But {remedy}." if remedy else "")
         )
-    for engine, command in serve_commands(conversion, out).items():
-        console.print(f"{engine}: {command}", soft_wrap=True)
+    for engine, command in serve_commands(conversion, out, local=True).items():
+        console.print(f"{engine}: {command}", soft_wrap=True, markup=False)
+    if conversion.destination != "speculators" and refusal_by_vllm(draft.spec) is None:
+        for note in method_note(draft.spec):
+            console.print(note, soft_wrap=True)
 
 
 def show_reading(console: Console, reading: Reading) -> None:

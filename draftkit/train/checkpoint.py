@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftkit.convert.serve import TOKENS_FACT
 from draftkit.convert.unified import write_draft
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.dtypes import torch_dtype
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.handles import memory_handle
-from draftkit.layout.provenance import Provenance
+from draftkit.layout.provenance import FactOrigin, Provenance
 from draftkit.layout.spec import DraftSpec
 from draftkit.version import __version__
 
@@ -28,10 +29,12 @@ def save_draft(
     target: str,
     files: tuple[Path, ...] = (),
     dtype: torch.dtype | None = None,
+    speculative_tokens: int | None = None,
     force: bool = False,
 ) -> None:
     """Write a unified draft folder. `dtype`: what floating-point weights are cast to, None to keep theirs.
 
+    `speculative_tokens`: the draft tokens a round that it was trained for, None where more may be asked of it.
     `files`: the tokenizer of a causal language model. Raises `LayoutError` when the tensors do not fit the spec.
     """
     handles = {}
@@ -49,12 +52,16 @@ def save_draft(
         files=(),
         target=target,
         target_revision=None,
-        facts=(),
+        facts=() if speculative_tokens is None else (_trained_for(speculative_tokens),),
         dropped_config={},
         losses=(),
         draftkit_version=__version__,
     )
     write_draft(out, Draft(out, spec, provenance, handles, files), force=force)
+
+
+def _trained_for(tokens: int) -> FactOrigin:
+    return FactOrigin(name=TOKENS_FACT, value=str(tokens), origin="stated", note="the steps of its training")
 
 
 def _stored_in(architecture: Architecture, dtype: str) -> Architecture:

@@ -325,7 +325,12 @@ def _write_final(best: Path, config: TrainConfig, recipe: Recipe, files: tuple[P
     """The final draft: the best checkpoint's, in the target's dtype."""
     out = Path(config.out)
     tensors = load_tensors(best)
-    save_draft(out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, force=True)
+    parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
+    steps = getattr(recipe.options, "steps", None) if parallel else None  # a chain may be longer than in training
+    save_draft(
+        out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, speculative_tokens=steps,
+        force=True,
+    )  # fmt: skip
     _record(out / "draft", config)
     if (best / ADAPTER_FOLDER).is_dir():
         shutil.copytree(best / ADAPTER_FOLDER, out / "draft" / ADAPTER_FOLDER)

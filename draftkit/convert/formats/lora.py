@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 from draftkit.convert.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint
 from draftkit.convert.detect import detect
@@ -40,7 +41,7 @@ UNCHANGED_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # initial
 UNUSED = {
     "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules",
     "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "megatron_core",
-    "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "modules_to_save", "peft_version", "qalora_group_size", "revision", "runtime_config",
     "target_modules", "task_type",
 }  # fmt: skip
 MAGNITUDE = "magnitude_vector"
@@ -49,12 +50,21 @@ TRANSPOSED: dict[Operation, Operation] = {"add_lora": "add_lora_transposed", "ad
 EMBEDDING_OR_HEAD = re.compile(r".*\b(embed_tokens|wte|embed_in|embed_out|word_embeddings|lm_head)\.weight")
 
 
+Patterns = Mapping[re.Pattern[str], float]
+Number = TypeVar("Number", float, int | None)
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What an adapter's config says about the merge. `alphas`: pattern of module names → its own alpha."""
+    """What an adapter's config says about the merge: alpha and rank, and those of modules that match a pattern.
+
+    `rank` None: not stated.
+    """
 
     alpha: float
-    alphas: Mapping[re.Pattern[str], float]
+    alphas: Patterns
+    rank: int | None
+    ranks: Patterns
     rank_stabilised: bool
     fan_in_fan_out: bool
     dora: bool
@@ -65,8 +75,15 @@ class Settings:
         return ("A", "B", MAGNITUDE) if self.dora else ("A", "B")
 
     def scale(self, module: str, rank: int) -> float:
-        alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.fullmatch(module)), self.alpha)
+        alpha = _matching(self.alphas, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+    def stated_rank(self, module: str) -> float | None:
+        return _matching(self.ranks, module, self.rank)
+
+
+def _matching(patterns: Patterns, module: str, default: Number) -> float | Number:
+    return next((number for pattern, number in patterns.items() if pattern.fullmatch(module)), default)
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,9 @@ def _read_settings(config: dict[str, object], path: Path) -> Settings:
         raise _refusal(path, f"init_lora_weights is {start!r}", "it changed the base model's weights before training")
     settings = Settings(
         alpha=facts.stated("lora_alpha", float),
-        alphas=_patterns(facts.mapping("alpha_pattern") or {}, path),
+        alphas=_patterns("alpha_pattern", facts, path),
+        rank=facts.optional("r", int),
+        ranks=_patterns("rank_pattern", facts, path),
         rank_stabilised=bool(facts.optional("use_rslora", bool)),
         fan_in_fan_out=bool(facts.optional("fan_in_fan_out", bool)),
         dora=bool(facts.optional("use_dora", bool)),
@@ -132,16 +151,16 @@ def _read_settings(config: dict[str, object], path: Path) -> Settings:
     return settings
 
 
-def _patterns(alphas: dict[str, object], path: Path) -> dict[re.Pattern[str], float]:
+def _patterns(key: str, facts: Facts, path: Path) -> Patterns:
     """peft's patterns: regular expressions for the end of a module's name."""
     patterns = {}
-    for text, alpha in alphas.items():
-        if not isinstance(alpha, int | float):
-            raise FormatError(f"alpha_pattern has {alpha!r} for {text}", where=path, expected="a number")
+    for text, number in (facts.mapping(key) or {}).items():
+        if type(number) not in (int, float):
+            raise FormatError(f"{key} has {number!r} for {text}", where=path, expected="a number")
         try:
-            patterns[re.compile(rf"(.*\.)?({text})")] = float(alpha)
+            patterns[re.compile(rf"(.*\.)?({text})")] = cast("float", number)
         except re.error as error:
-            raise FormatError(f"alpha_pattern has {text!r}: {error}", where=path) from error
+            raise FormatError(f"{key} has {text!r}: {error}", where=path) from error
     return patterns
 
 
@@ -198,6 +217,13 @@ def _with_changes(checkpoint: Checkpoint, settings: Settings, changes: Changes, 
     factors = [changes.factors[name][factor] for factor in settings.factors]
     a, b, *magnitude = factors
     weight = checkpoint.tensors[source]
+    stated = settings.stated_rank(name.removesuffix(".weight"))
+    if stated is not None and stated != a.shape[0]:
+        raise FormatError(
+            f"{a.name} has rank {a.shape[0]}, and {ADAPTER_CONFIG} says {stated:g}",
+            where=checkpoint.source.path,
+            hint="config and weights are not of one adapter: fetch both again",
+        )
     transposed = _is_transposed(checkpoint, settings, weight, a, b, name in changes.embeddings)
     if magnitude and math.prod(magnitude[0].shape) != b.shape[0]:
         raise FormatError(
