@@ -12,9 +12,9 @@ from draftkit.version import __version__
 
 if TYPE_CHECKING:
     from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
-    from draftkit.evaluate.doctor.diagnose import diagnose_draft
+    from draftkit.doctor.diagnose import diagnose_draft
     from draftkit.evaluate.evaluate import evaluate_draft
-    from draftkit.evaluate.loading import open_draft as load_draft
+    from draftkit.loading import open_draft as load_draft
     from draftkit.publish import push_draft
     from draftkit.train.run import train_draft
 
@@ -32,9 +32,9 @@ __all__ = [
 _HOMES = {
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
-    "diagnose_draft": ("draftkit.evaluate.doctor.diagnose", "diagnose_draft"),
+    "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
-    "load_draft": ("draftkit.evaluate.loading", "open_draft"),
+    "load_draft": ("draftkit.loading", "open_draft"),
     "push_draft": ("draftkit.publish", "push_draft"),
     "train_draft": ("draftkit.train.run", "train_draft"),
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from draftkit.layout.jsonfile import dump
+from draftkit.io.jsonfile import dump
 
 # Files whose strings are a tokenizer's own: only a value that is a whole path is one.
 VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")

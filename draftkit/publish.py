@@ -10,16 +10,16 @@ from pathlib import Path
 
 from draftkit.convert.finite import check_finite
 from draftkit.errors import DraftkitError, FormatError, LayoutError
-from draftkit.hub_upload import Uploaded, check_repo_id, upload
-from draftkit.layout.atomic import temporary_folder, write_file
+from draftkit.hub.upload import Uploaded, check_repo_id, upload
+from draftkit.io.atomic import temporary_folder, write_file
+from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.jsonfile import dump
 from draftkit.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.report.card import CardInput, render_card, target_of
 from draftkit.report.licence import find_licence
 from draftkit.report.measured import EVAL_FOLDER, own_part
-from draftkit.report.results import Result, result_from
+from draftkit.results.record import Result, result_from
 
 CARD = "README.md"
 FIGURES_FOLDER = "figures"

@@ -34,10 +34,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
-from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import Draft, read_draft
+from draftkit.loading import load_drafter, load_model
 from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine

@@ -46,17 +46,17 @@ from safetensors.torch import save_file
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
-from draftkit.documents.document import Document, read_training_documents
-from draftkit.documents.vocabulary import choose_vocabulary, token_counts
+from draftkit.data.packing import pack, row_tensors
+from draftkit.data.samples import Document, read_training_documents
+from draftkit.data.states import OnlineStates
+from draftkit.data.training_target import load_training_target
+from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Taps, Target
 from draftkit.train.dataset import held_out
-from draftkit.train.packing import pack, row_tensors
-from draftkit.train.states import OnlineStates
-from draftkit.train.target import load_training_target
 
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)

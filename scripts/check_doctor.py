@@ -27,12 +27,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftkit import zoo
 from draftkit.convert.unified import write_draft
-from draftkit.evaluate.doctor.diagnose import diagnose_draft
-from draftkit.evaluate.doctor.diagnosis import Diagnosis
-from draftkit.evaluate.doctor.patient import changed, target_ids, with_target_ids
-from draftkit.evaluate.loading import open_draft
+from draftkit.doctor.diagnose import diagnose_draft
+from draftkit.doctor.diagnosis import Diagnosis
+from draftkit.doctor.patient import changed, target_ids, with_target_ids
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
+from draftkit.loading import open_draft
 
 SOUND = ("eagle", "eagle-bias", "eagle3", "p-eagle", "pard", "mlp-speculator", "draft-model")
 

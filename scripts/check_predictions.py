@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import draftkit
-from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.report.tables import show_speed_model
 from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.results.settings import Settings, Sweep
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 MODES = ("greedy", "probabilistic")

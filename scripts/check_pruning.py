@@ -19,14 +19,14 @@ import zoo_documents
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.documents.document import Document, Origin, write_documents
-from draftkit.documents.tokenizer import load_tokenizer
-from draftkit.documents.vocabulary import ceiling, token_counts
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.data.vocabulary import ceiling, token_counts
 from draftkit.evaluate.evaluate import Settings, evaluate_draft
-from draftkit.evaluate.loading import load_model
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import load_prompts
 from draftkit.layout.folder import read_draft
+from draftkit.loading import load_model
 from draftkit.models.target import Target
 from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import Pruning, plan_pruning

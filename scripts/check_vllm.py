@@ -30,12 +30,12 @@ from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.serve import vllm_settings
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.evaluate.loading import load_drafter, load_model
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.evaluate.statistics import accepted_per_position
 from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter, load_model
 from draftkit.models.target import Target
 from draftkit.requests import Request
+from draftkit.results.statistics import accepted_per_position
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine

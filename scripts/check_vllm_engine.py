@@ -18,14 +18,15 @@ import sys
 from rich.console import Console
 
 import draftkit
+from draftkit.engines.vllm.request import SERVER_DEFAULTS
+from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.measure import Conversations
-from draftkit.evaluate.settings import Settings
-from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
-from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
-from draftkit.hub import locate
+from draftkit.evaluate.vllm_measure import measure_with_vllm, run_plain
+from draftkit.hub.locate import locate
 from draftkit.models.chat import load_tokenizer
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
+from draftkit.results.settings import Settings
 
 TARGET = "zoo:target"
 DRAFTS = ("zoo:eagle", "zoo:eagle3", "zoo:draft-model", "zoo:p-eagle", "zoo:pard", "ngram:1-3")

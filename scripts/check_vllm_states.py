@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from draftkit.documents.document import Document, Origin, write_documents
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.stored_states import OfflineStates
+from draftkit.data.target_states import StateSettings, open_states_job
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.hub import locate
+from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import FINAL, Taps
-from draftkit.train.offline import OfflineStates
-from draftkit.train.target_states import StateSettings, open_states_job
 
 ROUNDING = 1e-5  # of float32, which sums in another order
 

@@ -12,8 +12,8 @@ import zoo_lm
 from transformers import PreTrainedTokenizerBase
 
 from draftkit import zoo
-from draftkit.documents.document import Document, Origin, write_documents
-from draftkit.documents.tokenizer import load_tokenizer
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.tokenizer import load_tokenizer
 from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime import attention

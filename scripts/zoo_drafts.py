@@ -22,9 +22,10 @@ from zoo_documents import TARGET, write_training_documents
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.formats.mlp_speculator import copies_of
 from draftkit.convert.unified import PROVENANCE_FILE
-from draftkit.documents.document import read_training_documents
-from draftkit.documents.tokenizer import load_tokenizer
-from draftkit.documents.vocabulary import choose_vocabulary, token_counts
+from draftkit.data.samples import read_training_documents
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.data.training_target import load_training_target
+from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import read_draft
@@ -36,7 +37,6 @@ from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.eagle_family import fresh_eagle
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.run import train_draft
-from draftkit.train.target import load_training_target
 
 TOKENS = 2048  # of a step
 ROPE_BASE = 10000.0  # of the drafts that have another than the target

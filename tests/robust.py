@@ -18,7 +18,7 @@ import pytest
 
 from draftkit import convert_checkpoint, inspect_checkpoint
 from draftkit.errors import DraftkitError
-from draftkit.layout.tensors import open_checkpoint
+from draftkit.io.tensors import open_checkpoint
 
 SECONDS = 20  # of processor time; a conversion of a pico checkpoint takes some milliseconds
 WAITING = 3 * SECONDS  # of any time

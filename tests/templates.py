@@ -7,7 +7,7 @@ from functools import cache
 from transformers import AutoTokenizer
 
 from draftkit import zoo
-from draftkit.documents.tokenizer import TargetTokenizer
+from draftkit.data.tokenizer import TargetTokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from draftkit.errors import DraftkitError
-from draftkit.layout import atomic
-from draftkit.layout.atomic import atomic_folder, check_writable, start_write_back
+from draftkit.io import atomic
+from draftkit.io.atomic import atomic_folder, check_writable, start_write_back
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[1]
 HALF_A_RUN = """
 import sys, time
 from pathlib import Path
-from draftkit.layout.atomic import atomic_folder
+from draftkit.io.atomic import atomic_folder
 
 with atomic_folder(Path(sys.argv[1]), replaces=lambda folder: True) as folder:
     (folder / "model").write_text("half")
@@ -278,7 +278,7 @@ WORKER = """
 import itertools, os, sys
 from pathlib import Path
 from draftkit.errors import DraftkitError
-from draftkit.layout.atomic import atomic_folder
+from draftkit.io.atomic import atomic_folder
 
 os.fsync = lambda descriptor: None
 for number in itertools.count():
@@ -348,7 +348,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_temporary_folder_goes_with_its_run_or_with_the_next(tmp_path: Path) -> None:
-    code = "import os; from draftkit.layout.atomic import temporary_folder as t\nwith t() as f: (f / 'x').touch()"
+    code = "import os; from draftkit.io.atomic import temporary_folder as t\nwith t() as f: (f / 'x').touch()"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     for ending, left in (("os.kill(os.getpid(), 9)", 1), ("pass", 0)):
         subprocess.run([sys.executable, "-c", f"{code}; {ending}"], check=False, env=environment, cwd=REPOSITORY)

@@ -26,10 +26,10 @@ from transformers import (
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, LayoutError, TargetError
-from draftkit.evaluate.loading import load_drafter
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
+from draftkit.loading import load_drafter
 from draftkit.models.eagle import EagleModel
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter

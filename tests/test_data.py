@@ -24,19 +24,19 @@ from templates import tokenizer
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from draftkit import zoo
-from draftkit.documents.document import Document, Origin, read_documents, read_origin, write_documents
-from draftkit.documents.rows import Conversation, Row, parse_row, read_rows
-from draftkit.documents.tokenizer import load_tokenizer
+from draftkit.checks import data_checks, draft_checks, model_checks
+from draftkit.checks.data import CHECKS, check_data
+from draftkit.checks.preflight import Evidence, Finding
+from draftkit.data.prepare import documents_of, prepare
+from draftkit.data.report import Reason, Report
+from draftkit.data.rows import Conversation, Row, parse_row, read_rows
+from draftkit.data.samples import Document, Origin, read_documents, read_origin, write_documents
+from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
 from draftkit.layout.folder import read_draft
 from draftkit.models import chat
-from draftkit.train.data import data_checks, draft_checks, model_checks
-from draftkit.train.data.check import CHECKS, check_data
-from draftkit.train.data.findings import Evidence, Finding
-from draftkit.train.data.prepare import documents_of, prepare
-from draftkit.train.data.report import Reason, Report
-from draftkit.train.data.spans import Renderer, Turn, merged
 
 Message = dict[str, str]
 

@@ -12,20 +12,20 @@ from conftest import Command
 from test_train import documents
 from transformers import AutoModelForCausalLM
 
-from draftkit.documents.document import Origin, write_documents
+from draftkit.checks.data import check_data
+from draftkit.data import training_target
+from draftkit.data.responders import Sampling, engine_responder
+from draftkit.data.samples import Origin, write_documents
+from draftkit.data.target_states import StateSettings, open_states_job
+from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
-from draftkit.evaluate.doctor.diagnose import diagnose_draft
 from draftkit.evaluate.evaluate import evaluate_draft
-from draftkit.evaluate.settings import Settings
 from draftkit.models.devices import device_named, use_device
 from draftkit.requests import SamplingParameters
+from draftkit.results.settings import Settings
 from draftkit.train import run
-from draftkit.train import target as training_target
 from draftkit.train.config import read_config
-from draftkit.train.data.check import check_data
-from draftkit.train.data.responders import Sampling, engine_responder
-from draftkit.train.target_states import StateSettings, open_states_job
 
 
 class Gpus:

@@ -12,19 +12,19 @@ import torch
 from rich.console import Console
 
 from draftkit.convert.unified import write_draft
+from draftkit.doctor.audit import audit
+from draftkit.doctor.decay import classify
+from draftkit.doctor.diagnose import diagnose_draft
+from draftkit.doctor.experiments import EXPERIMENTS
+from draftkit.doctor.measure import Sums, gain
+from draftkit.doctor.patient import Patient, changed, runnable, target_ids, with_target_ids
+from draftkit.doctor.rotation import find_rotation, rotate_blocks
+from draftkit.doctor.trial import as_override
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.doctor.audit import audit
-from draftkit.evaluate.doctor.decay import classify
-from draftkit.evaluate.doctor.diagnose import diagnose_draft
-from draftkit.evaluate.doctor.experiments import EXPERIMENTS
-from draftkit.evaluate.doctor.measure import Sums, gain
-from draftkit.evaluate.doctor.patient import Patient, changed, runnable, target_ids, with_target_ids
-from draftkit.evaluate.doctor.rotation import find_rotation, rotate_blocks
-from draftkit.evaluate.doctor.trial import as_override
-from draftkit.evaluate.loading import load_model, open_draft
 from draftkit.evaluate.prompts import Prompt
+from draftkit.io.handles import memory_handle
 from draftkit.layout.folder import Draft
-from draftkit.layout.handles import memory_handle
+from draftkit.loading import load_model, open_draft
 from draftkit.report.diagnosis import show_diagnosis
 from draftkit.requests import Request
 from draftkit.runtime.records import Generation, Round
@@ -40,7 +40,7 @@ def spoiled(folder: Path, name: str, **facts: Any) -> str:
 def diagnosed(draft: str, monkeypatch: pytest.MonkeyPatch, *names: str, limit: int = 8) -> Any:
     """A diagnosis with these experiments only, which keeps it short."""
     chosen = tuple(experiment for experiment in EXPERIMENTS if experiment.name in names)
-    monkeypatch.setattr("draftkit.evaluate.doctor.diagnose.EXPERIMENTS", chosen)
+    monkeypatch.setattr("draftkit.doctor.diagnose.EXPERIMENTS", chosen)
     return diagnose_draft("zoo:target", draft, limit=limit, max_new_tokens=16)
 
 

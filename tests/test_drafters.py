@@ -24,11 +24,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.doctor.patient import changed
 from draftkit.errors import DraftkitError, LayoutError, TargetError
-from draftkit.evaluate.doctor.patient import changed
-from draftkit.evaluate.loading import load_drafter
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter
 from draftkit.models.target import FINAL, Target
 from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters

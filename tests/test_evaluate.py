@@ -17,23 +17,23 @@ from conftest import Command
 
 import draftkit
 from draftkit import zoo
-from draftkit.documents.rows import read_rows
-from draftkit.documents.tokenizer import load_tokenizer
+from draftkit.checks.measurement import mistakes_of_cell, mistakes_of_prompts
+from draftkit.data.regenerate import Dialogue
+from draftkit.data.rows import read_rows
+from draftkit.data.spans import Renderer
+from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.datasets import load_prompt_set, registry
 from draftkit.evaluate.forecast import TEMPERATURES
-from draftkit.evaluate.mistakes import mistakes_of_cell, mistakes_of_prompts
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
-from draftkit.evaluate.saved import DIGESTS, ResultFile, result_json
-from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import RoundTimes, speed_model
-from draftkit.evaluate.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.models.chat import token_ids
 from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.results.saved import DIGESTS, ResultFile, result_json
+from draftkit.results.settings import Settings, Sweep
+from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.records import Generation, Round
-from draftkit.train.data.regenerate import Dialogue
-from draftkit.train.data.spans import Renderer
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",

@@ -13,10 +13,10 @@ import pytest
 import torch
 from conftest import Command
 
+from draftkit.checks.checkpoint import DEFECTS, Finding, findings_of_reading
 from draftkit.convert.api import Reading, inspect_checkpoint, plan_conversion
-from draftkit.convert.findings import DEFECTS, Finding, findings_of_reading
 from draftkit.convert.randomness import looks_random
-from draftkit.layout.safetensors_file import read_safetensors
+from draftkit.io.safetensors_file import read_safetensors
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from draftkit.errors import FormatError
-from draftkit.layout import finite
-from draftkit.layout.dtypes import dtype_name, torch_dtype
-from draftkit.layout.finite import FLOATING, NonFinite, find_non_finite
-from draftkit.layout.handles import TensorHandle, raw_memory
-from draftkit.layout.tensors import open_checkpoint
+from draftkit.io import finite
+from draftkit.io.dtypes import dtype_name, torch_dtype
+from draftkit.io.finite import FLOATING, NonFinite, find_non_finite
+from draftkit.io.handles import TensorHandle, raw_memory
+from draftkit.io.tensors import open_checkpoint
 
 NAN, INF = float("nan"), float("inf")
 HAVE_INFINITY = {"F64", "F32", "F16", "BF16", "F8_E5M2"}
@@ -147,8 +147,8 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from draftkit.layout.finite import find_non_finite
-from draftkit.layout.tensors import open_checkpoint
+from draftkit.io.finite import find_non_finite
+from draftkit.io.tensors import open_checkpoint
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,19 +11,19 @@ from test_runtime import requests
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftkit.documents.document import Document
-from draftkit.evaluate.loading import open_draft
+from draftkit.data.packing import row_tensors
+from draftkit.data.samples import Document
+from draftkit.data.states import OnlineStates, States
+from draftkit.data.training_target import ATTENTION as TARGET_ATTENTION
+from draftkit.data.training_target import load_training_target
+from draftkit.loading import open_draft
 from draftkit.models.target import Taps, Target
 from draftkit.runtime import ATTENTION, Engine
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.gap import Gap, report_gap
-from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin
-from draftkit.train.states import OnlineStates, States
-from draftkit.train.target import ATTENTION as TARGET_ATTENTION
-from draftkit.train.target import load_training_target
 
 torch.set_num_threads(1)
 

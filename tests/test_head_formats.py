@@ -25,10 +25,10 @@ from draftkit.convert.api import convert_checkpoint, default_output, plan_conver
 from draftkit.convert.operations import Move, carry_out
 from draftkit.convert.unified import REFUSED_ARCHITECTURE, write_draft
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import read_draft
-from draftkit.layout.handles import TensorHandle
 
 ALL = all_published()
 

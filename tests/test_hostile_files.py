@@ -27,8 +27,8 @@ from robust import attempt, sandbox
 from safetensors.torch import save_file
 
 from draftkit.errors import FormatError, UnsafeFileError
-from draftkit.layout import pickle_scan
-from draftkit.layout.tensors import open_checkpoint
+from draftkit.io import pickle_scan
+from draftkit.io.tensors import open_checkpoint
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 from hub_server import HubServer, Refusal
 
-from draftkit import hub, zoo
+from draftkit import zoo
 from draftkit.errors import SourceError
+from draftkit.hub import locate as hub
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 LOCATE = """
 import json, sys
 from draftkit.errors import SourceError
-from draftkit.hub import locate
+from draftkit.hub.locate import locate
 
 for source, options in json.loads(sys.argv[1]):
     try:
@@ -279,7 +280,7 @@ def test_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_stays_cheap() -> None:
-    code = "import sys, draftkit.hub; print({'huggingface_hub', 'torch', 'transformers'} & sys.modules.keys())"
+    code = "import sys, draftkit.hub.locate; print({'huggingface_hub', 'torch', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaModel
 
 import draftkit
 from draftkit.convert.api import convert_checkpoint
-from draftkit.evaluate.settings import Settings
 from draftkit.layout.folder import read_draft
 from draftkit.models.causal_lm import load_causal_lm
 from draftkit.models.eagle import load_eagle
+from draftkit.results.settings import Settings
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 

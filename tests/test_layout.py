@@ -20,18 +20,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from draftkit.convert.unified import REFUSED_ARCHITECTURE, config_of, write_draft
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import FormatError, LayoutError
+from draftkit.io.dtypes import torch_dtype
+from draftkit.io.jsonfile import read_object
+from draftkit.io.tensors import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder, Rope
-from draftkit.layout.dtypes import torch_dtype
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft, is_unified, read_draft
-from draftkit.layout.jsonfile import read_object
 from draftkit.layout.provenance import FactOrigin, InputFile, Provenance
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.tensors import TensorHandle
 
 EAGLE, EAGLE3 = pico.EAGLE_SPEC, pico.EAGLE3_SPEC
 DECODER = EAGLE.decoder

@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
 from draftkit.convert.operations import Move, carry_out
 from draftkit.errors import DraftkitError, FormatError, SourceError
+from draftkit.io.dtypes import dtype_name
+from draftkit.io.handles import TensorHandle, raw_memory
 from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.dtypes import dtype_name
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import read_draft
-from draftkit.layout.handles import TensorHandle, raw_memory
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.records import from_dict, to_dict
+from draftkit.io.records import from_dict, to_dict
 from draftkit.train.kernels.row_loss import row_loss_reference
 from draftkit.train.losses import linear, teacher
 from draftkit.train.losses.head import Head

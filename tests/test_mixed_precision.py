@@ -13,7 +13,7 @@ from test_train import documents
 from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.documents.document import Origin, write_documents
+from draftkit.data.samples import Origin, write_documents
 from draftkit.train.attention import ChainSteps, attend_chain
 from draftkit.train.batch import Batch
 from draftkit.train.config import read_config

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import NonFiniteError
-from draftkit.layout import finite
-from draftkit.layout.finite import NonFinite, find_non_finite_loaded
+from draftkit.io import finite
+from draftkit.io.finite import NonFinite, find_non_finite_loaded
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target, load_target
 from draftkit.requests import SamplingParameters

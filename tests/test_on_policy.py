@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from draftkit.documents.document import Document
+from draftkit.data.packing import row_tensors
+from draftkit.data.samples import Document
+from draftkit.data.states import OnlineStates
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
@@ -19,10 +21,8 @@ from draftkit.runtime.engine import Engine
 from draftkit.train.batch import Batch
 from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED
-from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.draft_model import DraftModel, DraftModelOptions
 from draftkit.train.recipes.recipe import Origin
-from draftkit.train.states import OnlineStates
 
 TOKENS = np.random.default_rng(0).integers(3, pico.VOCABULARY, 40).tolist()
 DOCUMENTS = [

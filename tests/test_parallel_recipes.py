@@ -23,16 +23,17 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.documents.document import Origin as TextOrigin
-from draftkit.documents.document import write_documents
+from draftkit.data.samples import Origin as TextOrigin
+from draftkit.data.samples import write_documents
+from draftkit.data.states import OnlineStates
 from draftkit.errors import DraftkitError, TargetError
-from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.hub import locate
+from draftkit.hub.locate import locate
+from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.spec import DraftSpec
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import FINAL, Target
 from draftkit.requests import Request
 from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter
@@ -48,7 +49,6 @@ from draftkit.train.recipes.p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.pard import Pard, PardOptions
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.run import train_draft
-from draftkit.train.states import OnlineStates
 from draftkit.train.walk import walk
 
 V, MASK = pico.VOCABULARY, 319

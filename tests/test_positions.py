@@ -9,12 +9,12 @@ import pytest
 from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit import zoo
-from draftkit.convert.findings import findings_of_draft
-from draftkit.evaluate.loading import open_draft
+from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.target import read_target_facts
+from draftkit.loading import open_draft
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.drafters.protocol import Drafter

@@ -21,18 +21,18 @@ from vocabularies import byte_level, save, sentencepiece
 
 from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.convert.api import convert_checkpoint
-from draftkit.documents.document import Document, Origin, write_documents
-from draftkit.documents.tokenizer import load_tokenizer
-from draftkit.documents.vocabulary import ceiling, choose_vocabulary, token_counts
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.data.vocabulary import ceiling, choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
-from draftkit.evaluate.loading import load_drafter, load_model, open_draft
-from draftkit.hub import Located
+from draftkit.hub.locate import Located
+from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.tensors import open_checkpoint
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import plan_pruning, prune_vocabulary

@@ -20,9 +20,9 @@ from hub_uploads import READ, WRITE, HubUploads
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file, save_file
 
-from draftkit import hub
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, FormatError, LayoutError, SourceError
+from draftkit.hub import locate as hub
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import plan_push, push_draft, write_card

@@ -20,22 +20,22 @@ from templates import tokenizer
 from transformers.utils import logging
 
 from draftkit import zoo
-from draftkit.documents.document import read_documents
-from draftkit.documents.rows import Conversation, Row, Served, read_rows
-from draftkit.documents.tokenizer import load_tokenizer
+from draftkit.data import responders
+from draftkit.data.prepare import documents_of, prepare
+from draftkit.data.regenerate import plan, regenerate, row_seed
+from draftkit.data.report import Reason, Report
+from draftkit.data.responders import EndpointResponder, EngineResponder, Prompt, Refusal, Sampling
+from draftkit.data.response_file import ResponseFile
+from draftkit.data.rows import Conversation, Row, Served, read_rows
+from draftkit.data.samples import read_documents
+from draftkit.data.spans import Renderer
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
-from draftkit.evaluate.loading import load_model
-from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
+from draftkit.loading import load_model
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
-from draftkit.train.data import responders
-from draftkit.train.data.prepare import documents_of, prepare
-from draftkit.train.data.regenerate import plan, regenerate, row_seed
-from draftkit.train.data.report import Reason, Report
-from draftkit.train.data.responders import EndpointResponder, EngineResponder, Prompt, Refusal, Sampling
-from draftkit.train.data.response_file import ResponseFile
-from draftkit.train.data.spans import Renderer
 
 TARGET = tokenizer(templates.CHATML)
 END = TARGET.tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -172,7 +172,7 @@ def test_a_full_disk_leaves_whole_batches(tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return written(descriptor, data[:100])
 
-    monkeypatch.setattr("draftkit.train.data.response_file.os.write", full)
+    monkeypatch.setattr("draftkit.data.response_file.os.write", full)
     with pytest.raises(DraftkitError, match="No space left"):
         answer(path, Echo())
     lines = path.read_bytes().splitlines(keepends=True)

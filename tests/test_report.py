@@ -32,10 +32,10 @@ from draftkit.report.csv import COLUMNS, cells_csv
 from draftkit.report.figures import all_figures, measured_speedups, short
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
 from draftkit.report.page import page, prediction_rows, provenance_table, size
-from draftkit.report.results import Cell, Interval, Result, Round, read_result, result_from
 from draftkit.report.series import Series, join
 from draftkit.report.theme import PALETTE, png, svg
 from draftkit.report.tokens import show_round
+from draftkit.results.record import Cell, Interval, Result, Round, read_result, result_from
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'&$a_b$\x07"
 WHERE = Path("result.json")

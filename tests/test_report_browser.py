@@ -16,8 +16,8 @@ from report_results import full_result
 
 from draftkit.report.figures import all_figures
 from draftkit.report.page import page
-from draftkit.report.results import result_from
 from draftkit.report.series import join
+from draftkit.results.record import result_from
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 

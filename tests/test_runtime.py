@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit import zoo
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.loading import load_drafter, load_model, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.cache import SlotCache

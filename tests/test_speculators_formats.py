@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.unified import config_of
 from draftkit.errors import DraftkitError, FormatError, LayoutError
+from draftkit.io.jsonfile import dump
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Rope
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
-from draftkit.layout.jsonfile import dump
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
 

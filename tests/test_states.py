@@ -25,18 +25,18 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from draftkit.documents.document import Document, Origin, write_documents
+from draftkit.data import extract
+from draftkit.data.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
+from draftkit.data.extract import TargetExtractor, check_room, write_states
+from draftkit.data.final_norm import load_final_norm
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.shards import Manifest, read_manifest, shard_ranges
+from draftkit.data.stored_states import OfflineStates
+from draftkit.data.target_states import StateSettings, open_states_job
+from draftkit.engines.vllm.states import VllmExtractor, Worker, layer_ids
 from draftkit.errors import DraftkitError
-from draftkit.layout.safetensors_file import read_safetensors
+from draftkit.io.safetensors_file import read_safetensors
 from draftkit.models.target import FINAL, Taps
-from draftkit.train import extract
-from draftkit.train.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
-from draftkit.train.extract import TargetExtractor, check_room, write_states
-from draftkit.train.extract_vllm import VllmExtractor, Worker, layer_ids
-from draftkit.train.final_norm import load_final_norm
-from draftkit.train.offline import OfflineStates
-from draftkit.train.shards import Manifest, read_manifest, shard_ranges
-from draftkit.train.target_states import StateSettings, open_states_job
 
 LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)
@@ -399,7 +399,7 @@ def test_a_full_disk_keeps_the_shards_that_are_done(
 
     def full(*arguments: Any) -> Manifest:
         if arguments[2] == 1:
-            monkeypatch.setattr("draftkit.train.shards.write_safetensors", no_space)
+            monkeypatch.setattr("draftkit.data.shards.write_safetensors", no_space)
         return real(*arguments)
 
     def no_space(path: Path, _entries: object) -> None:

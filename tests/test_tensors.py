@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from draftkit.errors import FormatError, LayoutError, SourceError, UnsafeFileError
-from draftkit.layout import safetensors_file
-from draftkit.layout.atomic import start_write_back
-from draftkit.layout.dtypes import DTYPES, dtype_name, torch_dtype
-from draftkit.layout.handles import TensorHandle, TensorToWrite, raw_memory
-from draftkit.layout.safetensors_file import read_safetensors, write_safetensors
-from draftkit.layout.tensors import open_checkpoint, write_checkpoint
+from draftkit.io import safetensors_file
+from draftkit.io.atomic import start_write_back
+from draftkit.io.dtypes import DTYPES, dtype_name, torch_dtype
+from draftkit.io.handles import TensorHandle, TensorToWrite, raw_memory
+from draftkit.io.safetensors_file import read_safetensors, write_safetensors
+from draftkit.io.tensors import open_checkpoint, write_checkpoint
 
 torch.set_num_threads(1)
 REPOSITORY = Path(__file__).parents[1]
@@ -151,7 +151,7 @@ def test_copying_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from draftkit.layout.tensors import TensorToWrite, open_checkpoint, write_checkpoint
+from draftkit.io.tensors import TensorToWrite, open_checkpoint, write_checkpoint
 
 handles = open_checkpoint(Path(sys.argv[1])).values()
 write_checkpoint(Path(sys.argv[2]), [TensorToWrite(h.name, h.dtype, h.shape, h.chunks()) for h in handles])

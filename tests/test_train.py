@@ -20,10 +20,10 @@ from conftest import Command
 from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
-from draftkit.documents.document import Document, Origin, write_documents
-from draftkit.documents.vocabulary import choose_vocabulary, plan_vocabulary
-from draftkit.evaluate.loading import load_drafter, load_model
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter, load_model
 from draftkit.train import recompute
 from draftkit.train.config import read_config
 from draftkit.train.run import train_draft

@@ -20,12 +20,12 @@ from vocabularies import BYTES, byte_level, save, sentencepiece, unigram, wordpi
 from draftkit import zoo
 from draftkit.cli.prepare import app
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.evaluate.loading import load_drafter, load_model
-from draftkit.hub import Located
-from draftkit.layout.dtypes import dtype_name
+from draftkit.hub.locate import Located
+from draftkit.io.dtypes import dtype_name
+from draftkit.io.handles import TensorHandle
+from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.folder import read_draft
-from draftkit.layout.handles import TensorHandle
-from draftkit.layout.tensors import open_checkpoint
+from draftkit.loading import load_drafter, load_model
 from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
 from draftkit.prepare.rows import BLOCK_ROWS, shares, transplanted_rows

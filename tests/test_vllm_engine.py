@@ -23,15 +23,16 @@ from transformers import CONFIG_MAPPING
 from vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
 
 import draftkit
+from draftkit.engines.vllm.metrics import Sample, draft_counts, parse_samples, total
+from draftkit.engines.vllm.records import DraftCounts
+from draftkit.engines.vllm.request import SERVER_DEFAULTS
+from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.evaluate.saved import DIGESTS
-from draftkit.evaluate.settings import Settings
-from draftkit.evaluate.vllm import VllmSettings, measure_with_vllm, run_plain
-from draftkit.evaluate.vllm.prometheus import Sample, draft_counts, parse_samples, total
-from draftkit.evaluate.vllm.prompts import SERVER_DEFAULTS
-from draftkit.evaluate.vllm.records import DraftCounts
+from draftkit.evaluate.vllm_measure import measure_with_vllm, run_plain
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.results.saved import DIGESTS
+from draftkit.results.settings import Settings
 
 FAKE = Path(__file__).with_name("fake_vllm")
 K = 4

@@ -9,20 +9,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.documents.document import Document
-from draftkit.evaluate.loading import load_drafter, load_model, open_draft
+from draftkit.data.packing import row_tensors
+from draftkit.data.samples import Document
+from draftkit.data.states import OnlineStates
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.evaluate.statistics import bootstrap_length
-from draftkit.hub import locate
+from draftkit.hub.locate import locate
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
+from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.train.batch import Batch
-from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.states import OnlineStates
 from draftkit.train.walk import walk
 
 DRAFTS = ["eagle", "eagle3", "mlp-speculator", "draft-model"]

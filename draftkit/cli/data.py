@@ -22,10 +22,10 @@ from draftkit.cli.shared import (
     refuse_inputs,
 )
 from draftkit.errors import DraftkitError
-from draftkit.layout.jsonfile import loads
+from draftkit.io.jsonfile import loads
 
 if TYPE_CHECKING:
-    from draftkit.train.data.responders import Responder, Sampling
+    from draftkit.data.responders import Responder, Sampling
 
 Item = TypeVar("Item")
 
@@ -73,12 +73,12 @@ def prepare(
 ) -> None:
     """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
     quiet_transformers()
-    from draftkit.documents.rows import read_rows
-    from draftkit.documents.tokenizer import load_tokenizer
+    from draftkit.data.prepare import documents_of, prepare
+    from draftkit.data.report import Report
+    from draftkit.data.rows import read_rows
+    from draftkit.data.spans import Renderer
+    from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
-    from draftkit.train.data.prepare import documents_of, prepare
-    from draftkit.train.data.report import Report
-    from draftkit.train.data.spans import Renderer
 
     refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
@@ -136,13 +136,13 @@ def regenerate(
 ) -> None:
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
     quiet_transformers()
-    from draftkit.documents.rows import read_rows
-    from draftkit.documents.tokenizer import load_tokenizer
+    from draftkit.data.regenerate import Settings, plan
+    from draftkit.data.regenerate import regenerate as answer
+    from draftkit.data.response_file import ResponseFile
+    from draftkit.data.rows import read_rows
+    from draftkit.data.spans import Renderer
+    from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
-    from draftkit.train.data.regenerate import Settings, plan
-    from draftkit.train.data.regenerate import regenerate as answer
-    from draftkit.train.data.response_file import ResponseFile
-    from draftkit.train.data.spans import Renderer
 
     tokenizer = load_tokenizer(target)
     settings = Settings(
@@ -200,8 +200,8 @@ def check(
 ) -> None:
     """Check data, target and draft before training, and say what it costs to ignore what is wrong."""
     quiet_transformers()
+    from draftkit.checks.data import check_data
     from draftkit.report.data import show_checkup
-    from draftkit.train.data.check import check_data
 
     checkup = check_data(documents, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
     result = {"file": str(documents), "target": target, "draft": draft} | checkup.to_dict()
@@ -237,9 +237,9 @@ def states(
 ) -> None:
     """Store the target's hidden states, so that training does without the target; a killed run is continued."""
     quiet_transformers()
-    from draftkit.layout.records import to_dict
+    from draftkit.data.target_states import StateSettings, open_states_job
+    from draftkit.io.records import to_dict
     from draftkit.report.data import states_plan
-    from draftkit.train.target_states import StateSettings, open_states_job
 
     settings = StateSettings(
         target=target,
@@ -277,7 +277,7 @@ def _responder(
     dtype: str | None,
 ) -> Responder:
     """The endpoint where there is one, else the target in this process."""
-    from draftkit.train.data.responders import EndpointResponder, engine_responder
+    from draftkit.data.responders import EndpointResponder, engine_responder
 
     if endpoint is not None:
         return EndpointResponder(endpoint, sampling, concurrency, served_model)

@@ -12,7 +12,7 @@ import typer
 from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.doctor.compare import Progress
+    from draftkit.doctor.compare import Progress
 
 
 def doctor(
@@ -36,7 +36,7 @@ def doctor(
 ) -> None:
     """Find out why a draft accepts little: known defects, its tensors, and what single changes would gain."""
     quiet_transformers()
-    from draftkit.evaluate.doctor.diagnose import diagnose_draft
+    from draftkit.doctor.diagnose import diagnose_draft
     from draftkit.report.diagnosis import show_diagnosis
 
     with _trial_progress() as on_progress:

@@ -15,7 +15,7 @@ from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
     from draftkit.evaluate.measure import Progress
-    from draftkit.evaluate.settings import Settings, Sweep
+    from draftkit.results.settings import Settings, Sweep
 
 CERTIFIED_PROMPTS = 8
 
@@ -134,13 +134,13 @@ def evaluate(
 ) -> None:
     """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     quiet_transformers()
+    from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
     from draftkit.evaluate.options import parse_floats, parse_integers, parse_object, parse_rates, parse_schedule
-    from draftkit.evaluate.saved import ResultFile, result_json
-    from draftkit.evaluate.settings import Settings, Sweep
-    from draftkit.evaluate.vllm import VllmSettings
     from draftkit.report.tables import memory_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
+    from draftkit.results.saved import ResultFile, result_json
+    from draftkit.results.settings import Settings, Sweep
     from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 
     try:

@@ -23,11 +23,11 @@ def report(
     """Show measurements as one HTML page that needs no network, with the figures as PNG files on request."""
     if find_spec("matplotlib") is None:
         raise DraftkitError("figures need matplotlib", hint="pip install 'draftkit[report]'")
-    from draftkit.layout.atomic import atomic_file, atomic_folder
+    from draftkit.io.atomic import atomic_file, atomic_folder
     from draftkit.report.figures import all_figures, holds_figures, save_figures
     from draftkit.report.page import page
-    from draftkit.report.results import read_result
     from draftkit.report.series import join
+    from draftkit.results.record import read_result
 
     refuse_inputs(out, results)
     read = [read_result(path) for path in results]

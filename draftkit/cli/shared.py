@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.jsonfile import dump, finite
+from draftkit.io.jsonfile import dump, finite
 from draftkit.models.remote_code import trust_remote_code
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from draftkit.convert.plan import Plan
 from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
 from draftkit.errors import LayoutError
-from draftkit.hub import Located, locate
+from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.target import TargetFacts, read_target_facts
 

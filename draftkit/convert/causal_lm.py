@@ -9,8 +9,8 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
 from draftkit.errors import FormatError
+from draftkit.io.dtypes import QUANTIZED
 from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.dtypes import QUANTIZED
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.spec import DraftSpec

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import FormatError, SourceError
-from draftkit.hub import Located, locate
-from draftkit.layout.handles import TensorHandle
-from draftkit.layout.jsonfile import read_object
-from draftkit.layout.safetensors_file import read_safetensors
-from draftkit.layout.tensors import open_checkpoint
-from draftkit.layout.torch_file import read_torch
+from draftkit.hub.locate import Located, locate
+from draftkit.io.handles import TensorHandle
+from draftkit.io.jsonfile import read_object
+from draftkit.io.safetensors_file import read_safetensors
+from draftkit.io.tensors import open_checkpoint
+from draftkit.io.torch_file import read_torch
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

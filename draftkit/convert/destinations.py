@@ -10,8 +10,8 @@ from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.keypaths import with_values
 from draftkit.convert.target_tensors import PREFIX
 from draftkit.errors import DraftkitError, LayoutError
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.folder import Draft
-from draftkit.layout.handles import TensorHandle
 from draftkit.layout.target import TargetFacts
 
 UNIFIED, VLLM = "unified", "vllm"

@@ -12,14 +12,14 @@ from draftkit.convert.plan import renamed
 from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
 from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
 from draftkit.errors import LayoutError
+from draftkit.io.handles import TensorHandle
+from draftkit.io.jsonfile import dump
+from draftkit.io.records import to_dict
+from draftkit.io.tensors import TensorToWrite, write_checkpoint
+from draftkit.io.torch_file import write_torch
 from draftkit.layout.folder import Draft
-from draftkit.layout.handles import TensorHandle
-from draftkit.layout.jsonfile import dump
-from draftkit.layout.records import to_dict
 from draftkit.layout.spec import HF_DTYPES
 from draftkit.layout.target import TargetFacts
-from draftkit.layout.tensors import TensorToWrite, write_checkpoint
-from draftkit.layout.torch_file import write_torch
 
 
 @dataclass(frozen=True)

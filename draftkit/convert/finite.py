@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftkit.errors import FormatError
-from draftkit.layout.finite import find_non_finite
+from draftkit.io.finite import find_non_finite
 from draftkit.layout.folder import Draft
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from draftkit.errors import FormatError, LayoutError
-from draftkit.layout.dtypes import tensor_bytes
-from draftkit.layout.handles import CHUNK_BYTES, Chunk, TensorHandle, raw_memory
+from draftkit.io.dtypes import tensor_bytes
+from draftkit.io.handles import CHUNK_BYTES, Chunk, TensorHandle, raw_memory
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ def _add_lora(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterato
     """
     import torch
 
-    from draftkit.layout.dtypes import torch_dtype
+    from draftkit.io.dtypes import torch_dtype
 
     weight, a, b = sources
     assert move.number is not None
@@ -163,7 +163,7 @@ def _add_dora(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterato
     """
     import torch
 
-    from draftkit.layout.dtypes import torch_dtype
+    from draftkit.io.dtypes import torch_dtype
 
     assert move.number is not None
     precise = torch.promote_types(torch_dtype(move.dtype), torch.float32)
@@ -182,7 +182,7 @@ def _fold_bias(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterat
     """
     import torch
 
-    from draftkit.layout.dtypes import torch_dtype
+    from draftkit.io.dtypes import torch_dtype
 
     table, fusion, bias = sources
     width, dtype = table.shape[1], torch_dtype(table.dtype)
@@ -262,7 +262,7 @@ def _row_blocks(matrix: TensorHandle, size: int) -> Iterator[torch.Tensor]:
     """A matrix as blocks of whole rows, of about `size` bytes."""
     import torch
 
-    from draftkit.layout.dtypes import torch_dtype
+    from draftkit.io.dtypes import torch_dtype
 
     width = matrix.shape[1]
     row_bytes = tensor_bytes(matrix.dtype, (width,))
@@ -271,7 +271,7 @@ def _row_blocks(matrix: TensorHandle, size: int) -> Iterator[torch.Tensor]:
 
 
 def _tensor_chunks(tensor: torch.Tensor, dtype: str, size: int) -> Iterator[Chunk]:
-    from draftkit.layout.dtypes import torch_dtype
+    from draftkit.io.dtypes import torch_dtype
 
     memory = raw_memory(tensor.to(torch_dtype(dtype)).contiguous())
     for start in range(0, len(memory), size):

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftkit.errors import LayoutError
+from draftkit.io.jsonfile import loads
+from draftkit.io.records import to_dict
 from draftkit.layout.architecture import Architecture
-from draftkit.layout.jsonfile import loads
-from draftkit.layout.records import to_dict
 from draftkit.layout.spec import DraftSpec
 
 # Facts that users know under the name of a config key.

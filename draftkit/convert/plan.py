@@ -11,8 +11,8 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import FormatError, LayoutError
-from draftkit.layout.dtypes import FLOATS
-from draftkit.layout.handles import TensorHandle
+from draftkit.io.dtypes import FLOATS
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
 

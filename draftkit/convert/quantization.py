@@ -5,8 +5,8 @@ from __future__ import annotations
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError
-from draftkit.layout.dtypes import QUANTIZED
-from draftkit.layout.jsonfile import read_object
+from draftkit.io.dtypes import QUANTIZED
+from draftkit.io.jsonfile import read_object
 
 MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say it, as vLLM reads it
 

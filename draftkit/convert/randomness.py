@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Iterator
 from itertools import islice
 
-from draftkit.layout.dtypes import tensor_bytes
-from draftkit.layout.handles import TensorHandle
+from draftkit.io.dtypes import tensor_bytes
+from draftkit.io.handles import TensorHandle
 
 ROWS = 64
 CHUNK_BYTES = 4 << 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.errors import TargetError
-from draftkit.hub import locate_file
-from draftkit.layout.handles import TensorHandle
-from draftkit.layout.safetensors_file import read_safetensors
+from draftkit.hub.locate import locate_file
+from draftkit.io.handles import TensorHandle
+from draftkit.io.safetensors_file import read_safetensors
+from draftkit.io.tensors import SAFETENSORS, read_weight_map
 from draftkit.layout.target import TargetFacts
-from draftkit.layout.tensors import SAFETENSORS, read_weight_map
 
 PREFIX = "target:"  # of source names in moves that take a tensor from the target
 EMBEDDING = (

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
-from draftkit.layout.atomic import atomic_folder
+from draftkit.io.atomic import atomic_folder
+from draftkit.io.jsonfile import dump
+from draftkit.io.records import to_dict
+from draftkit.io.tensors import TensorToWrite, write_checkpoint
 from draftkit.layout.folder import TOKENIZER_FILES, Draft, is_unified
-from draftkit.layout.jsonfile import dump
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.records import to_dict
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.tensors import TensorToWrite, write_checkpoint
 
 # An architecture that no engine registers: vLLM refuses the folder instead of running it wrongly.
 REFUSED_ARCHITECTURE = "DraftkitOnlyModel"

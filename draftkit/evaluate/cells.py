@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.measure import Run
-from draftkit.evaluate.settings import Settings
-from draftkit.evaluate.statistics import (
+from draftkit.results.settings import Settings
+from draftkit.results.statistics import (
     acceptance_length,
     accepted_per_position,
     conditional_rates,

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from draftkit import zoo
-from draftkit.documents.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_text
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_text
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
-from draftkit.layout.jsonfile import loads
+from draftkit.io.jsonfile import loads
 
 BUNDLED = "zoo"
 # What SPEED-Bench's published rows hold instead of texts that its licence does not let it ship.

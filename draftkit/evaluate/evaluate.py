@@ -12,25 +12,26 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from draftkit.checks.measurement import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
+from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
-from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.evaluate.measure import Conversations, Progress, measure
-from draftkit.evaluate.mistakes import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance, template_sha256
-from draftkit.evaluate.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, check_records, key_of, replaced_by
-from draftkit.evaluate.settings import Settings, Sweep
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.vllm import VllmSettings, check_with_vllm, measure_with_vllm, run_plain
-from draftkit.hub import locate
+from draftkit.evaluate.vllm_measure import check_with_vllm, measure_with_vllm, run_plain
+from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
+from draftkit.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
+from draftkit.results.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, check_records, key_of, replaced_by
+from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory import MemoryPlan
 

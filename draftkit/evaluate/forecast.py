@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from draftkit.evaluate.measure import Conversations, engine_of
-from draftkit.evaluate.statistics import extended_rates
 from draftkit.models.target import Target, TargetOutput
+from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 
 TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.3)

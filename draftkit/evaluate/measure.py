@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
-from draftkit.evaluate.settings import Settings
 from draftkit.models.target import Target
 from draftkit.requests import Request
+from draftkit.results.settings import Settings
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation

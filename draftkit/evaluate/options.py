@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.jsonfile import loads
+from draftkit.io.jsonfile import loads
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 

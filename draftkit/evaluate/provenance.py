@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.datasets import PromptSet
-from draftkit.evaluate.settings import Settings
+from draftkit.results.settings import Settings
 from draftkit.version import __version__
 
 SHOWN_IDS = 16  # of the first prompt

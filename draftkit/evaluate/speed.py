@@ -18,10 +18,10 @@ from statistics import fmean, median
 from typing import Any
 
 from draftkit.evaluate.measure import engine_of
-from draftkit.evaluate.settings import Settings
-from draftkit.evaluate.statistics import extended_rates
 from draftkit.models.target import Target
 from draftkit.requests import Request
+from draftkit.results.settings import Settings
+from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 from draftkit.runtime.records import Generation

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from draftkit.io.handles import TensorHandle
+from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, tokenizer_files
-from draftkit.layout.handles import TensorHandle
-from draftkit.layout.tensors import open_checkpoint
 
 THREADS = 8  # which read and digest tensors together, at most
 

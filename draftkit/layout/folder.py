@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import LayoutError, SourceError
-from draftkit.layout.jsonfile import read_object
+from draftkit.io.jsonfile import read_object
+from draftkit.io.records import from_dict
+from draftkit.io.tensors import TensorHandle, open_checkpoint
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.records import from_dict
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.tensors import TensorHandle, open_checkpoint
 
 TOKENIZER_FILES = (
     "tokenizer*",

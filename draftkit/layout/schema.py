@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftkit.errors import LayoutError
-from draftkit.layout.dtypes import FLOATS, QUANTIZED
+from draftkit.io.dtypes import FLOATS, QUANTIZED
 
 Shape = tuple[int, ...]
 SCALES = ("weight_scale", "weight_scale_inv", "input_scale")  # of an fp8 weight, beside it

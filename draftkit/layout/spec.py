@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from draftkit.errors import LayoutError
+from draftkit.io.dtypes import FLOATS
+from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.architecture import Architecture
-from draftkit.layout.dtypes import FLOATS
 from draftkit.layout.families import families
-from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.schema import Shape, TensorSchema, check_tensors
 
 HF_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

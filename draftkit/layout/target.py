@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import TargetError
-from draftkit.layout.jsonfile import read_object
+from draftkit.io.jsonfile import read_object
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from draftkit.layout.dtypes import QUANTIZED, torch_dtype
+from draftkit.io.dtypes import QUANTIZED, torch_dtype
 from draftkit.layout.schema import SCALES
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from draftkit.errors import NonFiniteError
-from draftkit.layout.finite import find_non_finite_loaded
+from draftkit.io.finite import find_non_finite_loaded
 
 HINT = "run it in bfloat16 or float32: float16 overflows in some models"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from draftkit.errors import DraftkitError, FormatError, SourceError
-from draftkit.hub import Located, locate
-from draftkit.layout.records import to_dict
+from draftkit.hub.locate import Located, locate
+from draftkit.io.records import to_dict
 from draftkit.models.tokens import Name, same_vocabulary
 from draftkit.prepare.cost import Cost, read_cost
 from draftkit.prepare.segmenter import check_kind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import SourceError
-from draftkit.layout.records import to_dict
+from draftkit.io.records import to_dict
 from draftkit.prepare.matching import KINDS, Kind, Match
 from draftkit.prepare.vocabulary import Vocabulary
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from draftkit.convert.operations import Move, carry_out
 from draftkit.convert.target_tensors import target_head
-from draftkit.documents.vocabulary import choose_vocabulary
+from draftkit.data.vocabulary import choose_vocabulary
 from draftkit.errors import FormatError
-from draftkit.layout.dtypes import FLOATS, tensor_bytes
+from draftkit.io.dtypes import FLOATS, tensor_bytes
+from draftkit.io.handles import TensorHandle, memory_handle
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.handles import TensorHandle, memory_handle
 from draftkit.layout.target import read_target_facts
 from draftkit.prepare.vocabulary import Vocabulary
 from draftkit.prepare.vocabulary_tensors import vocabulary_tensors

@@ -14,12 +14,12 @@ from pathlib import Path
 from draftkit.convert.api import inspect_checkpoint
 from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
-from draftkit.documents.document import Document, read_origin, read_training_documents
-from draftkit.documents.tokenizer import served_with
-from draftkit.documents.vocabulary import SIZES, Ceiling, ceiling, token_counts
+from draftkit.data.samples import Document, read_origin, read_training_documents
+from draftkit.data.tokenizer import served_with
+from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.hub import Located, locate
+from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
 from draftkit.models.chat import load_tokenizer

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftkit.layout.handles import Chunk, TensorHandle, raw_memory
+from draftkit.io.handles import Chunk, TensorHandle, raw_memory
 from draftkit.prepare.matching import Match
 
 Weighting = Literal["mean", "length"]

@@ -14,11 +14,11 @@ from draftkit.convert.api import inspect_checkpoint
 from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
 from draftkit.errors import FormatError
-from draftkit.hub import Located, locate
+from draftkit.hub.locate import Located, locate
+from draftkit.io.records import to_dict
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.records import to_dict
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
 from draftkit.prepare.rows import Weighting, transplanted_rows
 from draftkit.prepare.segmenter import check_kind

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import DraftkitError, FormatError
+from draftkit.io.handles import Chunk, TensorHandle, raw_memory
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, decoder_of_config
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.handles import Chunk, TensorHandle, raw_memory
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 # How the channels of a gated MLP lie in its tensors: the dimension that counts them.

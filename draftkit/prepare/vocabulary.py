@@ -10,8 +10,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.hub import Located
-from draftkit.layout.jsonfile import read_object
+from draftkit.hub.locate import Located
+from draftkit.io.jsonfile import read_object
 from draftkit.models.chat import TemplateRejection, load_tokenizer, render, token_ids
 from draftkit.models.tokens import TOKENIZERS, Name, named_tokens
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
+from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.convert.api import Conversion
 from draftkit.convert.destinations import UNIFIED
-from draftkit.convert.findings import findings_of_draft
 from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.serve import SGLANG_ALGORITHMS, method_note, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
-from draftkit.hub import Located
+from draftkit.hub.locate import Located
+from draftkit.io.finite import FLOATING
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
-from draftkit.layout.finite import FLOATING
 from draftkit.layout.folder import Draft
 from draftkit.report.licence import Licence
 from draftkit.report.markdown import (
@@ -34,7 +34,7 @@ from draftkit.report.markdown import (
     table,
 )
 from draftkit.report.model_index import header, is_hub_id, short_name
-from draftkit.report.results import Cell, Result
+from draftkit.results.record import Cell, Result
 from draftkit.train.config import american
 from draftkit.train.yaml_text import read_yaml_file
 

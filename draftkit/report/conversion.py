@@ -8,18 +8,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from draftkit.checks.checkpoint import Finding, findings_of_draft, findings_of_reading
 from draftkit.convert.api import Conversion, Reading
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats
-from draftkit.convert.findings import Finding, findings_of_draft, findings_of_reading
 from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.convert.serve import method_note, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.io.records import to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.records import to_dict
 
 
 def show_conversion(console: Console, conversion: Conversion) -> None:

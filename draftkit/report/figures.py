@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from draftkit.report.results import Cell, Interval, Speedup
 from draftkit.report.series import Series
 from draftkit.report.theme import GRID, MARKERS, MUTED, SERIES, png, styled
+from draftkit.results.record import Cell, Interval, Speedup
 
 Dash = Literal["-", "--", "-.", ":", ""]
 

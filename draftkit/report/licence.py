@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import SourceError
-from draftkit.hub import locate_file
+from draftkit.hub.locate import locate_file
 from draftkit.layout.provenance import Provenance
 
 KEYS = ("license", "license_name", "license_link")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from draftkit.report.model_index import is_hub_id
-from draftkit.report.results import Cell, Result, Times
+from draftkit.results.record import Cell, Result, Times
 
 Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
 SETTING = ("run", "dataset", "K", "T")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.jsonfile import read_object
-from draftkit.report.results import read_result
+from draftkit.io.jsonfile import read_object
+from draftkit.results.record import read_result
 
 EVAL_FOLDER = "eval"  # in a draft's folder: what was measured with it
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from draftkit.report.results import Cell
+from draftkit.results.record import Cell
 
 RANKS = (2, 4, 8)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.report.results import Cell, Result
+from draftkit.results.record import Cell, Result
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData

@@ -11,10 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
-from draftkit.report.results import Cell, Interval, Result, Sample
 from draftkit.report.series import Series
 from draftkit.report.theme import PALETTE, svg
 from draftkit.report.tokens import KINDS, show_sample, with_line_ends, with_marks
+from draftkit.results.record import Cell, Interval, Result, Sample
 from draftkit.version import __version__
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from draftkit.report.results import Cell, Result, SpeedModel
+from draftkit.results.record import Cell, Result, SpeedModel
 
 
 @dataclass(frozen=True)

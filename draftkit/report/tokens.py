@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from draftkit.report.results import Round, Sample
+from draftkit.results.record import Round, Sample
 
 Kind = Literal["prefill", "accepted", "recovered", "bonus", "plain", "rejected", "unread"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from draftkit.documents.vocabulary import Ceiling
+    from draftkit.data.vocabulary import Ceiling
 
 
 def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:

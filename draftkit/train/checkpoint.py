@@ -11,11 +11,11 @@ from torch import Tensor
 
 from draftkit.convert.serve import TOKENS_FACT
 from draftkit.convert.unified import write_draft
+from draftkit.io.dtypes import torch_dtype
+from draftkit.io.handles import memory_handle
 from draftkit.layout.architecture import Architecture
-from draftkit.layout.dtypes import torch_dtype
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.layout.handles import memory_handle
 from draftkit.layout.provenance import FactOrigin, Provenance
 from draftkit.layout.spec import DraftSpec
 from draftkit.version import __version__

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from draftkit.errors import DraftkitError
-from draftkit.layout.records import did_you_mean, from_dict, to_dict
+from draftkit.io.records import did_you_mean, from_dict, to_dict
 from draftkit.train.ranges import (
     Positive,
     ProperShare,

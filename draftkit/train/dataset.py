@@ -9,8 +9,8 @@ from typing import TypedDict
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from draftkit.documents.document import Document
-from draftkit.train.packing import pack, row_tensors
+from draftkit.data.packing import pack, row_tensors
+from draftkit.data.samples import Document
 
 Numbers = Sequence[int]
 

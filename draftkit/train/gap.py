@@ -16,20 +16,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.documents.document import Document
-from draftkit.evaluate.loading import load_drafter
-from draftkit.evaluate.statistics import Interval, bootstrap_length
-from draftkit.layout.atomic import temporary_folder
+from draftkit.data.packing import row_tensors
+from draftkit.data.samples import Document
+from draftkit.data.states import States
+from draftkit.data.training_target import ATTENTION as TARGET_ATTENTION
+from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter
 from draftkit.models.target import FINAL, Target
+from draftkit.results.statistics import Interval, bootstrap_length
 from draftkit.runtime import ATTENTION, DraftSampling, Engine, Generation, Request, SamplingParameters
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.train.batch import Batch
-from draftkit.train.packing import row_tensors
 from draftkit.train.recipes.recipe import Recipe
-from draftkit.train.states import States
-from draftkit.train.target import ATTENTION as TARGET_ATTENTION
 from draftkit.train.validation import Judged, acceptance, judge
 from draftkit.train.walk import Mode
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedModel
 
-from draftkit.documents.document import Document
+from draftkit.data.samples import Document
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from draftkit.layout.records import Bounds
+from draftkit.io.records import Bounds
 from draftkit.train.batch import Batch
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.reduction import Reduction

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from draftkit.io.records import Bounds
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE
-from draftkit.layout.records import Bounds
 
 Share = Annotated[float, Bounds(least=0, most=1)]
 ProperShare = Annotated[float, Bounds(least=0, below=1)]

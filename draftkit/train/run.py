@@ -16,13 +16,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
 from draftkit.convert.unified import is_written_by_draftkit
-from draftkit.documents.document import Document, read_training_documents
-from draftkit.documents.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
+from draftkit.data.packing import row_tensors
+from draftkit.data.samples import Document, read_training_documents
+from draftkit.data.states import OnlineStates, States
+from draftkit.data.stored_states import OfflineStates
+from draftkit.data.training_target import load_target_ends, load_training_target
+from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.loading import open_draft
-from draftkit.hub import locate
-from draftkit.layout.atomic import check_writable
+from draftkit.hub.locate import locate
+from draftkit.io.atomic import check_writable
 from draftkit.layout.folder import Draft, tokenizer_files
+from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import read_config
 from draftkit.train.checkpoint import load_tensors, save_draft
@@ -30,13 +34,9 @@ from draftkit.train.config import TrainConfig
 from draftkit.train.dataset import PackedRows, Row, held_out
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
-from draftkit.train.offline import OfflineStates
-from draftkit.train.packing import row_tensors
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
-from draftkit.train.states import OnlineStates, States
-from draftkit.train.target import load_target_ends, load_training_target
 from draftkit.train.trainer import DraftTrainer, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint

@@ -27,15 +27,15 @@ from transformers import (
     TrainingArguments,
 )
 
+from draftkit.data.packing import row_tensors
+from draftkit.data.states import States
 from draftkit.errors import DraftkitError
-from draftkit.layout.atomic import disk_failures
+from draftkit.io.atomic import disk_failures
 from draftkit.train.batch import Batch
 from draftkit.train.dataset import PackedRows, Row, only_row
 from draftkit.train.gap import Gap
-from draftkit.train.packing import row_tensors
 from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Outcome, Recipe
-from draftkit.train.states import States
 from draftkit.train.validation import judge, metrics
 from draftkit.train.walk import Mode
 

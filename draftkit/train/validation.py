@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftkit.evaluate.statistics import Interval, bootstrap_length
+from draftkit.results.statistics import Interval, bootstrap_length
 from draftkit.train.batch import Batch
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.walk import Mode, WalkedRound, walk

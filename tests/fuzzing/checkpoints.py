@@ -21,8 +21,8 @@ from transformers import CONFIG_MAPPING
 import draftkit
 from draftkit import convert_checkpoint, inspect_checkpoint
 from draftkit.errors import DraftkitError
-from draftkit.layout.safetensors_file import write_safetensors
-from draftkit.layout.tensors import TensorToWrite, open_checkpoint
+from draftkit.io.safetensors_file import write_safetensors
+from draftkit.io.tensors import TensorToWrite, open_checkpoint
 from fuzzing.judge import Kind, check_clean, refusal
 from fuzzing.mutate import any_value, changed, damaged, possible_keys, value_at, written
 

@@ -14,21 +14,21 @@ import templates
 import yaml
 from report_results import full_result, old_result
 
-from draftkit.documents.document import Document, Origin, read_documents, read_training_documents, write_documents
-from draftkit.documents.tokenizer import TargetTokenizer, load_tokenizer
+from draftkit.data.prepare import prepare
+from draftkit.data.response_file import ResponseFile
+from draftkit.data.samples import Document, Origin, read_documents, read_training_documents, write_documents
+from draftkit.data.spans import Renderer
+from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.prompts import encode_prompt
-from draftkit.evaluate.saved import ResultFile
-from draftkit.layout.records import to_dict
+from draftkit.io.records import to_dict
 from draftkit.models import chat
 from draftkit.report.page import page
-from draftkit.report.results import read_result
 from draftkit.report.series import join
+from draftkit.results.record import read_result
+from draftkit.results.saved import ResultFile
 from draftkit.train.config import BRITISH, read_config
-from draftkit.train.data.prepare import prepare
-from draftkit.train.data.response_file import ResponseFile
-from draftkit.train.data.sources import REGENERATED, read_rows
-from draftkit.train.data.spans import Renderer
+from draftkit.data.rows import REGENERATED, read_rows
 from draftkit.train.recipes import RECIPES
 from fuzzing.judge import Kind, check_clean, command, refusal
 from fuzzing.mutate import SNIPPETS, changed, damaged, misspelled, places, value_at, written

@@ -12,7 +12,7 @@ from typing import Any
 import huggingface_hub.constants as constants
 from hub_server import Handler, HubServer
 
-from draftkit.hub import locate
+from draftkit.hub.locate import locate
 from fuzzing.judge import Kind, refusal
 from fuzzing.mutate import changed, written
 

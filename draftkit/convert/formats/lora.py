@@ -21,9 +21,9 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, Operation, drop
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError
-from draftkit.layout.dtypes import FLOATS
+from draftkit.io.dtypes import FLOATS
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.folder import tokenizer_files
-from draftkit.layout.handles import TensorHandle
 from draftkit.layout.target import TargetFacts
 
 NAME = "lora"

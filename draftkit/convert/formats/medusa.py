@@ -20,8 +20,8 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.errors import FormatError
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.families.medusa import MedusaSpec
-from draftkit.layout.handles import TensorHandle
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 

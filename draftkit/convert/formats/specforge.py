@@ -18,7 +18,7 @@ from draftkit.convert.llama_config import engine_decoder, engine_rope_keys, kept
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.errors import LayoutError
-from draftkit.layout.dtypes import QUANTIZED
+from draftkit.io.dtypes import QUANTIZED
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import TargetFacts
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedModel
 
 from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.evaluate.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters

@@ -13,7 +13,7 @@ from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.replay import ReplaySummary
 from draftkit.evaluate.certificate.self_draft import SelfDraft
 from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.layout.jsonfile import finite
+from draftkit.io.jsonfile import finite
 
 Verdict = Literal["no difference seen", "numerics only", "bug"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from draftkit.layout.records import Bounds
+from draftkit.io.records import Bounds
 
 Denominator = Literal["tokens", "rows"]
 

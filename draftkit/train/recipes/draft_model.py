@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from draftkit.documents.document import Document
+from draftkit.data.samples import Document
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec

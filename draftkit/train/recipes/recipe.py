@@ -13,9 +13,9 @@ from typing import ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.documents.document import Document
+from draftkit.data.samples import Document
+from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.folder import Draft
-from draftkit.layout.records import from_dict, to_dict
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import Taps
 from draftkit.train.batch import Batch

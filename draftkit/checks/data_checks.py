@@ -1,0 +1,186 @@
+"""Checks of the data alone: do the tokens fit the target, and does the mask mark what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from draftkit.checks.preflight import Evidence, Finding, Survey
+from draftkit.data.report import Tally
+from draftkit.data.samples import Document, Origin
+from draftkit.data.tokenizer import TargetTokenizer
+from draftkit.errors import FormatError
+from draftkit.results.statistics import is_looping, repetition
+
+SMALL_SHARE = 0.05  # of the documents, below which a loss is not worth a warning
+
+
+def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenizer, vocab_size: int) -> Survey:
+    """Count over all documents. Raises `FormatError` when there are none."""
+    end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
+    bos = target.tokenizer.bos_token_id
+    empty, unended, cut, doubled, looping, outside = (Tally() for _ in range(6))
+    uses = np.zeros(vocab_size, dtype=np.int64)
+    count = tokens = supervised = longest = ended = 0
+    first = None
+    for document in documents:
+        first = first if first is not None else document
+        labels = document.tokens[document.supervised]
+        ends = np.isin(labels, end_ids)
+        count += 1
+        tokens += len(document)
+        supervised += len(labels)
+        longest = max(longest, len(document))
+        ended += bool(ends.any())
+        np.add.at(uses, labels[labels < vocab_size], 1)
+        if not len(labels):
+            empty.add(document.id)
+        elif not ends[-1]:
+            unended.add(document.id)
+        if len(document) == origin.max_length and not (len(labels) and document.supervised[-1] and ends[-1]):
+            cut.add(document.id)
+        if is_looping(repetition(labels.tolist())):
+            looping.add(document.id)
+        if bos is not None and document.tokens[:2].tolist() == [bos, bos]:
+            doubled.add(document.id)
+        if (document.tokens >= vocab_size).any():
+            outside.add(document.id, f"token {int(document.tokens.max())}")
+    if first is None:
+        raise FormatError("there are no documents", where=target.name, hint="prepare the data again")
+    return Survey(
+        first=first,
+        documents=count,
+        tokens=tokens,
+        supervised=supervised,
+        longest=longest,
+        ended=ended,
+        empty=empty,
+        unended=unended,
+        cut=cut,
+        doubled=doubled,
+        looping=looping,
+        outside=outside,
+        uses=uses,
+    )
+
+
+def tokenizer(evidence: Evidence) -> Iterator[Finding]:
+    """The file's ids are those of the target's tokenizer."""
+    if evidence.survey.outside.count:
+        yield Finding(
+            "error",
+            f"{evidence.share(evidence.survey.outside)} hold ids beyond the target's {evidence.vocab_size} tokens",
+            evidence.place(evidence.survey.outside),
+            "the first step fails, or reads another token's embedding",
+            "prepare the data with this target",
+        )
+    if evidence.origin.tokenizer_sha256 != evidence.target.sha256:
+        yield Finding(
+            "error",
+            f"the data were prepared with the tokenizer of {evidence.origin.target}, which is another one",
+            f"{evidence.path}, line 1",
+            "the ids mean other text to this target: nothing that the draft learns is accepted",
+            f"draftkit data prepare SOURCE OUT --target {evidence.target.name}",
+        )
+    elif not evidence.survey.outside.count:
+        yield Finding("ok", f"the tokenizer is the target's; all ids are below {evidence.vocab_size}")
+
+
+def template(evidence: Evidence) -> Iterator[Finding]:
+    """The conversations were rendered with the target's chat template as it is now."""
+    if evidence.origin.template_sha256 == evidence.target.template_sha256:
+        yield Finding("ok", "the chat template is the target's")
+    else:
+        yield Finding(
+            "warning",
+            "the data were rendered with another chat template than the target has now",
+            f"{evidence.path}, line 1",
+            "served prompts look different from those in training: acceptance falls where the two differ",
+            "prepare the data again, or serve with the template that they were made with",
+        )
+
+
+def mask(evidence: Evidence) -> Iterator[Finding]:
+    """Every document has something to learn."""
+    survey = evidence.survey
+    if survey.empty.count:
+        yield Finding(
+            "error" if survey.empty.count == survey.documents else "warning",
+            f"{evidence.share(survey.empty)} have no supervised token",
+            evidence.place(survey.empty),
+            "they take time and give no gradient; where all are empty, loss and accuracy stay at zero",
+            "prepare the data with `draftkit data prepare`, which leaves them out",
+        )
+    else:
+        yield Finding("ok", f"{survey.supervised:,} of {survey.tokens:,} tokens are supervised, in every document some")
+
+
+def end_of_turn(evidence: Evidence) -> Iterator[Finding]:
+    """End-of-turn tokens are labels."""
+    survey = evidence.survey
+    ends = ", ".join(map(str, sorted(evidence.target.end_ids)))
+    if not survey.ended:
+        yield Finding(
+            "error",
+            f"no end-of-turn token ({ends}) is a label",
+            str(evidence.path),
+            "the draft never proposes the end of an answer: the last round of every response is wasted on tokens after "
+            "it, and short answers lose most",
+            "use a template that renders the end of a turn, or rows that `draftkit data regenerate` has made",
+        )
+    elif survey.unended.count > SMALL_SHARE * survey.documents:
+        yield Finding(
+            "warning",
+            f"{evidence.share(survey.unended)} do not end with an end-of-turn label",
+            evidence.place(survey.unended),
+            "the draft proposes the end of answers too rarely",
+            "raise --max-length or --max-new-tokens, with which they were cut",
+        )
+    else:
+        yield Finding("ok", f"{survey.ended} of {survey.documents} documents have an end-of-turn label")
+
+
+def truncation(evidence: Evidence) -> Iterator[Finding]:
+    """Few documents are cut at the length limit."""
+    survey, limit = evidence.survey, evidence.origin.max_length
+    if survey.cut.count > SMALL_SHARE * survey.documents:
+        yield Finding(
+            "warning",
+            f"{evidence.share(survey.cut)} are cut at {limit} tokens",
+            evidence.place(survey.cut),
+            f"the draft is not trained beyond position {limit}: acceptance falls on longer conversations",
+            "prepare again with a larger --max-length",
+        )
+    else:
+        yield Finding("ok", f"{evidence.share(survey.cut)} are cut; the longest has {survey.longest} tokens")
+
+
+def beginning(evidence: Evidence) -> Iterator[Finding]:
+    """No document begins with the beginning-of-sequence token twice."""
+    doubled = evidence.survey.doubled
+    if doubled.count:
+        yield Finding(
+            "error",
+            f"{evidence.share(doubled)} begin with the beginning-of-sequence token twice",
+            evidence.place(doubled),
+            "the target reads a beginning that serving never shows it: its hidden states are other ones from there on",
+            "the row's text holds the token too, or the template was rendered to text and tokenised again: remove one",
+        )
+    else:
+        yield Finding("ok", "no document begins with two beginning-of-sequence tokens")
+
+
+def loops(evidence: Evidence) -> Iterator[Finding]:
+    """Few answers go round in circles."""
+    survey = evidence.survey
+    if survey.looping.count > SMALL_SHARE * survey.documents:
+        yield Finding(
+            "warning",
+            f"{evidence.share(survey.looping)} repeat themselves in most of their supervised tokens",
+            evidence.place(survey.looping),
+            "the draft learns loops, which are easy to draft, and its acceptance length is measured on them",
+            "regenerate them at the temperature that will be served, with fewer --max-new-tokens, or leave them out",
+        )
+    else:
+        yield Finding("ok", f"{evidence.share(survey.looping)} repeat themselves")

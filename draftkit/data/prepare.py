@@ -1,0 +1,110 @@
+"""From rows to documents: each conversation rendered, its assistant turns marked, and every loss counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from draftkit.data.report import CONSEQUENCES, Reason, Report
+from draftkit.data.rows import Conversation, Refused, Row, Served
+from draftkit.data.samples import Document, Origin, Span, write_documents
+from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.errors import FormatError
+from draftkit.models.chat import TemplateRejection
+
+
+def prepare(
+    rows: Iterable[Row], renderer: Renderer, out: Path, *, max_length: int | None = None, force: bool = False
+) -> Report:
+    """Write the documents of all rows to a file, which appears complete or not at all.
+
+    Raises `FormatError` when no row makes a document, and what reading the rows and writing the file raise.
+    """
+    report = Report()
+    target = renderer.target
+    origin = Origin(target.name, target.sha256, target.template_sha256, max_length)
+    write_documents(out, documents_of(rows, renderer, report, max_length), origin, force=force)
+    return report
+
+
+def documents_of(
+    rows: Iterable[Row], renderer: Renderer, report: Report, max_length: int | None = None
+) -> Iterator[Document]:
+    """The documents of rows, counted in `report`; those longer than `max_length` tokens lose their end.
+
+    Raises `FormatError` after the last row when there was no document.
+    """
+    for row in rows:
+        report.rows += 1
+        for document in _documents(row, renderer, report, max_length):
+            report.add(document)
+            yield document
+    if not report.documents:
+        raise FormatError(f"none of {report.rows} rows can be trained on{_reasons(report)}")
+
+
+def _documents(row: Row, renderer: Renderer, report: Report, max_length: int | None) -> Iterator[Document]:
+    try:
+        turns = _turns(row, renderer)
+    except TemplateRejection as rejection:
+        report.note(Reason.REJECTED, row.id, str(rejection))
+        return
+    if isinstance(row.content, Refused):
+        report.note(Reason.REFUSED, row.id, row.content.reason)
+        return
+    sequences = merged(turn for turn in turns if turn.spans)
+    reasons = {reason for turn in turns for reason in turn.reasons}
+    if len(sequences) > 1:
+        reasons.add(Reason.REWRITTEN)
+    if not sequences:
+        reasons = reasons & {Reason.REWRITTEN} or {Reason.NO_SPAN}
+    for number, sequence in enumerate(sequences, start=1):
+        document = Document.of(_id(row, number), sequence.tokens[:max_length], sequence.spans, row.category)
+        if len(document) < len(sequence.tokens):
+            reasons.add(Reason.TRUNCATED)
+        if document.supervised[1:].any():
+            yield document
+        else:
+            reasons.add(Reason.TOO_SHORT)
+    for reason in sorted(reasons):
+        report.note(reason, row.id)
+
+
+def _id(row: Row, number: int) -> str:
+    return row.id if number == 1 else f"{row.id}#{number}"
+
+
+def _turns(row: Row, renderer: Renderer) -> list[Turn]:
+    match row.content:
+        case Conversation(messages, tools):
+            return renderer.turns(messages, tools)
+        case Served() as served:
+            _check_tokenizer(row, served, renderer)
+            return [_served(tokens, spans, renderer) for tokens, spans in served.sequences]
+        case str() as text:
+            tokens = renderer.encode(text)
+            return [Turn(tokens, [(1, len(tokens))] if len(tokens) > 1 else [])]
+        case Refused():
+            return []
+
+
+def _served(tokens: list[int], spans: list[Span], renderer: Renderer) -> Turn:
+    ended = tokens[-1:] and tokens[-1] in renderer.target.end_ids
+    return Turn(tokens, spans, frozenset() if ended else frozenset({Reason.NO_END}))
+
+
+def _check_tokenizer(row: Row, served: Served, renderer: Renderer) -> None:
+    """Served token ids mean nothing to another tokenizer."""
+    if served.tokenizer_sha256 != renderer.target.sha256:
+        raise FormatError(
+            f"the responses were made with another tokenizer than that of {renderer.target.name}",
+            where=row.where,
+            hint="pass the target that served them, or regenerate them with this one",
+        )
+
+
+def _reasons(report: Report) -> str:
+    return "".join(
+        f"\n    {reason}: {tally.count} ({CONSEQUENCES[reason]}), as {tally.examples[0]}"
+        for reason, tally in report.tallies.items()
+    )

@@ -1,0 +1,244 @@
+"""Responses by the target itself: every assistant turn is written anew, on what the target has said before.
+
+What is stored are the token ids that were read and drawn, so that training needs no rendering at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Literal
+
+from draftkit.data.report import Reason, Report
+from draftkit.data.responders import Prompt, Refusal, Responder, Sampling
+from draftkit.data.response_file import ResponseFile
+from draftkit.data.rows import Conversation, Message, Row
+from draftkit.data.samples import Document
+from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.data.tokenizer import TargetTokenizer
+from draftkit.errors import DraftkitError
+from draftkit.models.chat import TemplateRejection
+from draftkit.requests import SamplingParameters
+
+TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
+
+Progress = Callable[[int], None]  # rows done with a batch
+
+
+@dataclass
+class Dialogue:
+    """One row while its turns are being written. `questions`: what comes before each answer that is still to come."""
+
+    row: Row
+    questions: list[list[Message]]
+    history: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    refused: tuple[Reason, str] | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> Dialogue:
+        match row.content:
+            case Conversation(messages):
+                dialogue = cls(row, questions(messages))
+                if not dialogue.questions:
+                    dialogue.refused = (Reason.NO_SPAN, "there is no user message to answer")
+                return dialogue
+            case str():
+                return cls(row, [[]])
+            case _:
+                raise DraftkitError(
+                    "the rows are responses already", where=row.where, hint="pass the source that they were made from"
+                )
+
+    def ask(self, renderer: Renderer) -> list[int] | None:
+        """The tokens of the next prompt; None when the row is done."""
+        if self.refused or not self.questions:
+            return None
+        self.history += self.questions.pop(0)
+        try:
+            tokens = self._prompt(renderer)
+        except TemplateRejection as rejection:
+            self.refuse(Reason.REJECTED, str(rejection))
+            return None
+        if not tokens:
+            self.refuse(Reason.TOO_SHORT, "the prompt is empty")
+            return None
+        return tokens
+
+    def _prompt(self, renderer: Renderer) -> list[int]:
+        match self.row.content:
+            case str() as text:
+                return renderer.continued(text)
+            case Conversation(tools=tools):
+                return renderer.prompt(self.history, tools)
+            case _:
+                raise AssertionError("`of` takes no other rows")
+
+    def answer(self, prompt: Sequence[int], response: Sequence[int], renderer: Renderer) -> None:
+        """Take in a response; one without an end of turn ends the row."""
+        tokens = [*prompt, *response]
+        target = renderer.target
+        ended = bool(response) and response[-1] in target.end_ids
+        reasons = frozenset() if ended else frozenset({Reason.NO_END})
+        self.turns.append(Turn(tokens, [(len(prompt), len(tokens))] if response else [], reasons))
+        text = target.tokenizer.decode(response[:-1] if ended else response, skip_special_tokens=True)
+        self.history.append({"role": "assistant", "content": text})
+        if not ended:
+            self.questions.clear()
+
+    def refuse(self, reason: Reason, detail: str) -> None:
+        """End the row; what was answered before stays."""
+        self.refused = (reason, detail)
+
+    def to_dict(self) -> dict[str, object]:
+        """The line that is stored: the messages to read, the sequences to train on, or why there are none."""
+        line: dict[str, object] = {"id": self.row.id, "category": self.row.category}
+        if not self.turns:
+            assert self.refused is not None
+            return line | {"refused": f"{self.refused[0]}: {self.refused[1]}"}
+        sequences = [{"tokens": turn.tokens, "supervised": turn.spans} for turn in merged(self.turns)]
+        return line | {"messages": self.history, "sequences": sequences}
+
+
+def questions(messages: Iterable[Message]) -> list[list[Message]]:
+    """The messages before each assistant turn, and those after the last where a user speaks.
+
+    They end before the first tool result: it belongs to a call that another model made.
+    """
+    groups: list[list[Message]] = []
+    group: list[Message] = []
+    for message in messages:
+        if message["role"] in TOOL_ROLES:
+            return groups
+        if message["role"] != "assistant":
+            group.append(message)
+        elif group:
+            groups.append(group)
+            group = []
+    return [*groups, group] if any(message["role"] == "user" for message in group) else groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How responses are made; a file goes on only with those that it was begun with.
+
+    `source`, `split` and `subset` are where the rows come from, `system` and `template_options` what the chat template
+    gets beside them; `template` says whether it is applied, None to all rows but text. `dtype` None is the default
+    of the device.
+    """
+
+    source: str
+    split: str
+    subset: str | None
+    target: str
+    served_by: Literal["draftkit", "endpoint"]
+    dtype: str | None
+    system: str | None
+    template_options: Mapping[str, object]
+    template: bool | None = None
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    max_new_tokens: int
+
+    def header(self, tokenizer: TargetTokenizer) -> dict[str, object]:
+        """The settings as they are stored, with digests of tokenizer and chat template."""
+        digests = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256}
+        return asdict(self) | digests
+
+    def sampling(self, tokenizer: TargetTokenizer) -> Sampling:
+        """What the responder needs of them. Raises `DraftkitError` for values outside their range."""
+        parameters = SamplingParameters(self.temperature, self.top_k, self.top_p)
+        return Sampling(parameters, self.max_new_tokens, tokenizer.end_ids)
+
+
+@dataclass
+class Cost:
+    """What a run would do: rows in all and already done, turns to answer, tokens to draw at most."""
+
+    rows: int = 0
+    done: int = 0
+    turns: int = 0
+    max_new_tokens: int = 0
+
+
+def plan(rows: Iterable[Row], done: Container[str], max_new_tokens: int) -> Cost:
+    """Count what is to be answered. Raises `DraftkitError` as `regenerate` does for rows that it does not take."""
+    cost = Cost()
+    for row in rows:
+        dialogue = Dialogue.of(row)
+        cost.rows += 1
+        cost.done += row.id in done
+        cost.turns += 0 if row.id in done else len(dialogue.questions)
+    cost.max_new_tokens = cost.turns * max_new_tokens
+    return cost
+
+
+def regenerate(
+    rows: Iterable[Row],
+    renderer: Renderer,
+    responder: Responder,
+    out: ResponseFile,
+    *,
+    seed: int = 0,
+    batch_size: int = 64,
+    on_progress: Progress = lambda _: None,
+) -> Report:
+    """Answer rows in batches and append each batch to `out`; rows that it has are passed over.
+
+    The answer to a row depends on its id, its turn and `seed`, not on the other rows or on how often the run was
+    interrupted, up to the numerics of batched matrix products. Returns counts of the rows of this run. Raises
+    `DraftkitError` when no row of the first batch is answered, and what the responder and the file raise.
+    """
+    report = Report()
+    rows = iter(rows)
+    while batch := list(islice(rows, batch_size)):
+        dialogues = [Dialogue.of(row) for row in batch if row.id not in out.done]
+        _converse(dialogues, renderer, responder, seed)
+        _check_answered(dialogues, out)
+        if dialogues:
+            out.append(dialogue.to_dict() for dialogue in dialogues)
+        for dialogue in dialogues:
+            _count(dialogue, report)
+        on_progress(len(batch))
+    return report
+
+
+def row_seed(seed: int, row: str, turn: int) -> int:
+    """The seed of one answer, below 2⁶³, which is what servers take."""
+    digest = hashlib.sha256(f"{seed}\0{row}\0{turn}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
+def _converse(dialogues: list[Dialogue], renderer: Renderer, responder: Responder, seed: int) -> None:
+    """All turns of all dialogues, the n-th of each together."""
+    while asked := [(d, tokens) for d in dialogues if (tokens := d.ask(renderer)) is not None]:
+        prompts = [Prompt(d.row.id, tuple(tokens), row_seed(seed, d.row.id, len(d.turns))) for d, tokens in asked]
+        for (dialogue, tokens), answer in zip(asked, responder.respond(prompts), strict=True):
+            if isinstance(answer, Refusal):
+                dialogue.refuse(Reason.REFUSED, answer.reason)
+            else:
+                dialogue.answer(tokens, answer, renderer)
+
+
+def _check_answered(dialogues: list[Dialogue], out: ResponseFile) -> None:
+    if dialogues and not out.path.exists() and not any(dialogue.turns for dialogue in dialogues):
+        reason, detail = dialogues[0].refused or (Reason.REFUSED, "")
+        raise DraftkitError(
+            f"none of the first {len(dialogues)} rows can be answered; the first is {reason}: {detail}",
+            where=dialogues[0].row.where,
+        )
+
+
+def _count(dialogue: Dialogue, report: Report) -> None:
+    report.rows += 1
+    if dialogue.refused is not None:
+        reason, detail = dialogue.refused
+        report.note(reason, dialogue.row.id, detail)
+    for reason in sorted({reason for turn in dialogue.turns for reason in turn.reasons}):
+        report.note(reason, dialogue.row.id)
+    for turn in merged(dialogue.turns):
+        report.add(Document.of(dialogue.row.id, turn.tokens, turn.spans))

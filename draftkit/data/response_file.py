@@ -1,0 +1,118 @@
+"""A file of served responses that grows by whole batches, so that a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from draftkit.data.rows import REGENERATED
+from draftkit.errors import DraftkitError, FormatError
+from draftkit.io.atomic import DISK_FAILURES
+from draftkit.io.jsonl import dump_line, read_lines
+
+BLOCK = 1 << 16  # bytes that are searched for a line end at a time
+
+
+class ResponseFile:
+    """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids.
+
+    Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
+    made with other settings, `FormatError` naming any other damaged line.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, object]):
+        self.path = path
+        self.settings = dict(settings)
+        self.done: set[str] = set()
+        if path.exists():
+            _cut_half_line(path)
+            self._resume()
+
+    def append(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Add rows and wait until they are on disk. On failure the file is what it was; raises `DraftkitError`."""
+        added = list(rows)
+        lines = [dump_line(row) for row in added]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                begin = file.tell()
+                header = [] if begin else [dump_line({"format": REGENERATED, "version": 1, "settings": self.settings})]
+                try:
+                    _write_all(file.fileno(), b"".join(header + lines))
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(begin)
+                    raise
+        except OSError as error:
+            if error.errno not in DISK_FAILURES:
+                raise
+            raise DraftkitError(
+                f"writing {self.path.name} failed: {error.strerror}",
+                where=self.path,
+                hint="what was there before is kept: free some space and run the command again",
+            ) from error
+        self.done.update(str(row["id"]) for row in added)
+
+    def _resume(self) -> None:
+        lines = read_lines(self.path)
+        _, header = next(lines, (1, None))
+        if header is None:
+            return
+        _check_header(header, self.settings, self.path)
+        for number, row in lines:
+            if not isinstance(row.get("id"), str):
+                raise FormatError("the row has no id", where=f"{self.path}, line {number}", hint="remove the line")
+            self.done.add(str(row["id"]))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _cut_half_line(path: Path) -> None:
+    """Remove what follows the last line end; a killed run may have left it. Only a file of ours is touched."""
+    begins = dump_line({"format": REGENERATED})[:-2]
+    try:
+        with path.open("rb+") as file:
+            if file.read(len(begins)) != begins[: file.tell()]:
+                raise _not_ours(path)
+            file.truncate(_end_of_lines(file))
+    except OSError as error:
+        raise DraftkitError(f"{path.name} cannot be continued: {error.strerror}", where=path) from error
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last whole line ends."""
+    position = file.seek(0, os.SEEK_END)
+    while position:
+        begin = max(0, position - BLOCK)
+        file.seek(begin)
+        end = file.read(position - begin).rfind(b"\n")
+        if end >= 0:
+            return begin + end + 1
+        position = begin
+    return 0
+
+
+def _check_header(header: Mapping[str, object], settings: Mapping[str, object], path: Path) -> None:
+    made_with = header.get("settings")
+    if header.get("format") != REGENERATED or not isinstance(made_with, dict):
+        raise _not_ours(path)
+    differing = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
+    if differing:
+        raise DraftkitError(
+            "the file was begun with other settings:"
+            + "".join(f"\n    {key}: {made_with.get(key)!r}, now {settings.get(key)!r}" for key in differing),
+            where=path,
+            hint="give the same settings to go on with it, or write to another file",
+        )
+
+
+def _not_ours(path: Path) -> DraftkitError:
+    return DraftkitError(
+        "the output is already there, and is no file of responses", where=path, hint="choose another file"
+    )

@@ -1,0 +1,286 @@
+"""Rows of conversations or text, from files or a Hub dataset, in the shapes that are in use."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from draftkit.data.samples import Span, parse_tokens
+from draftkit.errors import FormatError, SourceError
+from draftkit.io.jsonfile import loads
+from draftkit.io.jsonl import read_lines
+
+REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
+SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bot": "assistant"}
+SHAPES = (
+    'messages or conversations (lists of {"role", "content"} or {"from", "value"}), prompt with completion or '
+    "response, turns (a list of user texts), prompt, data or question, or text, which is gone on with as it is"
+)
+
+Message = Mapping[str, object]
+Place = tuple[str, dict[str, object], str | None]  # where a record lies, the record, the tokenizer of served ids
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages as chat templates take them, and the schemas of the tools that the assistant may call."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[object, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a target has read and written, as token ids, each sequence with the spans it wrote."""
+
+    sequences: tuple[tuple[list[int], list[Span]], ...]
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A row that the target was asked and has not answered."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a conversation, plain text, or what `draftkit data regenerate` made of one. `where` names its place."""
+
+    id: str
+    category: str
+    where: str
+    content: Conversation | Served | Refused | str
+
+
+def read_rows(
+    source: str,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    revision: str | None = None,
+    limit: int | None = None,
+) -> Iterator[Row]:
+    """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, or of
+    a Hub dataset; at most `limit`.
+
+    `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. Ids are the rows' own where they
+    have some, else the name of the source and the row's number; repeated ones get a number. Raises `SourceError` for
+    what cannot be reached, `FormatError` naming file and row for what cannot be understood.
+    """
+    path = Path(os.path.expanduser(source))
+    if path.exists():
+        places: Iterator[Place] = itertools.chain.from_iterable(map(_read_file, _files(path)))
+    elif source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
+        raise SourceError(f"there is no file or folder {source}", where=path, hint="a Hub dataset is org/name")
+    else:
+        places = _read_hub(source.removeprefix("hf://").removeprefix("datasets/"), split, subset, revision)
+    rows = (parse_row(record, where, tokenizer) for where, record, tokenizer in places)
+    return _distinct(itertools.islice(rows, limit))
+
+
+def parse_row(record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row:
+    """The row of a record that lies at `where`. Raises `FormatError` naming the keys of one in no known shape."""
+    if tokenizer_sha256 is None:
+        _check_text(record, where)
+    known = {key: value for key, value in record.items() if value is not None}  # tables fill their gaps with None
+    own = next((known[key] for key in ("id", "prompt_id", "question_id", "conversation_id") if key in known), None)
+    own = PurePath(where).name if own is None else own
+    return Row(str(own), str(known.get("category", "all")), where, _content(known, where, tokenizer_sha256))
+
+
+def _check_text(record: dict[str, object], where: str) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        json.dumps(record, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(
+            f"the row's text is not valid Unicode: {error.object[error.start : error.end]!r} is half of a character",
+            where=where,
+            hint="remove the row, or write the file again with whole characters",
+        ) from error
+
+
+def _content(record: dict[str, object], where: str, tokenizer: str | None) -> Conversation | Served | Refused | str:
+    if tokenizer is not None:
+        return _served(record, where, tokenizer)
+    prompt = next((record[key] for key in ("prompt", "data", "question") if key in record), None)  # `data` is PARD's
+    text = record.get("text")
+    answer = record.get("completion", record.get("response"))
+    turns = record.get("turns")
+    for key in ("messages", "conversations", "conversation"):
+        if isinstance(record.get(key), list):
+            return _conversation(record[key], record, where)
+    if prompt is not None and answer is not None:
+        return _conversation([*_messages_of(prompt, "user"), *_messages_of(answer, "assistant")], record, where)
+    if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+        return _conversation([{"role": "user", "content": turn} for turn in turns], record, where)
+    if prompt is not None:
+        return _conversation(_messages_of(prompt, "user"), record, where)
+    if isinstance(text, str):
+        return text
+    raise FormatError(
+        f"the row has no shape that is known; its keys: {', '.join(record) or 'none'}", where=where, expected=SHAPES
+    )
+
+
+def _messages_of(value: object, role: str) -> list[object]:
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
+
+
+def _conversation(messages: object, record: dict[str, object], where: str) -> Conversation:
+    assert isinstance(messages, list)
+    tools = record.get("tools")
+    if isinstance(tools, str):  # tables hold nested schemas as text
+        try:
+            tools = loads(tools)
+        except ValueError as error:
+            raise FormatError(f"tools are not valid JSON: {error}", where=where) from error
+    parsed = tuple(_message(message, f"{where}, message {n}") for n, message in enumerate(messages, start=1))
+    return Conversation(parsed, tuple(tools) if isinstance(tools, list) and tools else None)
+
+
+def _message(message: object, where: str) -> Message:
+    fields = dict(message) if isinstance(message, dict) else {}
+    role = fields.pop("from", fields.get("role"))
+    content = fields.pop("value", fields.get("content"))
+    if not isinstance(role, str) or not (content is None or isinstance(content, str | list)):
+        raise FormatError(
+            f"not a message: {message if not fields else ', '.join(fields)}",
+            where=where,
+            expected='an object with "role" and "content", or "from" and "value"',
+        )
+    return fields | {"role": ROLES.get(role.lower(), role.lower()), "content": content}
+
+
+def _served(record: dict[str, object], where: str, tokenizer: str) -> Served | Refused:
+    if "refused" in record:
+        return Refused(str(record["refused"]))
+    sequences = record.get("sequences")
+    try:
+        if not isinstance(sequences, list):
+            raise TypeError("no sequences")
+        return Served(tuple(parse_tokens(sequence) for sequence in sequences), tokenizer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(
+            f"not a regenerated row: {type(error).__name__} {error}", where=where, hint="regenerate this file again"
+        ) from error
+
+
+def _distinct(rows: Iterator[Row]) -> Iterator[Row]:
+    """Rows with ids that differ: the second row of an id gets `-2`, and so on."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        seen[row.id] += 1
+        yield row if seen[row.id] == 1 else replace(row, id=f"{row.id}-{seen[row.id]}")
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or the files of a folder in the order of their names."""
+    if path.is_file():
+        if path.suffix not in SUFFIXES:
+            raise FormatError(f"{path.name} has a suffix that is not known", where=path, expected=", ".join(SUFFIXES))
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not file.name.startswith("."))
+    if not files:
+        raise SourceError("the folder holds no data", where=path, expected=f"files ending in {', '.join(SUFFIXES)}")
+    return files
+
+
+def _read_file(path: Path) -> Iterator[Place]:
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.suffix == ".txt":
+        return ((where, row, None) for where, row in read_text(path))
+    return _read_json(path) if path.suffix == ".json" else _read_jsonl(path)
+
+
+def read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """The lines of a text file, each a prompt, with their places. Raises `SourceError` and `FormatError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path.name} is not UTF-8 text", where=path) from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"{path}, line {number}", {"prompt": line}
+
+
+def _read_jsonl(path: Path) -> Iterator[Place]:
+    tokenizer = None
+    for number, record in read_lines(path):
+        where = f"{path}, line {number}"
+        if number == 1 and record.get("format") == REGENERATED:
+            settings = record.get("settings")
+            tokenizer = str(settings.get("tokenizer_sha256")) if isinstance(settings, dict) else ""
+        else:
+            yield where, record, tokenizer
+
+
+def _read_json(path: Path) -> Iterator[Place]:
+    try:
+        records = loads(path.read_bytes())
+    except OSError as error:
+        raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
+    except ValueError as error:
+        raise FormatError(
+            f"{path.name} is not valid JSON: {error}", where=path, hint="the file is damaged or was cut: fetch it again"
+        ) from error
+    if not isinstance(records, list):
+        raise FormatError(f"{path.name} holds {type(records).__name__}", where=path, expected="a list of rows")
+    for number, record in enumerate(records, start=1):
+        where = f"{path}, row {number}"
+        if not isinstance(record, dict):
+            raise FormatError(f"the row holds {type(record).__name__}", where=where, expected="an object")
+        yield where, record, None
+
+
+def _read_parquet(path: Path) -> Iterator[Place]:
+    load_dataset = _datasets(path)
+    try:
+        rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        for number, record in enumerate(rows, start=1):
+            yield f"{path}, row {number}", dict(record), None
+    except Exception as error:  # pyarrow and datasets have many: the file is not readable parquet
+        raise FormatError(f"{path.name} is not valid parquet: {_first_line(error)}", where=path) from error
+
+
+def _read_hub(source: str, split: str, subset: str | None, revision: str | None) -> Iterator[Place]:
+    repo, _, named = source.partition("@")
+    load_dataset = _datasets(source)
+    try:
+        rows = load_dataset(repo, subset, split=split, revision=named or revision, streaming=True)
+        for number, record in enumerate(rows, start=1):
+            yield f"{repo}, {split} row {number}", dict(record), None
+    except Exception as error:  # of the network, the Hub, a table, a missing split: all in many types
+        raise SourceError(
+            f"the dataset {source} cannot be read: {_first_line(error)}",
+            where=f"split {split}" + (f", subset {subset}" if subset else ""),
+            hint="check id, --split and --subset; for a private or gated dataset, run `hf auth login`",
+        ) from error
+
+
+def _datasets(source: object) -> Callable[..., Iterable[Mapping[str, object]]]:
+    """`datasets.load_dataset`, imported when it is needed."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise SourceError(
+            "parquet files and Hub datasets are read with the package datasets, which is not installed",
+            where=source,
+            hint="pip install 'draftkit[train]'",
+        ) from error
+    return load_dataset
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

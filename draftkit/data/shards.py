@@ -1,0 +1,182 @@
+"""A folder of the target's hidden states: `manifest.json`, and shards of consecutive documents.
+
+A shard `states-NNNNN.safetensors` holds, with T tokens in D documents one after the other, S states of H numbers:
+
+- `states` [T, S, H]: the pre-norm states of `Manifest.layers`, then the one after the final norm, in the encoding's
+  dtype; a document is one run of bytes.
+- `scales` float32 [T, S], where the encoding has them.
+- `offsets` int64 [D + 1]: where each document begins, and the last one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from draftkit.data.encoding import Encoding, vector_bytes
+from draftkit.data.fingerprint import file_sha256
+from draftkit.errors import DraftkitError, FormatError
+from draftkit.io.atomic import atomic_file, settle_leftovers
+from draftkit.io.dtypes import dtype_name
+from draftkit.io.handles import TensorToWrite, raw_memory
+from draftkit.io.jsonfile import dump, read_object
+from draftkit.io.records import from_dict, to_dict
+from draftkit.io.safetensors_file import write_safetensors
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+NAMES = ("target", "target_revision", "data")  # for people; the digests beside them say what is the same
+AGAIN = "draftkit data states writes shards that are missing and keeps the others"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A file and what is in it: `documents` of the documents file from number `first` on."""
+
+    file: str
+    first: int
+    documents: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What the states are of, how they are stored, and the shards that are complete, in order.
+
+    `dtype`: the one that the target ran in, by `engine`. `target_sha256` as in `fingerprint`; `layers` in convention S.
+    """
+
+    schema: int
+    target: str
+    target_revision: str | None
+    target_sha256: str
+    engine: Literal["transformers", "vllm"]
+    dtype: str
+    data: str
+    data_sha256: str
+    num_documents: int
+    num_tokens: int
+    layers: tuple[int, ...]
+    hidden_size: int
+    encoding: Encoding
+    shard_tokens: int
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def num_states(self) -> int:
+        """S: the layers' and the last."""
+        return len(self.layers) + 1
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token takes."""
+        return self.num_states * vector_bytes(self.hidden_size, self.encoding)
+
+
+def shard_name(number: int) -> str:
+    return f"states-{number:05d}.safetensors"
+
+
+def shard_ranges(lengths: Sequence[int], shard_tokens: int) -> list[range]:
+    """Consecutive documents, by number, in shards of at most `shard_tokens`; a longer document is one alone."""
+    ranges = []
+    first = tokens = 0
+    for number, length in enumerate(lengths):
+        if number > first and tokens + length > shard_tokens:
+            ranges.append(range(first, number))
+            first, tokens = number, 0
+        tokens += length
+    return [*ranges, range(first, len(lengths))] if lengths else []
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder. Raises `SourceError` where there is none, `DraftkitError` when it is not valid."""
+    path = folder / MANIFEST
+    data = read_object(path)
+    if data.get("schema") != SCHEMA:
+        raise FormatError(
+            f"states of schema {data.get('schema')!r}", where=path, expected=f"{SCHEMA}", hint="write them again"
+        )
+    manifest = from_dict(Manifest, data, path, "the manifest")
+    end = 0
+    for shard in manifest.shards:
+        if Path(shard.file).name != shard.file or shard.first < end or shard.documents < 1:
+            raise FormatError(f"shard {shard.file!r} of the manifest is not possible", where=path)
+        end = shard.first + shard.documents
+    if end > manifest.num_documents:
+        raise FormatError(f"the shards reach to document {end} of {manifest.num_documents}", where=path)
+    return manifest
+
+
+def begin(folder: Path, settings: Manifest) -> Manifest:
+    """`settings` with the shards that the folder already has.
+
+    A shard whose file is gone or has another size is left out. Raises `DraftkitError` for states
+    that were begun with other settings, and for a folder of anything else.
+    """
+    settle_leftovers(folder / MANIFEST)
+    if not (folder / MANIFEST).exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise DraftkitError("the output is already there, and has no states", where=folder, hint="choose another")
+        return settings
+    found = read_manifest(folder)
+    old, new = to_dict(replace(found, shards=())), to_dict(settings)
+    differing = [key for key in old if old[key] != new[key] and key not in NAMES]
+    if differing:
+        raise DraftkitError(
+            "the states were begun with other settings:"
+            + "".join(f"\n    {key}: {old[key]!r}, now {new[key]!r}" for key in differing),
+            where=folder,
+            hint="give the same settings to go on, or choose another folder",
+        )
+    return replace(settings, shards=tuple(shard for shard in found.shards if _is_there(folder, shard)))
+
+
+def _is_there(folder: Path, shard: Shard) -> bool:
+    path = folder / shard.file
+    return path.is_file() and path.stat().st_size == shard.bytes
+
+
+def write_shard(folder: Path, manifest: Manifest, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
+    """Write shard `number`, of the documents from `first` on, then the manifest that has it, which is returned.
+
+    Each file appears complete or not at all. Raises `DraftkitError` when the disk is full; what was there stays.
+    """
+    path = folder / shard_name(number)
+    entries = [
+        TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), [raw_memory(tensor)])
+        for name, tensor in tensors.items()
+    ]
+    with atomic_file(path, force=True) as file:
+        write_safetensors(Path(file.name), entries)  # opens the same file, empty so far, once more
+    offsets = tensors["offsets"]
+    shard = Shard(
+        file=path.name,
+        first=first,
+        documents=len(offsets) - 1,
+        tokens=int(offsets[-1]),
+        bytes=path.stat().st_size,
+        sha256=file_sha256(path),
+    )
+    shards = sorted((*manifest.shards, shard), key=lambda shard: shard.first)
+    manifest = replace(manifest, shards=tuple(shards))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the folder's manifest, at once. Raises `DraftkitError` when the disk is full."""
+    with atomic_file(folder / MANIFEST, force=True) as file:
+        file.write(dump(to_dict(manifest)).encode())
+
+
+def offsets_of(lengths: Sequence[int]) -> Tensor:
+    """int64 [D + 1]."""
+    return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)

@@ -1,0 +1,153 @@
+"""The target's hidden states from the shards of a folder, in the place of the target itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from draftkit.data.encoding import LARGEST, Encoded, decode
+from draftkit.data.fingerprint import file_sha256, target_sha256
+from draftkit.data.shards import AGAIN, Shard, read_manifest
+from draftkit.data.states import States
+from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
+from draftkit.models.target import FINAL, Taps
+
+
+class Verified(NamedTuple):
+    """A shard that is what was written, and where its documents begin: [D + 1]."""
+
+    path: Path
+    offsets: list[int]
+
+
+class OfflineStates:
+    """Reads what `draftkit data states` has written, one run of bytes for each document.
+
+    `data` and `target` are the documents file and the folder of the target that training uses, `taps` the states that
+    the draft reads: any of the stored ones. States are returned in `dtype` on the CPU. A shard's checksum is verified
+    when it is first read, with `verify` every one at once. Raises `DraftkitError` for states that are incomplete, of
+    another target or other documents, or that lack a layer, and for a damaged shard.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        data: Path,
+        target: Path,
+        taps: Taps | None,
+        dtype: torch.dtype = torch.bfloat16,
+        verify: bool = False,
+    ):
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self.dtype = dtype
+        self._firsts = [shard.first for shard in self.manifest.shards]
+        self._verified: dict[int, Verified] = {}
+        self._check_origin(data, target)
+        self._check_complete()
+        self._columns = self._places(taps)
+        if verify:
+            for number in range(len(self.manifest.shards)):
+                self._shard(number)
+
+    def states_of(self, documents: Sequence[int], size: int) -> States:
+        """The states of a row of `size` tokens: of the documents with these numbers in their file, then zeros."""
+        columns = self._columns
+        width = self.manifest.hidden_size
+        features = None if columns is None else torch.zeros(1, size, len(columns) * width, dtype=self.dtype)
+        last = torch.zeros(1, size, width, dtype=self.dtype)
+        begin = 0
+        for number in documents:
+            states = self._read(number)
+            end = begin + len(states)
+            if features is not None:
+                features[0, begin:end] = states[:, columns].flatten(1)
+            last[0, begin:end] = states[:, -1]
+            begin = end
+        return States(features, last)
+
+    def _places(self, taps: Taps | None) -> list[int] | None:
+        """Where the taps lie among the stored states."""
+        if taps is None:
+            return None
+        stored = (*self.manifest.layers, FINAL)
+        missing = [state for state in taps.states if state not in stored]
+        if missing:
+            raise DraftkitError(
+                f"the states of layers {missing} are not stored",
+                where=self.folder,
+                expected=f"the draft's {list(taps.states)}; stored are {list(self.manifest.layers)}",
+                hint="draftkit data states … --layers writes others, to another folder",
+            )
+        return [stored.index(state) for state in taps.states]
+
+    def _read(self, number: int) -> Tensor:
+        """[T, S, H] of a document."""
+        if not 0 <= number < self.manifest.num_documents:
+            raise DraftkitError(
+                f"document {number} has no states", where=self.folder, expected=f"{self.manifest.num_documents} of them"
+            )
+        index = bisect_right(self._firsts, number) - 1
+        path, offsets = self._shard(index)
+        place = number - self._firsts[index]
+        run = slice(offsets[place], offsets[place + 1])
+        with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
+            scales = file.get_slice("scales")[run] if self.manifest.encoding in LARGEST else None
+            return decode(Encoded(file.get_slice("states")[run], scales), self.dtype)
+
+    def _shard(self, index: int) -> Verified:
+        if index not in self._verified:
+            shard = self.manifest.shards[index]
+            path = self.folder / shard.file
+            check_shard(path, shard)
+            with safe_open(path, "pt") as file:
+                self._verified[index] = Verified(path, file.get_tensor("offsets").tolist())
+        return self._verified[index]
+
+    def _check_origin(self, data: Path, target: Path) -> None:
+        manifest = self.manifest
+        again = "write the states again, to another folder: draftkit data states"
+        if (found := file_sha256(data)) != manifest.data_sha256:
+            raise DraftkitError(
+                f"the states were made of other documents than {data}",
+                where=self.folder,
+                expected=f"{manifest.data} with sha256 {manifest.data_sha256[:12]}…; found {found[:12]}…",
+                hint=again,
+            )
+        if (found := target_sha256(target)) != manifest.target_sha256:
+            raise TargetError(
+                f"the states were made by another target than {target}",
+                where=self.folder,
+                expected=f"{manifest.target}, fingerprint {manifest.target_sha256[:12]}…; found {found[:12]}…",
+                hint=again,
+            )
+
+    def _check_complete(self) -> None:
+        done = sum(shard.documents for shard in self.manifest.shards)
+        if done < self.manifest.num_documents:
+            raise DraftkitError(
+                f"there are states of {done:,} of {self.manifest.num_documents:,} documents",
+                where=self.folder,
+                hint=AGAIN,
+            )
+
+
+def check_shard(path: Path, shard: Shard) -> None:
+    """Raise `SourceError` for a shard that is missing, `FormatError` for one that is not what was written."""
+    if not path.is_file():
+        raise SourceError(f"{path.name} is missing", where=path, hint=AGAIN)
+    size = path.stat().st_size
+    if size != shard.bytes or file_sha256(path) != shard.sha256:
+        raise FormatError(
+            f"{path.name} is damaged",
+            where=path,
+            expected=f"{shard.bytes:,} bytes (found {size:,}) with sha256 {shard.sha256[:12]}…",
+            hint=f"remove it: {AGAIN}",
+        )

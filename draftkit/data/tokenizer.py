@@ -1,0 +1,67 @@
+"""The tokenizer of a target, with what the data needs of its configuration; no weights are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from draftkit.errors import TargetError
+from draftkit.evaluate.provenance import template_sha256
+from draftkit.hub.locate import locate
+from draftkit.io.jsonfile import read_object
+from draftkit.models.chat import load_tokenizer as load_any_tokenizer
+
+
+@dataclass(frozen=True)
+class TargetTokenizer:
+    """A tokenizer and the ids that end a turn: the end-of-sequence tokens of tokenizer and generation config."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    end_ids: frozenset[int]
+
+    @cached_property
+    def sha256(self) -> str:
+        """A digest of the vocabulary, ids included: equal digests read the same ids as the same text."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+    @property
+    def template_sha256(self) -> str | None:
+        """A digest of the chat template, None where there is none."""
+        return template_sha256(self.tokenizer)
+
+
+def load_tokenizer(target: str) -> TargetTokenizer:
+    """The tokenizer of a target: a folder, Hub id or `zoo:target`. Raises `DraftkitError` where there is none."""
+    folder = locate(target, weights=False).path
+    return served_with(target, folder, load_any_tokenizer(folder, "target"))
+
+
+def served_with(target: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> TargetTokenizer:
+    """The same, of a tokenizer that has been loaded from the target's folder."""
+    end_ids = _end_ids(folder) | ({tokenizer.eos_token_id} - {None})
+    if not end_ids:
+        raise TargetError(
+            "nothing says which token ends a turn",
+            where=folder,
+            expected="eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
+        )
+    return TargetTokenizer(target, tokenizer, frozenset(end_ids))
+
+
+def _end_ids(folder: Path) -> set[int]:
+    """What ends a generation of the target: as its generation config says, else its config."""
+    for name in ("generation_config.json", "config.json"):
+        config = read_object(folder / name) if (folder / name).is_file() else {}
+        text = config.get("text_config")
+        stated = (text if isinstance(text, dict) else config).get("eos_token_id")
+        ids = stated if isinstance(stated, list) else [stated]
+        if found := {token for token in ids if type(token) is int}:
+            return found
+    return set()

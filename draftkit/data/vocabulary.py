@@ -1,0 +1,88 @@
+"""The draft vocabulary: which of the target's tokens a draft can propose, and what leaving out the others costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from draftkit.data.samples import Document
+from draftkit.errors import DraftkitError
+
+SIZES = (4096, 8192, 16384, 32768, 65536)
+
+
+def token_counts(documents: Sequence[Document], numbers: Sequence[int], vocab_size: int) -> Tensor:
+    """How often each token is supervised in the documents of `numbers`: int64 [V]. Raises `DraftkitError` for a token
+    that V has not."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for number in numbers:
+        document = documents[number]
+        tokens = torch.from_numpy(document.tokens[document.supervised]).long()
+        if len(tokens) and int(tokens.max()) >= vocab_size:
+            raise DraftkitError(
+                f"document {document.id} has the token {int(tokens.max())}", expected=f"ids below {vocab_size}"
+            )
+        counts += torch.bincount(tokens, minlength=vocab_size)
+    return counts
+
+
+def choose_vocabulary(counts: Tensor, size: int, kept: Sequence[int] = ()) -> Tensor:
+    """The `size` most frequent tokens, of equals the lower ids, ascending: int64 [size] of counts int64 [V].
+
+    Unused tokens fill up from the lowest; those `kept` are chosen whatever their counts. Raises `DraftkitError` for
+    more tokens than there are, and for fewer than are kept.
+    """
+    if not max(1, len(set(kept))) <= size <= len(counts):
+        raise DraftkitError(
+            f"a draft vocabulary of {size} tokens", expected=f"{max(1, len(set(kept)))} to {len(counts)}"
+        )
+    rank = counts.clone()
+    rank[list(kept)] = counts.max() + 1
+    return rank.sort(descending=True, stable=True).indices[:size].sort().values
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a draft vocabulary of a size allows.
+
+    `coverage`: the share of supervised tokens that are in it. `acceptance_length`: of a draft that always proposes the
+    right token where it has it, with K drafts a round.
+    """
+
+    size: int
+    coverage: float
+    acceptance_length: float
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def plan_vocabulary(
+    documents: Sequence[Document], counts: Tensor, k: int, sizes: Sequence[int] = SIZES
+) -> list[Ceiling]:
+    """The ceilings of the `sizes` that are smaller than the target's vocabulary, and of all of it."""
+    smaller = [size for size in sizes if size < len(counts)]
+    return [ceiling(documents, counts, choose_vocabulary(counts, size), k) for size in (*smaller, len(counts))]
+
+
+def ceiling(documents: Sequence[Document], counts: Tensor, ids: Tensor, k: int) -> Ceiling:
+    """What a draft vocabulary of the tokens `ids` int64 [Vd] allows in `documents`; its coverage is that of `counts`
+    int64 [V]."""
+    known = torch.zeros(len(counts), dtype=torch.bool)
+    known[ids] = True
+    accepted = rounds = 0
+    for document in documents:
+        has = known[torch.from_numpy(document.tokens).long()].tolist()
+        for begin, end in document.spans:
+            anchor = begin if begin else 1  # the round's first token is the target's own
+            while anchor < end - 1:
+                stand = 0
+                while stand < k and anchor + 1 + stand < end and has[anchor + 1 + stand]:
+                    stand += 1
+                accepted, rounds = accepted + stand, rounds + 1
+                anchor += stand + 1
+    coverage = float(counts[known].sum() / counts.sum().clamp(min=1))
+    return Ceiling(len(ids), coverage, 1 + accepted / max(rounds, 1))

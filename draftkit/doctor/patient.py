@@ -1,0 +1,136 @@
+"""What is examined: a draft, its target and the prompts; and the draft with one thing changed, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.evaluate.prompts import Prompt
+from draftkit.io.handles import memory_handle
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.folder import Draft
+from draftkit.layout.schema import SCALES, TensorSchema
+from draftkit.loading import load_drafter
+from draftkit.models.target import Target
+from draftkit.requests import Request
+from draftkit.runtime.drafters.protocol import Drafter
+
+
+class Setup(NamedTuple):
+    """What one measurement runs."""
+
+    target: Target
+    drafter: Drafter
+    requests: Sequence[Request]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A draft and the target that it is to serve. `source`: what the user called the draft.
+
+    `original`: as it was found. `draft`: the same, unless its map of tokens had to be brought inside the vocabulary.
+    """
+
+    source: str
+    original: Draft
+    draft: Draft
+    target_source: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[Prompt]
+    requests: Sequence[Request]
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.draft.spec.architecture
+
+    @property
+    def num_layers(self) -> int:
+        """Of the target."""
+        return self.model.config.get_text_config().num_hidden_layers
+
+    def drafter(self, draft: Draft | None = None) -> Drafter:
+        """The drafter of a changed draft, or of the one as it is."""
+        return load_drafter(draft or self.draft, self.model, self.tokenizer)
+
+    def setup(self, draft: Draft | None = None) -> Setup:
+        drafter = self.drafter(draft)
+        return Setup(Target(self.model, drafter.taps), drafter, self.requests)
+
+    def table(self, of: str) -> Tensor:
+        """The target's `embed_tokens` or `lm_head`: float32 [V, Ht] on the CPU."""
+        module = self.model.get_input_embeddings() if of == "embed_tokens" else self.model.get_output_embeddings()
+        return module.weight.detach().float().cpu()
+
+
+def changed(
+    draft: Draft, architecture: Architecture | None = None, tensors: Mapping[str, Tensor] | None = None
+) -> Draft:
+    """The draft with other facts or weights.
+
+    Weights that its new spec has no place for are left out. Those that it lacks do nothing: norms multiply by one,
+    biases add zero.
+    """
+    spec = replace(draft.spec, architecture=architecture or draft.spec.architecture)
+    schema = spec.tensors()
+    kept = {name: handle for name, handle in draft.tensors.items() if name in schema or _is_scale(name, schema)}
+    kept |= {
+        name: memory_handle(name, _neutral(name, tensor), draft.path)
+        for name, tensor in schema.items()
+        if name not in kept and tensor.required
+    }
+    kept |= {
+        name: memory_handle(name, tensor.detach().cpu().contiguous(), draft.path)
+        for name, tensor in (tensors or {}).items()
+    }
+    return replace(draft, spec=spec, tensors=kept)
+
+
+def keeps_tensors(draft: Draft, architecture: Architecture) -> bool:
+    """Whether a draft with these facts has the same tensors, so that `--set` alone makes it."""
+    shapes, others = draft.spec.tensors(), replace(draft.spec, architecture=architecture).tensors()
+    return {name: t.shape for name, t in shapes.items()} == {name: t.shape for name, t in others.items()}
+
+
+def target_ids(draft: Draft) -> Tensor:
+    """int64 [Vd]: the target's id of each token that an EAGLE-style draft proposes."""
+    eagle = draft.spec.architecture
+    assert isinstance(eagle, EagleSpec)
+    ids = torch.arange(eagle.draft_vocab_size)
+    return ids + draft.tensors["d2t"].load() if eagle.reduced_vocabulary else ids
+
+
+def with_target_ids(draft: Draft, ids: Tensor) -> Draft:
+    """The draft with its tokens mapped to other target ids, int64 [Vd]."""
+    return changed(draft, tensors={"d2t": ids - torch.arange(len(ids))})
+
+
+def maps_inside(ids: Tensor, vocab_size: int) -> bool:
+    """Whether all of a map's target ids exist, each once."""
+    return bool(((ids >= 0) & (ids < vocab_size)).all()) and len(ids.unique()) == len(ids)
+
+
+def runnable(draft: Draft) -> Draft:
+    """The draft, its map of tokens brought inside the vocabulary where an engine would read beyond its tables."""
+    eagle = draft.spec.architecture
+    if not isinstance(eagle, EagleSpec) or not eagle.reduced_vocabulary:
+        return draft
+    ids = target_ids(draft)
+    inside = ids.clamp(0, eagle.vocab_size - 1)
+    return draft if torch.equal(ids, inside) else with_target_ids(draft, inside)
+
+
+def _is_scale(name: str, schema: Mapping[str, TensorSchema]) -> bool:
+    """Whether a tensor is the scale of a quantised weight that the spec has."""
+    module, _, kind = name.rpartition(".")
+    return kind in SCALES and f"{module}.weight" in schema
+
+
+def _neutral(name: str, tensor: TensorSchema) -> Tensor:
+    return torch.zeros(tensor.shape) if name.endswith("bias") else torch.ones(tensor.shape)

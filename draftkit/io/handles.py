@@ -1,0 +1,92 @@
+"""A tensor as a stream of bytes: one that lies in a file, and one that is to be written to a file.
+
+Tensors pass chunk by chunk, so that a checkpoint of any size goes through a few megabytes of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from draftkit.errors import FormatError
+from draftkit.io.dtypes import dtype_name, tensor_bytes, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK_BYTES = 1 << 20  # small enough to be written while it is still in the processor's cache
+
+Chunk: TypeAlias = bytes | bytearray | memoryview
+
+
+class TensorToWrite(NamedTuple):
+    """A tensor that a writer takes: `chunks` are its little-endian bytes in row-major order, read once."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Iterable[Chunk]
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class TensorHandle:
+    """A tensor that lies in a file and has not been read.
+
+    `reader` takes a chunk size and yields the tensor's bytes, exactly `nbytes` of them, or raises `FormatError`.
+    To rename a tensor, use `dataclasses.replace(handle, name=...)`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    origin: Path  # the file it lies in
+    reader: Callable[[int], Iterator[Chunk]] = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self.name.encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"tensor name {self.name!r} is not valid Unicode", where=self.origin) from None
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+    def chunks(self, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+        """The tensor's little-endian bytes in row-major order, at most `size` at a time."""
+        return self.reader(size)
+
+    def load(self) -> torch.Tensor:
+        """The tensor on the CPU, of `dtype` and `shape`, in memory of its own."""
+        import torch
+
+        tensor = torch.empty(self.shape, dtype=torch_dtype(self.dtype))
+        memory, filled = raw_memory(tensor), 0
+        for chunk in self.chunks():
+            memory[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+        return tensor
+
+
+def raw_memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, shared with it: writing to them writes to the tensor."""
+    import torch
+
+    # Not reshape(-1): torch calls a tensor of one element contiguous whatever its stride, and then refuses the view.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def memory_handle(name: str, tensor: torch.Tensor, origin: Path) -> TensorHandle:
+    """A contiguous CPU tensor in memory as one that can be written."""
+
+    def chunks(size: int) -> Iterator[Chunk]:
+        memory = raw_memory(tensor)
+        return (memory[begin : begin + size] for begin in range(0, len(memory), size))
+
+    return TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), origin, chunks)

@@ -1,0 +1,129 @@
+"""A result file that grows cell by cell, so that an interrupted sweep can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from draftkit.errors import DraftkitError, FormatError
+from draftkit.io.atomic import check_writable, write_file
+from draftkit.io.jsonfile import finite, read_object
+from draftkit.runtime.records import Generation
+
+SCHEMA = 1
+
+
+NAMES = ("engine", "target", "draft", "num_speculative_tokens", "temperature", "concurrency")
+# What was measured, whatever it is called. None: there is none, or it cannot be seen.
+DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
+
+
+def key_of(cell: Mapping[str, Any]) -> tuple[object, ...]:
+    """What tells measurements apart: how the cell was asked for, and the digests of what was measured."""
+    return (*(cell[name] for name in NAMES), *(cell.get(name, "not recorded") for name in DIGESTS))
+
+
+def replaced_by(cell: Mapping[str, Any], cells: list[dict[str, Any]]) -> str | None:
+    """Take the older cell that was asked for as `cell` out of `cells`; why it no longer counts, None without one."""
+    older = next((other for other in cells if all(other[name] == cell[name] for name in NAMES)), None)
+    if older is None:
+        return None
+    cells.remove(older)
+    if any(name not in older for name in DIGESTS):
+        return "the saved figure does not say which weights, prompts and template it belongs to"
+    changed = [name.removesuffix("_sha256") for name in DIGESTS if older[name] != cell[name]]
+    return f"{' and '.join(changed)} changed since the saved figure was measured"
+
+
+def result_json(result: object) -> str:
+    """A result as JSON; what has no number, as the acceptance length of no rounds, is null."""
+    return json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+class ResultFile:
+    """The result in a file: written anew, and whole, after each cell.
+
+    With `resume`, cells that it holds are kept; `add` replaces one that was asked for alike. Raises `DraftkitError`
+    where there is a file and no `resume`, and when it goes on under other settings or versions; `FormatError` for a
+    file that is no result.
+    """
+
+    def __init__(self, path: Path, *, resume: bool):
+        self.path = path
+        self.cells: list[dict[str, Any]] = []
+        self._provenance: dict[str, Any] | None = None
+        if path.is_dir():
+            raise DraftkitError("the result is a folder", where=path, hint="name a file")
+        check_writable(path)
+        if not path.exists():
+            return
+        if not resume:
+            raise DraftkitError(f"{path} exists", where=path, hint="--resume goes on with it; or name another file")
+        stored: dict[str, Any] = read_object(path)
+        self.cells, self._provenance = stored.get("cells", []), stored.get("provenance")
+        try:
+            for cell in self.cells:
+                hash(key_of(cell))  # raises for one that lacks a name
+            sound = isinstance(self.cells, list) and isinstance(self._provenance, dict)
+        except (KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise FormatError("not the result of an evaluation", where=path, hint="name another file")
+
+    def begin(self, provenance: dict[str, Any]) -> None:
+        """Say how the cells to come are made."""
+        if self._provenance is not None:
+            before, now = ({k: v for k, v in p.items() if k != "date"} for p in (self._provenance, _plain(provenance)))
+            differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+            if differing:
+                raise DraftkitError(
+                    f"the result was begun with other {', '.join(differing)}",
+                    where=self.path,
+                    hint="resume with the same settings and versions, or name another file",
+                )
+        self._provenance = provenance
+
+    def add(self, cell: dict[str, Any]) -> None:
+        replaced_by(cell, self.cells)
+        self.cells.append(cell)
+        self.write({"schema": SCHEMA, "provenance": self._provenance, "cells": self.cells})
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        write_file(self.path, (result_json(result) + "\n").encode())
+
+
+def check_records(path: Path) -> None:
+    """Raise `DraftkitError` where rounds cannot be appended to a file; leaves no trace."""
+    check_writable(path)
+    if path.exists():
+        _append(path, [])
+
+
+def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[Generation]) -> None:
+    """Append the raw record of a run: a line for each round, from which every statistic can be had again.
+
+    Raises `DraftkitError` where the file cannot be written.
+    """
+    named = {name: heading[name] for name in ("draft", "num_speculative_tokens", "temperature", "concurrency")}
+    lines = []
+    for g in generations:
+        for number, r in enumerate(g.rounds):
+            ended = g.finished if number == len(g.rounds) - 1 else None
+            lines.append(json.dumps(finite(named | {"request": g.request.id} | asdict(r) | {"finished": ended})))
+    _append(path, lines)
+
+
+def _append(path: Path, lines: Sequence[str]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as error:
+        raise DraftkitError(f"the records cannot be written: {error.strerror}", where=path) from error
+
+
+def _plain(value: object) -> Any:
+    """The value as a file gives it back."""
+    return json.loads(result_json(value))
