@@ -15,6 +15,7 @@ import yaml
 from report_results import full_result, old_result
 
 from draftkit.documents.document import Document, Origin, read_documents, read_training_documents, write_documents
+from draftkit.documents.rows import REGENERATED, read_rows
 from draftkit.documents.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.prompts import encode_prompt
@@ -27,7 +28,6 @@ from draftkit.report.series import join
 from draftkit.train.config import BRITISH, read_config
 from draftkit.train.data.prepare import prepare
 from draftkit.train.data.response_file import ResponseFile
-from draftkit.train.data.sources import REGENERATED, read_rows
 from draftkit.train.data.spans import Renderer
 from draftkit.train.recipes import RECIPES
 from fuzzing.judge import Kind, check_clean, command, refusal
