@@ -17,6 +17,7 @@ from typing import Any
 import pico
 import pytest
 import torch
+from precision import LAYER, assert_close
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -200,7 +201,7 @@ def test_verify_rows_equal_a_plain_forward(family: Family) -> None:
     actual = verify_logits(family.model, SEQUENCES, rows=4)
     expected = reference_logits(family.reference, SEQUENCES, rows=4)
     assert expected.std() > 0.1
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    assert_close(actual, expected, depth=LAYERS * LAYER + 1)
 
 
 # Hidden states
@@ -230,7 +231,7 @@ def test_taps_equal_hidden_states(family: Family) -> None:
         features = target.forward(tokens, positions, rows, last_only=True).features
         assert features is not None
         assert features.shape == (1, 20, target.feature_size)
-        torch.testing.assert_close(features, torch.cat(expected, dim=-1), rtol=1e-5, atol=1e-4)
+        assert_close(features, torch.cat(expected, dim=-1), depth=LAYERS * LAYER)
 
 
 @pytest.mark.parametrize("ids", [(0, LAYERS + 1), (-2, 2)], ids=str)
