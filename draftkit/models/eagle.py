@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from draftkit.layout.spec import Decoder, EagleSpec
+from draftkit.models.rope import give_rows_their_rope
 
 
 class EagleOutput(NamedTuple):
@@ -65,7 +66,7 @@ class EagleModel(nn.Module):
             self.lm_head = nn.Linear(h, spec.draft_vocab_size, bias=False)
         if spec.parallel is not None and spec.parallel.mask_state:
             self.mask_hidden = nn.Parameter(torch.empty(1, 1, spec.feature_size))
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = rotary_embedding(config)
         self.d2t: Tensor
         if spec.reduced_vocabulary:
             self.register_buffer("d2t", torch.zeros(spec.draft_vocab_size, dtype=torch.int64))
@@ -190,6 +191,13 @@ class EagleAttention(nn.Module):
         attention.setdefault("attention_mask", None)
         out, _ = attend(self, query, key, value, scaling=self.scaling, **attention)
         return self.o_proj(out.reshape(*rows, -1))
+
+
+def rotary_embedding(config: LlamaConfig) -> LlamaRotaryEmbedding:
+    """Rotary positions in which no sequence depends on its neighbors."""
+    rotary = LlamaRotaryEmbedding(config)
+    give_rows_their_rope(rotary)
+    return rotary
 
 
 def decoder_config(decoder: Decoder, attention: str) -> LlamaConfig:

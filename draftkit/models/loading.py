@@ -16,7 +16,7 @@ from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MedusaSpec, MlpSpeculatorSpec, ParallelDrafting
 from draftkit.models.dequantise import dequantised
-from draftkit.models.eagle import EagleModel
+from draftkit.models.eagle import EagleModel, rotary_embedding
 from draftkit.models.finite import require_finite
 from draftkit.models.medusa import MedusaModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
@@ -39,7 +39,7 @@ def load_eagle(
     with torch.device("meta"):
         model = EagleModel(spec, attention)
     _fill(model, _weights(draft, target, dtype=dtype))
-    model.rotary = type(model.rotary)(model.rotary.config).to(target.device)  # its frequencies are not weights
+    model.rotary = rotary_embedding(model.rotary.config).to(target.device)  # its frequencies are not weights
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model
 

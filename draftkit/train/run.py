@@ -35,7 +35,7 @@ from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
 from draftkit.train.states import OnlineStates, States
-from draftkit.train.target import load_target_ends, load_training_target
+from draftkit.train.target import check_lengths, load_target_ends, load_training_target
 from draftkit.train.trainer import DraftTrainer, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
@@ -92,6 +92,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         load = load_target_ends if config.states else load_training_target
         target = load(config.target, device=device, dtype=dtype)
         limit_threads(target)
+        check_lengths(documents, target.config)
         draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
         counts = token_counts(documents, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)

@@ -14,6 +14,7 @@ from draftkit.errors import TargetError
 from draftkit.hub import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.target import read_target_config
 from draftkit.train.encoding import Encoding
 from draftkit.train.extract import (
     Extractor,
@@ -27,7 +28,7 @@ from draftkit.train.extract import (
 from draftkit.train.extract_vllm import vllm_extractor
 from draftkit.train.fingerprint import file_sha256, target_sha256
 from draftkit.train.shards import SCHEMA, Manifest, begin
-from draftkit.train.target import load_training_target
+from draftkit.train.target import check_lengths, load_training_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ def open_states_job(data: Path, out: Path, settings: StateSettings) -> Iterator[
     facts = read_target_facts(located.path, located.name, located.revision)
     documents = list(read_documents(data))
     longest = max((len(document) for document in documents), default=0)
+    check_lengths(documents, read_target_config(located.path))
     check_documents(documents, facts.vocab_size, longest if settings.vllm_python else settings.tokens_per_row)
     manifest = begin(out, _manifest(settings, located, facts, data, documents))
     with _extractor(settings, located, facts, manifest, longest, out) as extractor:

@@ -10,7 +10,7 @@ from typing import Any
 from draftkit.evaluate.doctor.patient import Patient, Setup
 from draftkit.evaluate.doctor.trial import Trial, with_eagle_facts, with_facts
 from draftkit.layout.spec import CausalLMSpec, EagleSpec, MlpSpeculatorSpec, Rope
-from draftkit.models.rope import target_rope
+from draftkit.models.rope import give_rows_their_rope, target_rope
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 
 BASES = (10_000.0, 500_000.0, 1_000_000.0)  # what trainers take without asking; of Llama 3; of Qwen
@@ -53,6 +53,7 @@ def _rotated_otherwise(patient: Patient, base: float) -> Setup:
     config = setup.drafter.model.model.config.get_text_config()
     config.rope_parameters["rope_theta"] = base
     decoder.rotary_emb = type(decoder.rotary_emb)(config).to(patient.model.device)
+    give_rows_their_rope(decoder)
     return setup
 
 
