@@ -94,11 +94,11 @@ def give_rows_their_rope(module: nn.Module) -> list[RowRope]:
     """
     ropes = []
     for rotary in module.modules():
-        if isinstance(rotary.__dict__.get("forward"), RowRope):
-            ropes.append(rotary.forward)
-        elif hasattr(rotary, "rope_type") and kinds_of(rotary):
-            rotary.forward = RowRope(rotary)
-            ropes.append(rotary.forward)
+        rope = rotary.__dict__.get("forward")
+        if not isinstance(rope, RowRope) and hasattr(rotary, "rope_type") and kinds_of(rotary):
+            rope = rotary.forward = RowRope(rotary)
+        if isinstance(rope, RowRope):
+            ropes.append(rope)
     return ropes
 
 

@@ -117,8 +117,8 @@ class Engine:
         the generations that a round touched; `on_text` gets each generation's text as it comes, piece by piece.
 
         Raises `DraftkitError` for an empty prompt, token ids that the target does not have, more tokens than it has
-        positions for, text without a tokenizer, and where memory does not suffice; `NonFiniteError` where a forward gives
-        NaN or infinity.
+        positions for, text without a tokenizer, and where memory does not suffice; `NonFiniteError` where a forward
+        gives NaN or infinity.
         """
         sampling = sampling or SamplingParameters()
         generations = [
@@ -229,7 +229,8 @@ class Engine:
         """
         by_length = {len(request.prompt): request for request in requests}
         prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
-        self.generate([replace(request, max_new_tokens=2 * (self.k + 1)) for request in prompts])
+        few, room = 2 * (self.k + 1), self.target.positions.room
+        self.generate([replace(request, max_new_tokens=min(few, room(len(request.prompt)))) for request in prompts])
         limit = None if self.drafter is None else self.drafter.max_positions
         modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
         for sequences in self._batch_sizes():
