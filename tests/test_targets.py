@@ -470,8 +470,8 @@ def test_no_sequence_has_the_rope_of_its_neighbors(name: str, tmp_path: Path) ->
         engine = Engine(Target(model), drafter, num_speculative_tokens=k, num_slots=4, prefill_chunk=7)
         together = engine.generate(SIDES)
         assert [g.tokens for g in together] == alone
-        # As in vLLM, whose longrope has one side only, such a draft proposes nothing beyond the turn.
-        assert {r.accepted for g in together for r in g.rounds if r.position + k < TURN} == {k}
+        if name == "dynamic":  # with longrope nothing is drafted beyond the turn, as in vLLM
+            assert {r.accepted for g in together for r in g.rounds} == {k}
 
 
 @pytest.mark.parametrize("name", VARYING)
