@@ -12,7 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pico
 import pytest
+import torch
 from conftest import Command
 
 import draftkit
@@ -23,16 +25,23 @@ from draftkit.data.rows import read_rows
 from draftkit.data.spans import Renderer
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.certificate.replay import own_attention
 from draftkit.evaluate.datasets import load_prompt_set, registry
+from draftkit.evaluate.evaluate import plan_evaluation
 from draftkit.evaluate.forecast import TEMPERATURES
+from draftkit.evaluate.greedy import near_ties
+from draftkit.evaluate.measure import Run, measure
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.models.chat import token_ids
+from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.saved import DIGESTS, ResultFile, result_json
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.records import Generation, Round
 
 FIELDS = {
@@ -45,6 +54,7 @@ FIELDS = {
     "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
     "memory", "target_sha256", "draft_sha256", "prompts_sha256", "template_sha256",
     "num_drafts_beyond",
+    "near_ties",
 }  # fmt: skip
 
 
@@ -547,3 +557,62 @@ def test_a_result_says_whether_the_template_was_applied() -> None:
     result = draftkit.evaluate_draft("zoo:target", ["ngram"], settings)
     assert (result["cells"][0]["template_sha256"], result["provenance"]["settings"]["template"]) == (None, False)
     assert result["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0
+
+
+# Output that is not greedy
+
+
+def test_output_that_is_not_greedy_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def spoiled(target: Target, drafter: Drafter | None, *others: Any) -> Run:
+        run = measure(target, drafter, *others)
+        if drafter is not None:
+            run.generations[0].tokens[2] += -1 if run.generations[0].tokens[2] else 1
+        return run
+
+    monkeypatch.setattr("draftkit.evaluate.evaluate.measure", spoiled)
+    saved = ResultFile(tmp_path / "result.json", resume=False)
+    with pytest.raises(
+        DraftkitError, match=r"output token 2 is \d+ \(log-probability -[\d.]+\) and without it \d+ \(-"
+    ):
+        draftkit.evaluate_draft("zoo:target", ["ngram"], QUICK, saved=saved)
+    assert not saved.cells
+    sampled = replace(QUICK, sampling=SamplingParameters(temperature=1.0))
+    assert draftkit.evaluate_draft("zoo:target", ["ngram"], sampled)["cells"]
+
+
+@pytest.mark.parametrize(("by", "tie"), [(0.0, True), (1e-6, True), (1e-2, False), (float("nan"), False)])
+def test_a_near_tie_may_fall_either_way(by: float, tie: bool) -> None:
+    """After the prompt the logit of token 5 is 20 and the largest, but for token 6, where it is larger by a share."""
+    model = pico.llama(num_hidden_layers=2, attn_implementation=ATTENTION)
+    with own_attention(model):
+        state = model.model(input_ids=torch.tensor([[7]])).last_hidden_state[0, -1]
+    model.lm_head.weight[5] = 20 * state / state.square().sum()
+    model.lm_head.weight[6] = model.lm_head.weight[5] * (1 + by)
+    one, other = (Generation(Request("a", (7,), 2), [token, 9]) for token in (5, 6))
+    if tie:
+        (found,) = near_ties(model, [one], [other], "draft")
+        assert found.position == 0
+        assert found.margin == pytest.approx(20 * by, abs=1e-5)
+    else:
+        with pytest.raises(DraftkitError, match=r"output token 0 is 5 .* and without it 6 .* explains a margin of"):
+            near_ties(model, [one], [other], "draft")
+
+
+def test_an_output_that_ends_early_is_no_tie() -> None:
+    model = pico.llama(num_hidden_layers=2, attn_implementation=ATTENTION)
+    short, whole = (Generation(Request("a", (7,), 2), tokens) for tokens in ([5], [5, 6]))
+    with pytest.raises(DraftkitError, match=r"output token 1 is None \(log-probability -inf\)"):
+        near_ties(model, [short], [whole], "draft")
+    assert near_ties(model, [whole], [whole], "draft") == []
+
+
+@pytest.mark.parametrize("plan", [draftkit.evaluate_draft, plan_evaluation])
+def test_prompts_beyond_the_positions_are_refused_before_anything_is_loaded(plan: Any, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        json.dumps({"id": "short", "turns": ["x"]}) + "\n" + json.dumps({"id": "endless", "turns": ["x = 1\n" * 10**5]})
+    )
+    with pytest.raises(
+        DraftkitError, match=r"prompt endless: \d+ tokens and up to 8 new ones; the target has \d+ positions"
+    ):
+        plan("zoo:target", ["zoo:eagle"], Settings(prompts=str(path), max_new_tokens=8))

@@ -74,6 +74,6 @@ def test_plan_memory(draftkit: Command) -> None:
 
 @pytest.mark.usefixtures("little_memory")
 def test_eval_refuses_before_it_loads(draftkit: Command) -> None:
-    refused = draftkit(*EVAL, "--max-new-tokens", 100_000)
+    refused = draftkit(*EVAL, "--max-new-tokens", 1800, "--concurrency", 4)
     assert refused.code == 1
     assert "GiB of memory, 0.04 GiB are free" in refused.err

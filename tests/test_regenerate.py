@@ -33,6 +33,7 @@ from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.loading import load_model
+from draftkit.models.positions import UNLIMITED, Positions
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
@@ -288,7 +289,7 @@ def test_the_engine_serves_the_targets_own_tokens(tmp_path: Path) -> None:
 def test_the_engine_refuses_prompts_beyond_the_context() -> None:
     model, _ = load_model("zoo:target", device="cpu", dtype=torch.float32)
     responder = EngineResponder(model, SAMPLING, concurrency=2)
-    responder.context = 8
+    responder.engine.target.positions = Positions(most=8, turn=UNLIMITED)
     answers = responder.respond([Prompt("long", (5,) * 8, 0), Prompt("short", (5,) * 6, 0)])
     assert answers[0] == Refusal("8 prompt tokens: its tokens fill the target's context of 8")
     assert isinstance(answers[1], tuple)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.runtime import ATTENTION, graphs
+from draftkit.runtime import ATTENTION
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
@@ -107,14 +107,6 @@ def test_a_capture_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_module, "CudaCapture", Fails)
     with pytest.warns(UserWarning, match="without CUDA graphs, and slower: operation not permitted when stream is"):
         assert decode(ngram(), requests(), 3, 4) == expected
-
-
-@pytest.mark.parametrize("rope_type", ["default", "dynamic", "longrope", "llama3"])
-def test_positions_read_on_the_host_forbid_graphs(rope_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Target(target())
-    monkeypatch.setattr(Target, "device", torch.device("cuda"))
-    monkeypatch.setitem(model.model.config.rope_parameters, "rope_type", rope_type)
-    assert graphs.capturable(model) == (rope_type in ("default", "llama3"))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")

@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pico
 import pytest
 import torch
+from precision import LAYER, assert_close
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -29,8 +30,10 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from draftkit.errors import TargetError
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.eagle import EagleModel
+from draftkit.models.footprint import footprint
+from draftkit.models.positions import Positions
 from draftkit.models.target import FINAL, Taps, Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME, slot_attention
@@ -97,6 +100,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "cohere2": {"sliding_window": WINDOW, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "logit_scale": 0.5},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "afmoe": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "num_dense_layers": 1, "num_shared_experts": 1},
     "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "layer_types": [SLIDING, FULL] * 2},
 }
 
@@ -201,7 +205,7 @@ def test_verify_rows_equal_a_plain_forward(family: Family) -> None:
     actual = verify_logits(family.model, SEQUENCES, rows=4)
     expected = reference_logits(family.reference, SEQUENCES, rows=4)
     assert expected.std() > 0.1
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    assert_close(actual, expected, depth=LAYERS * LAYER + 1)
 
 
 # Hidden states
@@ -231,7 +235,7 @@ def test_taps_equal_hidden_states(family: Family) -> None:
         features = target.forward(tokens, positions, rows, last_only=True).features
         assert features is not None
         assert features.shape == (1, 20, target.feature_size)
-        torch.testing.assert_close(features, torch.cat(expected, dim=-1), rtol=1e-5, atol=1e-4)
+        assert_close(features, torch.cat(expected, dim=-1), depth=LAYERS * LAYER)
 
 
 @pytest.mark.parametrize("ids", [(0, LAYERS + 1), (-2, 2)], ids=str)
@@ -399,6 +403,150 @@ def test_window_that_only_the_mask_knows_is_refused() -> None:
         TargetError, match="layer 0 of PhimoeForCausalLM does not tell the attention function its sliding window"
     ):
         generate(model)
+
+
+def test_a_model_that_cannot_be_planned_is_refused() -> None:
+    """Its experts are chosen on the host."""
+    with pytest.raises(TargetError, match="JetMoeForCausalLM looks at values while it runs"):
+        footprint(config_of("jetmoe", num_hidden_layers=1, num_local_experts=4))
+
+
+def test_a_plan_refuses_what_the_attention_would() -> None:
+    """Nemotron's layers keep the model call's arguments to themselves."""
+    with pytest.raises(TargetError, match="NemotronAttention drops the model call's keyword arguments"):
+        footprint(config_of("nemotron"))
+
+
+# Rope that depends on the length
+
+TURN = 32
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0 + i for i in range(8)],
+    "original_max_position_embeddings": TURN,
+    "factor": 4.0,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+VARYING: dict[str, tuple[str, dict[str, Any]]] = {
+    "longrope": ("llama", {"rope_parameters": LONGROPE}),
+    "longrope, Phi-3": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": TURN}),
+    "longrope in some layers": (
+        "gemma3_text",
+        {
+            "rope_parameters": {FULL: LONGROPE, SLIDING: PLAIN},
+            "layer_types": [SLIDING, FULL] * 2,
+            "sliding_window": WINDOW,
+        },
+    ),
+    "dynamic": ("llama", {"rope_parameters": PLAIN | {"rope_type": "dynamic", "factor": 4.0}}),
+}
+SIDES = [  # of the turn
+    Request("short", tuple(random_tokens(5)), 20),
+    Request("long", tuple(random_tokens(60)), 20),
+    Request("up to it", tuple(random_tokens(15)), TURN + 1 - 15),
+    Request("just beyond", tuple(random_tokens(TURN + 1)), 20),
+]
+
+
+def varying(name: str) -> PretrainedConfig:
+    family, changes = VARYING[name]
+    return config_of(family, head_dim=16, max_position_embeddings=128, **copy.deepcopy(changes))
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_no_sequence_has_the_rope_of_its_neighbors(name: str, tmp_path: Path) -> None:
+    random_model(varying(name)).save_pretrained(tmp_path)
+    alone = []
+    for request in SIDES:  # a new model each time: transformers' rope remembers the last call
+        reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+        ids = reference.generate(
+            torch.tensor([request.prompt]), do_sample=False, max_new_tokens=request.max_new_tokens, pad_token_id=0
+        )
+        alone.append(ids[0, len(request.prompt) :].tolist())
+    model = load_target(tmp_path, device="cpu", dtype=torch.float32, attention=NAME)
+    for drafter in (None, CausalLMDrafter(Target(model))):
+        k = 0 if drafter is None else 3
+        engine = Engine(Target(model), drafter, num_speculative_tokens=k, num_slots=4, prefill_chunk=7)
+        together = engine.generate(SIDES)
+        assert [g.tokens for g in together] == alone
+        if name == "dynamic":  # with longrope nothing is drafted beyond the turn, as in vLLM
+            assert {r.accepted for g in together for r in g.rounds} == {k}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_a_plan_needs_no_positions(name: str) -> None:
+    assert footprint(varying(name)).cached == LAYERS * 2 * 2 * 16
+
+
+def test_a_draft_has_each_sequence_rotate_by_itself() -> None:
+    rope = replace(pico.EAGLE_SPEC.decoder.rope, scaling=LONGROPE | {"rope_theta": None}, max_position_embeddings=128)
+    draft = EagleModel(replace(pico.EAGLE_SPEC, decoder=replace(pico.EAGLE_SPEC.decoder, rope=rope)), NAME)
+    hidden, short, long = torch.zeros(1, 4, 64), torch.arange(4)[None], 60 + torch.arange(4)[None]
+    together = draft.rotary(hidden.repeat(2, 1, 1), torch.cat((short, long)))
+    for row, positions in enumerate((short, long)):
+        alone = draft.rotary(hidden, positions)
+        assert all(torch.equal(a[row], b[0]) for a, b in zip(together, alone, strict=True))
+
+
+def test_frequencies_made_in_the_forward_are_refused() -> None:
+    """Phi-3.5-MoE's, and they are those of the longest sequence."""
+    rope = LONGROPE | {"short_mscale": 1.0, "long_mscale": 1.5}
+    model = random_model(config_of("phimoe", head_dim=16, num_local_experts=4, rope_parameters=rope))
+    with pytest.raises(TargetError, match="PhimoeRotaryEmbedding derives its longrope frequencies from a batch"):
+        Target(model)
+
+
+# What a request may ask for
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "new", "problem"),
+    [
+        (
+            "dynamic",
+            100,
+            29,
+            "prompt a: 100 tokens and up to 29 new ones; the target has 128 positions\n  next: ask for at ",
+        ),
+        ("dynamic", 200, 1, "the target has 128 positions\n  next: leave it out"),
+        (
+            "longrope",
+            30,
+            4,
+            "rope changes beyond 32 tokens (longrope), and no text may cross that\n  next: ask for at most 3",
+        ),
+    ],
+)
+def test_more_tokens_than_there_is_room_for_are_refused(name: str, prompt: int, new: int, problem: str) -> None:
+    model = random_model(varying(name))
+    model.set_attn_implementation(NAME)
+    with pytest.raises(DraftkitError, match=re.escape(problem)):
+        Engine(Target(model), None, num_speculative_tokens=0, num_slots=1).generate(
+            [Request("a", tuple(random_tokens(prompt)), new)]
+        )
+
+
+def test_linear_rope_stretches_the_positions() -> None:
+    rope = PLAIN | {"rope_type": "linear", "factor": 4.0}
+    assert Positions.of(config_of("llama", rope_parameters=rope)).most == 4 * 512
+    assert Positions.of(config_of("llama")).most == 512
+    assert Positions.of(CONFIG_MAPPING["mpt"]()).room(10**6) > 10**6
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        (Request("a", (5, pico.VOCABULARY), 4), "token 1 of the prompt has the id 320\n  expected: ids from 0 to 319"),
+        (Request("a", (-1, 5), 4), "token 0 of the prompt has the id -1"),
+        (Request("a", (5,), 0), "max_new_tokens is 0\n  expected: 1 or more"),
+    ],
+)
+def test_a_request_that_cannot_be_run_is_refused(request_: Request, problem: str) -> None:
+    model = pico.llama(attn_implementation=NAME)
+    with pytest.raises(DraftkitError, match=re.escape(f"request a: {problem}")):
+        Engine(Target(model), None, num_speculative_tokens=0, num_slots=1).generate([request_])
 
 
 # The attention function

@@ -68,25 +68,25 @@ class EngineResponder:
 
     def __init__(self, model: PreTrainedModel, sampling: Sampling, concurrency: int):
         self.sampling = sampling
-        self.context = model.config.get_text_config().max_position_embeddings
         self.engine = Engine(Target(model), None, num_speculative_tokens=0, num_slots=concurrency)
 
     def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]:
         """The answers; a prompt that fills the target's context is refused."""
+        positions = self.engine.target.positions
         requests = {
             index: Request(
                 prompt.id,
                 prompt.tokens,
-                min(self.sampling.max_new_tokens, self.context - len(prompt.tokens)),
+                min(self.sampling.max_new_tokens, positions.room(len(prompt.tokens))),
                 replace(self.sampling.parameters, seed=prompt.seed),
                 self.sampling.end_ids,
             )
             for index, prompt in enumerate(prompts)
-            if len(prompt.tokens) < self.context
+            if positions.room(len(prompt.tokens)) > 0
         }
         generations = self.engine.generate(requests.values())
         answers = {index: tuple(g.tokens) for index, g in zip(requests, generations, strict=True)}
-        refusal = f"its tokens fill the target's context of {self.context}"
+        refusal = f"its tokens fill the target's context of {positions.most}"
         return [answers.get(i, Refusal(f"{len(p.tokens)} prompt tokens: {refusal}")) for i, p in enumerate(prompts)]
 
 

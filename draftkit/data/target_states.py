@@ -22,12 +22,13 @@ from draftkit.data.extract import (
 from draftkit.data.fingerprint import file_sha256, target_sha256
 from draftkit.data.samples import Document, read_documents
 from draftkit.data.shards import SCHEMA, Manifest, begin
-from draftkit.data.training_target import load_training_target
+from draftkit.data.training_target import check_lengths, load_training_target
 from draftkit.engines.vllm.states import vllm_extractor
 from draftkit.errors import TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.target import read_target_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ def open_states_job(data: Path, out: Path, settings: StateSettings) -> Iterator[
     facts = read_target_facts(located.path, located.name, located.revision)
     documents = list(read_documents(data))
     longest = max((len(document) for document in documents), default=0)
+    check_lengths(documents, read_target_config(located.path))
     check_documents(documents, facts.vocab_size, longest if settings.vllm_python else settings.tokens_per_row)
     manifest = begin(out, _manifest(settings, located, facts, data, documents))
     with _extractor(settings, located, facts, manifest, longest, out) as extractor:

@@ -14,6 +14,7 @@ from draftkit.errors import TargetError
 from draftkit.evaluate.provenance import template_sha256
 from draftkit.hub.locate import locate
 from draftkit.io.jsonfile import read_object
+from draftkit.layout.target import language_model
 from draftkit.models.chat import load_tokenizer as load_any_tokenizer
 
 
@@ -59,8 +60,7 @@ def _end_ids(folder: Path) -> set[int]:
     """What ends a generation of the target: as its generation config says, else its config."""
     for name in ("generation_config.json", "config.json"):
         config = read_object(folder / name) if (folder / name).is_file() else {}
-        text = config.get("text_config")
-        stated = (text if isinstance(text, dict) else config).get("eos_token_id")
+        stated = (config | language_model(config)).get("eos_token_id")
         ids = stated if isinstance(stated, list) else [stated]
         if found := {token for token in ids if type(token) is int}:
             return found

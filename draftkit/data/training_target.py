@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from draftkit.errors import TargetError
+from draftkit.data.samples import Document
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import locate
 from draftkit.io.tensors import open_checkpoint
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
+from draftkit.models.positions import Positions
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import load_target, read_target_config
 
@@ -25,6 +28,21 @@ def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> Pre
     Raises `DraftkitError`.
     """
     return load_target(locate(source).path, device=device, dtype=dtype, attention=ATTENTION)
+
+
+def check_lengths(documents: Iterable[Document], config: PretrainedConfig) -> None:
+    """Raise `DraftkitError` naming the first document that is too long to be packed for the target."""
+    positions = Positions.of(config)
+    limit = (
+        "the target's positions" if positions.longest == positions.most else "beyond them its rope changes (longrope)"
+    )
+    for document in documents:
+        if len(document) > positions.longest:
+            raise DraftkitError(
+                f"document {document.id} has {len(document)} tokens",
+                expected=f"at most {positions.longest}: {limit}",
+                hint=f"prepare the data with --max-length {positions.longest}",
+            )
 
 
 def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:

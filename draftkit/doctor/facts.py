@@ -13,7 +13,7 @@ from draftkit.layout.decoder import Rope
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
-from draftkit.models.rope import target_rope
+from draftkit.models.rope import give_rows_their_rope, target_rope
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 
 BASES = (10_000.0, 500_000.0, 1_000_000.0)  # what trainers take without asking; of Llama 3; of Qwen
@@ -56,6 +56,7 @@ def _rotated_otherwise(patient: Patient, base: float) -> Setup:
     config = setup.drafter.model.model.config.get_text_config()
     config.rope_parameters["rope_theta"] = base
     decoder.rotary_emb = type(decoder.rotary_emb)(config).to(patient.model.device)
+    give_rows_their_rope(decoder)
     return setup
 
 

@@ -18,6 +18,7 @@ from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
+from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance, template_sha256
@@ -29,7 +30,8 @@ from draftkit.layout.folder import Draft
 from draftkit.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.models.target import Target
+from draftkit.models.positions import Positions
+from draftkit.models.target import Target, read_target_config
 from draftkit.results.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, check_records, key_of, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters.protocol import Drafter
@@ -243,8 +245,11 @@ class _Evaluation:
             run = measure(loaded.target, loaded.drafter, self._asked(settings), name, self.on_progress)
             if self.records is not None:
                 append_rounds(self.records, self._heading(source, settings), run.generations)
+            ties = None
+            if self.model.dtype == torch.float32 and settings.exact and settings.sampling.temperature == 0:
+                ties = [tie.to_dict() for tie in near_ties(self.model, run.generations, plain.generations, source)]
             cell = self._heading(source, settings) | cell_of(run, plain, settings, self.tokenizer)
-            yield cell | {"memory": self.plans[source].to_dict()}
+            yield cell | {"near_ties": ties, "memory": self.plans[source].to_dict()}
 
     def predict(self, cells: Sequence[Cell]) -> None:
         """Give each draft's greedy cell of the most draft tokens what it predicts for other settings."""
@@ -316,9 +321,12 @@ def _opened(source: str, target: str) -> AbstractContextManager[Draft | None]:
 def _plans(
     target: str, drafts: Mapping[str, Draft | None], asked: Conversations, settings: Settings
 ) -> dict[str, MemoryPlan]:
-    device = device_named(settings.device)
+    folder, device = locate(target).path, device_named(settings.device)
+    positions = Positions.of(read_target_config(folder))
+    for name, prompt, new in asked.extents:
+        positions.check(name, prompt, new)
     return plan_memory(
-        locate(target).path,
+        folder,
         drafts,
         device=torch.device(device),
         dtype=dtype_named(settings.dtype, device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
@@ -55,14 +56,21 @@ class Conversations:
     def first_requests(self) -> list[Request]:
         return [self._request(number, [_user(prompt.text)], 0) for number, prompt in enumerate(self.prompts)]
 
+    @cached_property
+    def extents(self) -> list[tuple[str, int, int]]:
+        """Of each conversation its id, the tokens of its first prompt and, at most, of all that follows."""
+        found = []
+        for prompt, request in zip(self.prompts, self.first_requests, strict=True):
+            turns = prompt.turns[: self.turns]
+            asked = len(request.prompt) if len(turns) == 1 else len(self._ids(prompt, [_user(turn) for turn in turns]))
+            longest = asked + len(turns) * self.settings.max_new_tokens
+            found.append((prompt.id, len(request.prompt), longest - len(request.prompt)))
+        return found
+
     @property
     def longest(self) -> int:
         """Tokens of the longest conversation, at most."""
-        return max(
-            len(self._ids(prompt, [_user(turn) for turn in prompt.turns[: self.turns]]))
-            + min(len(prompt.turns), self.turns) * self.settings.max_new_tokens
-            for prompt in self.prompts
-        )
+        return max(first + further for _, first, further in self.extents)
 
     def hold(self, engine: Engine, on_round: OnRound | None = None) -> tuple[list[Generation], list[str]]:
         """All generations, and the categories of their prompts."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from draftkit.errors import TargetError
 from draftkit.io.jsonfile import read_object
+
+SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
+WRAPPERS = ("text_config", "llm_config", "language_config")  # where multi-modal configs keep their language model's
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
     """Sizes of a target and where it came from; `revision` is the Hub commit, None for a local folder.
 
-    `tied`: its head is its embedding table. `architectures`: the class names of its config.
+    `architectures`: the class names of its config, `config` what it says.
     """
 
     name: str
@@ -22,37 +27,72 @@ class TargetFacts:
     vocab_size: int
     num_hidden_layers: int
     max_position_embeddings: int | None
-    tied: bool
     architectures: tuple[str, ...]
+    config: Mapping[str, object] = field(repr=False, compare=False)
 
     def default_aux_layer_ids(self) -> tuple[int, int, int]:
         """The layers (2, N//2, N−3) in convention S that EAGLE-3's authors capture (SafeAILab/EAGLE, `cnets.py`)."""
         n = self.num_hidden_layers
         return (2, n // 2, n - 3)
 
+    @cached_property
+    def tied(self) -> bool:
+        """Whether its head is its embedding table."""
+        stated = language_model(self.config).get("tie_word_embeddings", self.config.get("tie_word_embeddings"))
+        return bool(class_defaults(self.config).get("tie_word_embeddings", False) if stated is None else stated)
+
 
 def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFacts:
-    """Read a target's sizes. Raises `SourceError`/`FormatError` for a bad file, `TargetError` for missing keys."""
-    config = read_object(folder / "config.json")
-    text = config.get("text_config", config)  # multi-modal targets nest their language model
-    if not isinstance(text, dict):
-        raise TargetError("text_config is not an object", where=folder / "config.json")
+    """Read a target's sizes. Raises `SourceError`/`FormatError` for a bad file, `TargetError` for missing keys.
+
+    What the file leaves to the default of its class, or says under another name, comes from transformers, which is not
+    imported otherwise.
+    """
+    path = folder / "config.json"
+    config = read_object(path)
+    facts = language_model(config)
+    if any(facts.get(key) is None for key in SIZES):
+        facts = class_defaults(config) | {key: value for key, value in facts.items() if value is not None}
     sizes = {}
-    for key in ("hidden_size", "vocab_size", "num_hidden_layers"):
-        value = text.get(key)
+    for key in SIZES:
+        value = facts.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise TargetError(
                 f"the target's config has no usable {key} (found {value!r})",
-                where=folder / "config.json",
+                where=path,
                 hint="pass the folder or Hub id of the target language model itself",
             )
         sizes[key] = value
-    architectures, length = config.get("architectures"), text.get("max_position_embeddings")
+    architectures, length = config.get("architectures"), facts.get("max_position_embeddings")
     return TargetFacts(
         name=name,
         revision=revision,
         max_position_embeddings=length if isinstance(length, int) else None,
-        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        config=config,
         **sizes,
     )
+
+
+def language_model(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration of the language model, which multi-modal ones keep in an object of its own."""
+    for key in WRAPPERS:
+        inner = config.get(key)
+        if isinstance(inner, dict):
+            return inner
+    return dict(config)
+
+
+def class_defaults(config: Mapping[str, object]) -> dict[str, object]:
+    """What transformers' class for a configuration makes of it, for its language model; empty where it has none."""
+    from transformers import CONFIG_MAPPING
+
+    for values in (config, language_model(config)):  # the class of a wrapper may be the author's own
+        try:
+            kind = CONFIG_MAPPING[str(values.get("model_type"))]
+            text = kind.from_dict(dict(values)).get_text_config()
+        except Exception:  # whatever its class stumbles over
+            continue
+        names = (*SIZES, "max_position_embeddings", "tie_word_embeddings")
+        return {name: getattr(text, name, None) for name in names}
+    return {}

@@ -25,6 +25,7 @@ from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
+from draftkit.models.rope import give_rows_their_rope
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
@@ -69,7 +70,7 @@ class EagleModel(nn.Module):
             self.lm_head = nn.Linear(h, spec.draft_vocab_size, bias=False)
         if spec.parallel is not None and spec.parallel.mask_state:
             self.mask_hidden = nn.Parameter(torch.empty(1, 1, spec.feature_size))
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = rotary_embedding(config)
         self.d2t: Tensor
         if spec.reduced_vocabulary:
             self.register_buffer("d2t", torch.zeros(spec.draft_vocab_size, dtype=torch.int64))
@@ -196,6 +197,13 @@ class EagleAttention(nn.Module):
         return self.o_proj(out.reshape(*rows, -1))
 
 
+def rotary_embedding(config: LlamaConfig) -> LlamaRotaryEmbedding:
+    """Rotary positions in which no sequence depends on its neighbors."""
+    rotary = LlamaRotaryEmbedding(config)
+    give_rows_their_rope(rotary)
+    return rotary
+
+
 def decoder_config(decoder: Decoder, attention: str) -> LlamaConfig:
     """The transformers configuration that norms, MLP and rotary embedding are built from."""
     rope = decoder.rope
@@ -228,6 +236,6 @@ def load_eagle(
     with torch.device("meta"):
         model = EagleModel(spec, attention)
     fill(model, load_weights(draft, target, dtype=dtype))
-    model.rotary = type(model.rotary)(model.rotary.config).to(target.device)  # its frequencies are not weights
+    model.rotary = rotary_embedding(model.rotary.config).to(target.device)  # its frequencies are not weights
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -10,6 +12,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from draftkit.errors import TargetError
+from draftkit.models.rope import give_rows_their_rope
+
+DEAF = "drops the model call's keyword arguments"
 RECORDING = "draftkit_recording"
 
 
@@ -22,18 +28,44 @@ class Footprint(NamedTuple):
 
 
 def footprint(config: PretrainedConfig) -> Footprint:
-    """Run the model without memory (on torch's meta device) and see what its attention would keep."""
+    """Run the model without memory (on torch's meta device) and see what its attention would keep.
+
+    Raises `TargetError` for a model that cannot be run so, or that keeps the call's arguments from its attention.
+    """
     with torch.device("meta"):
         config = deepcopy(config)  # which keeps the name of its attention
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(
             config, dtype=torch.bfloat16, attn_implementation=RECORDING
         )
         model.tie_weights()
+        give_rows_their_rope(model)
         recorder = Recorder()
         row = torch.zeros(1, 1, dtype=torch.int64)
-        with torch.inference_mode():
+        with torch.inference_mode(), _without_values(model):
             model(input_ids=row, position_ids=row, use_cache=False, kv=recorder)
     return Footprint(sum(p.numel() for p in model.parameters()), recorder.cached)
+
+
+@contextmanager
+def _without_values(model: nn.Module) -> Iterator[None]:
+    """A forward on the meta device, where tensors have shapes alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TargetError(
+            f"{type(model).__name__} looks at values while it runs, so that its memory cannot be planned",
+            expected="a forward that can do without, as most of transformers' models",
+            hint="this target is not supported yet",
+        ) from error
+
+
+def cannot_follow(module: nn.Module, problem: str) -> TargetError:
+    """Of a module that calls the attention function in another way than transformers' Llama."""
+    return TargetError(
+        f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
+        expected="keys, values and keyword arguments as in transformers' Llama",
+        hint="this target is not supported yet",
+    )
 
 
 class Recorder:
@@ -49,8 +81,10 @@ class Recorder:
         return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
 
-def _record(*tensors: object, kv: Recorder, **options: object) -> tuple[Tensor, None]:
-    return kv.attend(*tensors, **options)  # type: ignore[arg-type]
+def _record(module: nn.Module, *tensors: Tensor, kv: Recorder | None = None, **_: object) -> tuple[Tensor, None]:
+    if kv is None:
+        raise cannot_follow(module, DEAF)
+    return kv.attend(module, *tensors)
 
 
 AttentionInterface.register(RECORDING, _record)

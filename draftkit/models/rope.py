@@ -1,10 +1,21 @@
-"""The rotary positions of a target, from its configuration."""
+"""The rotary positions of models: what a configuration says, and frequencies that depend on a sequence's length."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import unwrap
+from typing import Any, cast
 
+import torch
+from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from draftkit.errors import TargetError
+
+VARYING = {"dynamic", "longrope"}  # kinds whose frequencies follow from the length of the sequence
+TURN = "original_max_position_embeddings"  # of longrope: the length beyond which it has other frequencies
 
 
 def target_rope(config: PretrainedConfig) -> tuple[float | None, dict[str, object] | None]:
@@ -16,3 +27,88 @@ def target_rope(config: PretrainedConfig) -> tuple[float | None, dict[str, objec
     rest = {key: value for key, value in parameters.items() if key != "rope_theta"}
     plain = rest.keys() <= {"rope_type"} and rest.get("rope_type", "default") == "default"
     return cast("float | None", parameters.get("rope_theta")), None if plain else rest
+
+
+def ropes_of(config: PretrainedConfig) -> list[Mapping[str, Any]]:
+    """The rotary parameters of a configuration, one for each kind of layer that has its own."""
+    parameters: Mapping[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return nested or [parameters]
+
+
+class RowRope:
+    """The forward of a rotary embedding of transformers, each sequence with the frequencies of its own length.
+
+    transformers takes those of the longest sequence in a batch. `longrope` has one set of frequencies up to its
+    original length and another beyond; `dynamic` is plain rope up to the model's positions, beyond which no sequence
+    goes (`Positions`).
+
+    `lengths` int64, [B, 1] or [B, T]: of the sequence as of each row; None: up to its last position in the forward.
+    """
+
+    def __init__(self, rotary: Any):
+        if "rope_init_fn" in unwrap(type(rotary).forward).__code__.co_names:
+            raise TargetError(
+                f"{type(rotary).__name__} derives its {kinds_of(rotary)} frequencies from a batch's longest sequence",
+                expected="a rotary embedding whose frequencies are buffers, as in transformers' Llama",
+                hint="this target is not supported yet",
+            )
+        self.rotary = rotary
+        self.lengths: Tensor | None = None
+        self._long: dict[str | None, Tensor] = {}  # by kind of layer; a captured CUDA graph cannot make them
+
+    def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, ...]:
+        """Cosines and sines for `position_ids` int64 [B, T], as the rotary embedding returns them."""
+        rotary, config = self.rotary, self.rotary.config
+        kind, parameters, prefix, options = rotary.rope_type, config.rope_parameters, "", {}
+        if layer_type is not None:
+            kind, parameters = kind[layer_type], parameters[layer_type]
+            prefix, options = f"{layer_type}_", {"layer_type": layer_type}
+
+        def rotation(frequencies: Tensor) -> tuple[Tensor, ...]:
+            setattr(rotary, f"{prefix}inv_freq", frequencies.to(x.device))
+            return unwrap(type(rotary).forward)(rotary, x, position_ids, **options)
+
+        short = rotation(getattr(rotary, f"{prefix}original_inv_freq"))
+        if kind != "longrope":
+            return short
+        turn = parameters[TURN]
+        if layer_type not in self._long:
+            self._long[layer_type], _ = ROPE_INIT_FUNCTIONS[kind](config, x.device, turn + 1, **options)
+        long = rotation(self._long[layer_type])
+        lengths = position_ids.amax(-1, keepdim=True) + 1 if self.lengths is None else self.lengths
+        beyond = (lengths > turn)[..., None]
+        return tuple(torch.where(beyond, b, a) for a, b in zip(short, long, strict=True))
+
+
+def kinds_of(rotary: Any) -> str:
+    """The kinds of rope of a rotary embedding whose frequencies follow from the length of a sequence, as text."""
+    kinds = rotary.rope_type.values() if isinstance(rotary.rope_type, dict) else [rotary.rope_type]
+    return ", ".join(sorted(VARYING.intersection(kinds)))
+
+
+def give_rows_their_rope(module: nn.Module) -> list[RowRope]:
+    """Replace the forward of every rotary embedding inside `module` that depends on the length of a sequence.
+
+    Returns those forwards. Raises `TargetError` for one that cannot be replaced.
+    """
+    ropes = []
+    for rotary in module.modules():
+        rope = rotary.__dict__.get("forward")
+        if not isinstance(rope, RowRope) and hasattr(rotary, "rope_type") and kinds_of(rotary):
+            rope = rotary.forward = RowRope(rotary)
+        if isinstance(rope, RowRope):
+            ropes.append(rope)
+    return ropes
+
+
+@contextmanager
+def sequences_of(ropes: Sequence[RowRope], lengths: Tensor | None) -> Iterator[None]:
+    """A forward whose sequences have these lengths."""
+    for rope in ropes:
+        rope.lengths = lengths
+    try:
+        yield
+    finally:
+        for rope in ropes:
+            rope.lengths = None

@@ -25,7 +25,9 @@ from draftkit.errors import TargetError
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
 from draftkit.models.footprint import footprint
+from draftkit.models.positions import Positions
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
+from draftkit.models.rope import give_rows_their_rope, sequences_of
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
@@ -67,6 +69,8 @@ class Target:
         self.taps = taps
         self.decoder: nn.Module = model.get_decoder()
         self.layers = _decoder_layers(self.decoder)
+        self.positions = Positions.of(model.config)
+        self._ropes = give_rows_their_rope(model)
         self._forward_checked = False
         if taps is not None:
             self._check_states(taps.states)
@@ -117,16 +121,19 @@ class Target:
         *,
         last_only: bool = False,
         embeddings: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> TargetOutput:
         """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
 
         `last_only` computes the logits of the last row alone. `embeddings` [B, T, H] replace those of the tokens.
+        `lengths` int64 [B, 1] or [B, T]: of the sequences as of each row, for rope that depends on it; None where each
+        ends with its last row.
         Raises `TargetError` when the first forward shows that the model attends, or keeps its states, in a way that
         draftkit does not know.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
         keep = tokens.new_full((1,), tokens.shape[1] - 1) if last_only else 0
-        with self.tapped() as states:
+        with self.tapped() as states, sequences_of(self._ropes, lengths):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,

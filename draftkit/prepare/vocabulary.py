@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.hub.locate import Located
 from draftkit.io.jsonfile import read_object
+from draftkit.layout.target import class_defaults, language_model
 from draftkit.models.chat import TemplateRejection, load_tokenizer, render, token_ids
 from draftkit.models.tokens import TOKENIZERS, Name, named_tokens
 
@@ -109,5 +110,5 @@ def open_vocabulary(source: Located) -> Vocabulary:
 def _text_config(folder: Path) -> dict[str, object]:
     """The configuration of the language model, which multi-modal ones keep in an object of its own."""
     config = read_object(folder / "config.json")
-    text = config.get("text_config")
-    return config | text if isinstance(text, dict) else config
+    stated = config | language_model(config)
+    return stated if stated.get("vocab_size") is not None else stated | class_defaults(config)

@@ -176,7 +176,8 @@ def _equality(cell: Mapping[str, Any]) -> str:
     plain = "greedy" if cell["matches_greedy"] is not None else "plain"
     if cell["num_matching_prompts"] == cell["num_prompts"]:
         return f"= {plain}"
-    return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = {plain}"
+    ties = ", the others at near-ties" if cell.get("near_ties") else ""
+    return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = {plain}{ties}"
 
 
 def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from draftkit.errors import TargetError
+from draftkit.models.footprint import DEAF, cannot_follow
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 
@@ -39,15 +39,10 @@ def slot_attention(
     if attention_mask is not None:
         unknown.append("attention_mask")
     if unknown or kv is None:
-        problem = f"passes {', '.join(unknown)}" if unknown else "drops the model call's keyword arguments"
-        raise TargetError(
-            f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
-            expected="keys, values and keyword arguments as in transformers' Llama",
-            hint="this target is not supported yet",
-        )
+        raise cannot_follow(module, f"passes {', '.join(unknown)}" if unknown else DEAF)
     keys, values = kv.update(int(module.layer_idx), key, value, sliding_window)  # type: ignore[arg-type]
     scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    return attend(query, keys, values, kv.rows, scoring).transpose(1, 2), None
+    return attend(query, keys, values, kv.rows, scoring).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, slot_attention)

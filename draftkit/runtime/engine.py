@@ -117,8 +117,9 @@ class Engine:
         `max_new_tokens` hold for text and ids; prompt i is drawn with the seed `sampling.seed` + i. `on_round` sees
         the generations that a round touched; `on_text` gets each generation's text as it comes, piece by piece.
 
-        Raises `DraftkitError` for an empty prompt, for text without a tokenizer, and where memory does not suffice;
-        `NonFiniteError` where a forward gives NaN or infinity.
+        Raises `DraftkitError` for an empty prompt, token ids that the target does not have, more tokens than it has
+        positions for, text without a tokenizer, and where memory does not suffice; `NonFiniteError` where a forward
+        gives NaN or infinity.
         """
         sampling = sampling or SamplingParameters()
         generations = [
@@ -158,9 +159,24 @@ class Engine:
             prompt = self.tokenizer.encode(prompt)
         if not isinstance(prompt, Request):
             prompt = Request(str(number), tuple(prompt), max_new_tokens, sampling.numbered(number))
-        if not prompt.prompt:
-            raise DraftkitError(f"request {prompt.id} has an empty prompt")
+        self._check(prompt)
         return prompt
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt:
+            raise DraftkitError(f"request {request.id} has an empty prompt")
+        foreign = next(((i, t) for i, t in enumerate(request.prompt) if not 0 <= t < self.target.vocab_size), None)
+        if foreign is not None:
+            raise DraftkitError(
+                f"request {request.id}: token {foreign[0]} of the prompt has the id {foreign[1]}",
+                expected=f"ids from 0 to {self.target.vocab_size - 1}, the target's vocabulary",
+                hint="encode the prompt with the target's own tokenizer",
+            )
+        if request.max_new_tokens < 1:
+            raise DraftkitError(
+                f"request {request.id}: max_new_tokens is {request.max_new_tokens}", expected="1 or more"
+            )
+        self.target.positions.check(request.id, len(request.prompt), request.max_new_tokens)
 
     def _notifier(self, generations: list[Generation], on_round: OnRound | None, on_text: OnText | None) -> OnRound:
         """What tells the caller, and the generations' own text, about a round."""
@@ -214,7 +230,8 @@ class Engine:
         """
         by_length = {len(request.prompt): request for request in requests}
         prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
-        self.generate([replace(request, max_new_tokens=2 * (self.k + 1)) for request in prompts])
+        few, room = 2 * (self.k + 1), self.target.positions.room
+        self.generate([replace(request, max_new_tokens=min(few, room(len(request.prompt)))) for request in prompts])
         limit = None if self.drafter is None else self.drafter.max_positions
         modes = (True,) if limit is None or self._capacity + self.k <= limit else (True, False)
         for sequences in self._batch_sizes():
@@ -248,12 +265,13 @@ class Engine:
     def _prefill(self, prompt: Tensor, slot: int) -> tuple[Tensor, Tensor | None]:
         """The logits [V] after a prompt [T], and the features [T, F] of its positions."""
         slots = torch.tensor([slot], device=prompt.device)
+        whole = slots.new_full((1, 1), len(prompt))
         features = []
         for begin in range(0, len(prompt), self.prefill_chunk):
             end = min(begin + self.prefill_chunk, len(prompt))
             positions = torch.arange(begin, end, device=prompt.device)[None]
             rows = self._cache.rows(slots, positions, end)
-            output = self.target.forward(prompt[None, begin:end], positions, rows, last_only=True)
+            output = self.target.forward(prompt[None, begin:end], positions, rows, last_only=True, lengths=whole)
             features.append(output.features)
         known = [chunk[0] for chunk in features if chunk is not None]
         return output.logits[0, -1], torch.cat(known) if known else None

@@ -18,7 +18,6 @@ from draftkit.runtime.batch import Batch
 from draftkit.runtime.rounds import Rounds
 
 WARM_UPS = 3  # runs before a capture: kernels are compiled and libraries allocate their workspaces in them
-VARYING_ROPE = {"dynamic", "longrope"}  # transformers looks at the positions on the host to choose frequencies
 
 Replay = Callable[[], Tensor]
 
@@ -98,7 +97,5 @@ class CudaCapture:
 
 
 def capturable(target: Target) -> bool:
-    """Whether rounds of this target may be captured: it is on CUDA and its forward does not look at positions."""
-    rope = getattr(target.model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
-    return target.device.type == "cuda" and not kinds & VARYING_ROPE
+    """Whether rounds of this target may be captured: it is on CUDA."""
+    return target.device.type == "cuda"

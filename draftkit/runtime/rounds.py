@@ -121,7 +121,8 @@ class Rounds:
         anchor = state.tokens[slots].gather(1, state.counts[slots, None] - 1)
         positions = state.position[slots, None] + torch.arange(k + 1, device=slots.device)
         rows = self.cache.rows(slots, positions, length)
-        output = self.target.forward(torch.cat((anchor, drafts), dim=1), positions, rows)
+        tokens = torch.cat((anchor, drafts), dim=1)
+        output = self.target.forward(tokens, positions, rows, lengths=positions + 1)  # a rejected row leaves no trace
         if output.features is not None:
             state.features[slots, : k + 1] = output.features
         return output.logits

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from draftkit.data.samples import Document
+from draftkit.models.positions import Positions
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -21,14 +22,14 @@ NUM_SLOTS = 32  # documents that are continued together
 def continued(documents: Sequence[Document], draft: PreTrainedModel, sampling: SamplingParameters) -> list[Document]:
     """Each document with its last supervised span, and what follows it, replaced by what `draft` says there.
 
-    Nothing gets longer, and only what the draft has said is supervised. A document that begins with its only span, or
-    has none, stays as it is. Document i is drawn with the seed `sampling.seed` + i. `draft` keeps its weights, mode and
-    attention function.
+    Nothing gets longer, and only what the draft has said is supervised. A document that begins with its only span, has
+    none, or is longer than the draft's positions stays as it is. Document i is drawn with the seed `sampling.seed` + i.
+    `draft` keeps its weights, mode and attention function.
     """
-    requests = []
+    requests, positions = [], Positions.of(draft.config)
     for number, document in enumerate(documents):
         begin, end = document.spans[-1] if document.spans else (0, 0)
-        if begin:
+        if begin and end - begin <= positions.room(begin):
             prompt = tuple(document.tokens[:begin].tolist())
             requests.append(Request(str(number), prompt, end - begin, sampling.numbered(number)))
     out = list(documents)

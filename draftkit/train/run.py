@@ -20,7 +20,7 @@ from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Document, read_training_documents
 from draftkit.data.states import OnlineStates, States
 from draftkit.data.stored_states import OfflineStates
-from draftkit.data.training_target import load_target_ends, load_training_target
+from draftkit.data.training_target import check_lengths, load_target_ends, load_training_target
 from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
@@ -93,6 +93,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         load = load_target_ends if config.states else load_training_target
         target = load(config.target, device=device, dtype=dtype)
         limit_threads(target)
+        check_lengths(documents, target.config)
         draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
         counts = token_counts(documents, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)

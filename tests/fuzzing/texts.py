@@ -16,6 +16,7 @@ from report_results import full_result, old_result
 
 from draftkit.data.prepare import prepare
 from draftkit.data.response_file import ResponseFile
+from draftkit.data.rows import REGENERATED, read_rows
 from draftkit.data.samples import Document, Origin, read_documents, read_training_documents, write_documents
 from draftkit.data.spans import Renderer
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
@@ -28,7 +29,6 @@ from draftkit.report.series import join
 from draftkit.results.record import read_result
 from draftkit.results.saved import ResultFile
 from draftkit.train.config import BRITISH, read_config
-from draftkit.data.rows import REGENERATED, read_rows
 from draftkit.train.recipes import RECIPES
 from fuzzing.judge import Kind, check_clean, command, refusal
 from fuzzing.mutate import SNIPPETS, changed, damaged, misspelled, places, value_at, written

@@ -82,12 +82,13 @@ def teacher_forced(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequen
     """The logits float32 [N, V] that decide each of `tokens` after those before it."""
     ids = torch.tensor([[*prompt, *tokens]], device=model.device)
     rows = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=model.device)
-    with _own_attention(model):
+    with own_attention(model):
         return model(input_ids=ids, use_cache=False, logits_to_keep=rows).logits[0].float()
 
 
 @contextmanager
-def _own_attention(model: PreTrainedModel) -> Iterator[None]:
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """A model with transformers' own attention."""
     model.set_attn_implementation("eager")
     try:
         yield
