@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,11 @@ def test_a_bad_source_is_refused(name: str, verb: str, draftkit: Command, tmp_pa
     build(tmp_path / "source")
     (tmp_path / "parent").mkdir()
     out = [tmp_path / "parent" / "out"] if verb == "convert" else ["--json"]
-    assert_refused(draftkit(verb, tmp_path / "source", *out), *problems)
+    ran = draftkit(verb, tmp_path / "source", *out)
+    if verb == "inspect" and ran.out:  # what can be read is described all the same
+        assert {"format", "facts", "tensors"} <= json.loads(ran.out).keys()
+        ran = replace(ran, out="")
+    assert_refused(ran, *problems)
     assert list((tmp_path / "parent").iterdir()) == []
 
 

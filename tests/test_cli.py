@@ -276,7 +276,8 @@ def source(tmp_path: Path) -> Path:
 
 
 PLAN_KEYS = {
-    "schema", "source", "revision", "format", "spec", "facts", "missing", "dropped_keys", "moves", "findings",
+    "schema", "source", "revision", "format", "spec", "facts", "missing", "dropped_keys", "moves", "tensors",
+    "findings",
 }  # fmt: skip
 CONVERSION_KEYS = PLAN_KEYS | {"to", "export", "losses"}
 

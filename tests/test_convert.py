@@ -14,7 +14,7 @@ import pico
 import pytest
 import torch
 from conftest import Command
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
@@ -388,7 +388,7 @@ BAD_VOCABULARIES: dict[str, tuple[Callable[[Tensors], object], dict[str, Any], s
     "before the start": (moved(0, -1), {}, "d2t[0] maps to token -1"),
     "repeated": (lambda t: moved(3, int(t["d2t"][2]) + 2)(t), {}, "d2t maps 1 draft tokens"),
     "d2t is missing": (lambda t: t.pop("d2t"), {}, "d2t is missing"),
-    "d2t is narrow": (lambda t: t.update(d2t=t["d2t"].int()), {}, "d2t is I32"),
+    "d2t is narrow": (lambda t: t.update(d2t=t["d2t"].short()), {}, "d2t is I16"),
     "d2t is short": (
         lambda t: t.update(d2t=t["d2t"][:-1].clone()) or t.pop("t2d"),
         {},
@@ -431,6 +431,68 @@ def test_a_permuted_full_vocabulary_is_refused(target: Path, tmp_path: Path) -> 
     pico.write_checkpoint(tmp_path, pico.eagle3_config(draft_vocab_size=320), tensors)
     with pytest.raises(FormatError, match="permutes"):
         plan_conversion(str(tmp_path), target=str(target))
+
+
+MENDED: dict[str, Callable[[Tensors], object]] = {
+    "zero": lambda t: t["d2t"].zero_(), "outside": moved(127, 320), "missing": lambda t: t.pop("d2t"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_a_broken_map_is_described_and_mended_from_t2d(
+    name: str, draftkit: Command, target: Path, tmp_path: Path
+) -> None:
+    tensors = pico.eagle3_tensors()
+    sound = tensors["d2t"].clone()
+    MENDED[name](tensors)
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), tensors)
+    ran = draftkit("inspect", source, "--target", target)
+    assert ran.code == 0
+    assert all(
+        text in ran.out for text in ("norm_before_residual", "midlayer.hidden_norm.weight", "--set d2t=from_t2d")
+    )
+    found = json.loads(draftkit("inspect", source, "--target", target, "--json").out)["findings"]
+    assert [(finding["name"], finding["severity"]) for finding in found] == [("d2t", "error")]
+    refused = draftkit("convert", source, tmp_path / "out", "--target", target)
+    assert refused.code == 1
+    assert "--set d2t=from_t2d" in refused.err
+    assert draftkit("convert", source, tmp_path / "out", "--target", target, "--set", "d2t=from_t2d").code == 0
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["d2t"], sound)
+    fact = next(fact for fact in read_draft(tmp_path / "out").provenance.facts if fact.name == "d2t")
+    assert (fact.value, fact.origin) == ("from_t2d", "overridden")
+
+
+def test_a_map_in_int32_is_widened(target: Path, tmp_path: Path) -> None:
+    tensors = pico.eagle3_tensors()
+    sound = tensors["d2t"].clone()
+    pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), tensors | {"d2t": sound.int()})
+    out = convert_checkpoint(str(tmp_path / "source"), tmp_path / "out", target=str(target))
+    assert torch.equal(load_file(out / "model.safetensors")["d2t"], sound)
+
+
+def test_a_unified_draft_with_a_map_out_of_range_is_one_message(
+    draftkit: Command, target: Path, tmp_path: Path
+) -> None:
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors(embed=True))
+    out = convert_checkpoint(str(source), tmp_path / "out", target=str(target))
+    tensors = load_file(out / "model.safetensors")
+    tensors["d2t"][5] = 1000
+    save_file(tensors, out / "model.safetensors")
+    for to in ("speculators", "sglang"):
+        ran = draftkit("convert", out, tmp_path / to, "--to", to)
+        assert (ran.code, "d2t[5] maps to token 1005, outside 0…319" in ran.err) == (1, True)
+        assert not (tmp_path / to).exists()
+
+
+def test_inspect_describes_what_it_can_read(draftkit: Command, target: Path, tmp_path: Path) -> None:
+    tensors = pico.eagle3_tensors()
+    del tensors["midlayer.mlp.up_proj.weight"]
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(layer_scale=3), tensors)
+    ran = draftkit("inspect", source, "--target", target)
+    assert ran.code == 1
+    assert all(text in ran.out for text in ("format eagle3", "hidden_size", "midlayer.hidden_norm.weight"))
+    assert "layer_scale" in ran.err
+    assert json.loads(draftkit("inspect", source, "--target", target, "--json").out)["format"] == "eagle3"
 
 
 def test_a_full_vocabulary_needs_no_buffers(target: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from published.checkpoint import Published, write_weights
 from safetensors.torch import load_file
 
 from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
-from draftkit.convert.destinations import destination_of
+from draftkit.convert.destinations import destination_of, destinations
 from draftkit.convert.detect import all_formats, detect
 from draftkit.convert.overrides import facts_of
 from draftkit.convert.unified import PROVENANCE_FILE
@@ -183,6 +184,22 @@ def read_tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 def rewrite(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     write_weights(path, tensors)
+
+
+def test_the_readme_lists_every_format_and_where_its_drafts_go() -> None:
+    """Each row: the formats, and the destinations that write a draft of their methods."""
+    text = (Path(__file__).parents[1] / "README.md").read_text().partition("## Formats")[2].partition("\n\n-")[0]
+    rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")][1:]
+    named = [[set(re.findall("`([^`]+)`", cell)) for cell in row] for row in rows]
+    assert sorted(name for formats, _ in named for name in formats) == sorted(FORMATS)
+    methods = {name: {p.method for p in ALL.values() if p.format == name} for name in FORMATS} | {
+        "lora": {"draft-model"}
+    }
+    exporters = [module for module in FORMATS.values() if destination_of(module) is not None]
+    for formats, written in named:
+        of_row = set().union(*(methods[name] for name in formats))
+        assert written == {destination_of(e) for e in exporters if of_row & set(e.METHODS)}, formats  # type: ignore[attr-defined]
+    assert {"unified", "vllm"} == set(destinations()) - set().union(*(written for _, written in named))
 
 
 def test_every_format_has_a_published_checkpoint() -> None:

@@ -345,7 +345,7 @@ def test_head_ids_are_tokens_in_order(ids: tuple[int, ...]) -> None:
 def test_the_layout_of_transformers_would_lose_the_vocabulary(tmp_path: Path, running_target: Path) -> None:
     data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
     out = prune_vocabulary(str(causal_lm(tmp_path / "draft")), data, tmp_path / "out", size=3)
-    with pytest.raises(LayoutError, match="the 3 tokens that it proposes"):
+    with pytest.raises(LayoutError, match="head_ids is a list of 3 tokens"):
         convert_checkpoint(str(out), tmp_path / "hf", to="hf")
 
 

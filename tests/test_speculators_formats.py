@@ -499,7 +499,7 @@ V0_BROKEN: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         SMALL, published.v0_tensors(torch.float16) | {"token_map": 300 + torch.arange(VD)}, "outside 0…319",
     ),
     "narrow": (
-        SMALL, published.v0_tensors(torch.float16) | {"token_map": torch.arange(VD, dtype=torch.int32)}, "is I32",
+        SMALL, published.v0_tensors(torch.float16) | {"token_map": torch.arange(VD, dtype=torch.int16)}, "is I16",
     ),
 }  # fmt: skip
 

@@ -70,11 +70,14 @@ class Defect:
 def findings_of_reading(reading: Reading) -> list[Finding]:
     """The defects of a foreign checkpoint; none can be told before its facts are complete."""
     plan, checkpoint = reading.plan, reading.checkpoint
+    problems = [Finding(p.name, "error", p.message, p.fix, "the checkpoint itself") for p in plan.problems]
     if plan.spec is None:
-        return []
+        return problems
     tensors = carry_out(plan.moves, checkpoint.tensors)
     facts = {fact.name: fact for fact in plan.facts}
-    return _findings(Evidence(plan.format, checkpoint.config, plan.spec, facts, tensors, reading.target))
+    found = _findings(Evidence(plan.format, checkpoint.config, plan.spec, facts, tensors, reading.target))
+    told = {problem.name for problem in problems}
+    return problems + [finding for finding in found if not (finding.name == "zero-d2t" and "d2t" in told)]
 
 
 def findings_of_draft(draft: Draft, target: TargetFacts | None = None) -> list[Finding]:

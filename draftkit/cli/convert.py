@@ -85,12 +85,14 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a checkpoint is: format, tensors, every fact that is stated, assumed or missing, and known defects."""
-    from draftkit.convert.api import Reading, inspect_checkpoint
+    from draftkit.convert.api import Reading, describe_checkpoint
     from draftkit.report.conversion import draft_json, reading_json, show_draft, show_reading
 
-    found = inspect_checkpoint(source, target=target, revision=revision, format=format)
+    found = describe_checkpoint(source, target=target, revision=revision, format=format)
     if isinstance(found, Reading):
         print_json(reading_json(found)) if as_json else show_reading(console(), found)
+        if found.plan.refusal is not None:
+            raise found.plan.refusal
     else:
         print_json(draft_json(found)) if as_json else show_draft(console(), found)
 

@@ -15,10 +15,10 @@ from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
 from draftkit.convert.finite import check_finite
 from draftkit.convert.fold import for_vllm
-from draftkit.convert.plan import Plan
+from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
-from draftkit.errors import LayoutError
+from draftkit.errors import DraftkitError, LayoutError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.target import TargetFacts, read_target_facts
@@ -132,7 +132,7 @@ def plan_conversion(
     if not is_unified(located.path):
         reading = read_foreign(located, target, format, overrides, ignored_keys)
         draft = None
-        if reading.plan.spec is not None:
+        if reading.plan.spec is not None or reading.plan.problems:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
         return _plan_destination(located, to, reading.target, reading, draft)
     if to == UNIFIED and not overrides:
@@ -155,11 +155,29 @@ def read_foreign(
     ignored_keys: Sequence[str] = (),
 ) -> Reading:
     """Recognise a foreign checkpoint that is on this machine, and plan how it becomes a unified draft."""
+    reading = describe_foreign(located, target, format, overrides, ignored_keys)
+    if reading.plan.refusal is not None:
+        raise reading.plan.refusal
+    return reading
+
+
+def describe_foreign(
+    located: Located,
+    target: str | None = None,
+    format: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+    ignored_keys: Sequence[str] = (),
+) -> Reading:
+    """As `read_foreign`, with what could be read of a checkpoint that contradicts itself, and why not the rest."""
     checkpoint = open_source(located)
     target_facts = _target_facts(target or located.default_target)
     recognised = format_named(format) if format else detect(checkpoint)
     facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
-    return Reading(checkpoint, target_facts, recognised.plan(checkpoint, facts, target_facts))
+    try:
+        plan = recognised.plan(checkpoint, facts, target_facts)
+    except DraftkitError as error:
+        plan = planned_so_far(recognised.NAME, facts, error)
+    return Reading(checkpoint, target_facts, plan)
 
 
 def convert_checkpoint(
@@ -216,8 +234,18 @@ def inspect_checkpoint(
     A foreign checkpoint that lacks facts is not an error here; its plan lists them. Raises `DraftkitError` for what
     cannot be read or recognised.
     """
+    found = describe_checkpoint(source, target=target, revision=revision, format=format)
+    if isinstance(found, Reading) and found.plan.refusal is not None:
+        raise found.plan.refusal
+    return found
+
+
+def describe_checkpoint(
+    source: str, *, target: str | None = None, revision: str | None = None, format: str | None = None
+) -> Draft | Reading:
+    """As `inspect_checkpoint`; a checkpoint that contradicts itself has what could be read, and a `plan.refusal`."""
     located = locate(source, revision=revision)
-    return read_draft(located.path) if is_unified(located.path) else read_foreign(located, target, format)
+    return read_draft(located.path) if is_unified(located.path) else describe_foreign(located, target, format)
 
 
 def _plan_destination(

@@ -19,7 +19,7 @@ from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
 from draftkit.convert.quantization import read_quantization
 from draftkit.convert.rope import RopeSource
-from draftkit.convert.vocabulary import check_vocabulary_map
+from draftkit.convert.vocabulary import read_vocabulary_map, with_map
 from draftkit.errors import FormatError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder
@@ -70,7 +70,7 @@ def plan_eagle3(
         check_target(checkpoint, target, hidden_size=target_hidden, vocab_size=vocab_size)
     nested = read_eagle_config(facts)
     aux_layer_ids = read_aux_layer_ids(view, facts, target, target_hidden, nested)
-    check_vocabulary_map(view, vocab_size, draft_vocab_size)
+    vocabulary_map = read_vocabulary_map(view, facts, vocab_size, draft_vocab_size)
     feedback, final_norm = _feedback(facts), _final_norm(view, facts, nested)
     parallel = read_mask(view, facts)
     quantization = read_quantization(checkpoint, facts)
@@ -110,7 +110,8 @@ def plan_eagle3(
         unused["norm.weight"] = "the head reads the output before it"
     if not nested.use_aux_hidden_state:
         unused["fc.weight"] = "no layers are captured, and engines leave it out"
-    return make_plan(dialect.name, checkpoint, facts, spec, _moves(view, unused | dict(dropped or {})))
+    moves = with_map(_moves(view, unused | dict(dropped or {})), view, vocabulary_map)
+    return make_plan(dialect.name, checkpoint, facts, spec, moves)
 
 
 def with_unified_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkpoint:

@@ -43,6 +43,7 @@ class Facts:
         self.found: list[FactOrigin] = []
         self.missing: list[tuple[str, str]] = []  # (fact, what to do)
         self.dropped: dict[str, str] = {}  # config key → reason; of a lifted key, its path
+        self.problems: list[tuple[str, str, str]] = []  # name, what contradicts itself, what mends it
         self.losses: list[str] = []  # what the layout cannot hold
         self.agreed_losses: dict[str, str] = {}  # config key that the user ignores → what that loses
 
@@ -119,6 +120,13 @@ class Facts:
     def set_by_user(self, name: str) -> object:
         """The user's own value of a fact, as typed; None without one."""
         return parse_override(self._overrides[name]) if name in self._overrides else None
+
+    def choice(self, name: str, options: tuple[str, ...]) -> str | None:
+        """What the user says of something that is no fact of the spec, None when nothing. Raises `LayoutError`."""
+        said = self._overrides.pop(name, None)
+        if said is not None and said not in options:
+            raise LayoutError(f"{name} is set to {said!r}", where=self._where, expected=" or ".join(options))
+        return None if said is None else self.record(name, said, "overridden")
 
     def lose(self, what: str) -> None:
         """Note something that the checkpoint has and the layout cannot hold. Converting it then takes consent."""

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Operation = Literal[
     "copy", "drop", "reshape", "first_rows", "offset_to_index", "index_to_offset", "offset_to_mask", "fill",
-    "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed",
+    "mask_to_offset", "widen", "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed",
     "add_dora", "add_dora_transposed", "fold_bias",
 ]  # fmt: skip
 MAX_FOLD_ERROR = 0.03  # of what fc makes of the embedding and its bias
@@ -98,8 +99,23 @@ def _offset_to_mask(move: Move, sources: Sequence[TensorHandle], size: int) -> I
     """d2t → t2d: true at each target token that the draft has."""
     mask = bytearray(move.shape[0])
     for i, offset in enumerate(integers(sources[0])):
+        if not 0 <= i + offset < len(mask):
+            raise FormatError(
+                f"d2t[{i}] maps to token {i + offset}, outside 0…{len(mask) - 1}",
+                where=sources[0].origin,
+                hint="convert the source again, or ask its author for the map that the draft was trained with",
+            )
         mask[i + offset] = 1
     yield mask
+
+
+def _mask_to_offset(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """t2d → d2t: the tokens that it marks, in ascending order, as every trainer numbers them."""
+    yield _bytes(token - i for i, token in enumerate(marked(sources[0])))
+
+
+def _widen(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    yield _bytes(iter(integers(sources[0])))
 
 
 def _fill(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
@@ -230,6 +246,8 @@ STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]
     "offset_to_index": _offset_to_index,
     "index_to_offset": _index_to_offset,
     "offset_to_mask": _offset_to_mask,
+    "mask_to_offset": _mask_to_offset,
+    "widen": _widen,
     "fill": _fill,
     "merge_copies": _merge_copies,
     "select_rows": _select_rows,
@@ -242,13 +260,19 @@ STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]
 
 
 def integers(handle: TensorHandle) -> array[int]:
-    """The values of an I64 tensor."""
-    values = array("q")
+    """The values of an I64 or I32 tensor."""
+    values: array[int] = array("i" if handle.dtype == "I32" else "q")
     for chunk in handle.chunks(CHUNK_BYTES):
         values.frombytes(bytes(chunk))
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def marked(mask: TensorHandle) -> list[int]:
+    """The positions of the true values of a BOOL tensor."""
+    flags = b"".join(bytes(chunk) for chunk in mask.chunks(CHUNK_BYTES))
+    return list(compress(range(len(flags)), flags))
 
 
 def _bytes(values: Iterator[int]) -> bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
-from draftkit.errors import FormatError, LayoutError
+from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
@@ -23,11 +23,21 @@ MASK_DIMENSIONS = (0, 4)  # a learned bias of that name would have one
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What contradicts itself in a checkpoint that can be described all the same. `fix`: what mends it."""
+
+    name: str
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a conversion into the layout will do, before it does any of it.
 
     `spec` is None while facts are missing (`missing`: fact and what to pass). `dropped_keys`: config key → reason.
     `losses`: what the checkpoint has and the layout cannot hold; `agreed_losses`: what the user said to ignore.
+    `problems` are described and stop a conversion; `refusal` is why there is no plan for the rest.
     """
 
     format: str
@@ -39,9 +49,17 @@ class Plan:
     losses: tuple[str, ...] = ()
     agreed_losses: tuple[str, ...] = ()
     copied_files: tuple[Path, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    refusal: DraftkitError | None = None
 
     def require_spec(self, where: object) -> DraftSpec:
-        """The spec. Raises `LayoutError` that lists the missing facts and how to give them."""
+        """The spec. Raises `FormatError` for the problems, `LayoutError` that lists the missing facts."""
+        if self.problems:
+            raise FormatError(
+                "\n    ".join(problem.message for problem in self.problems),
+                where=where,
+                hint="; ".join(dict.fromkeys(problem.fix for problem in self.problems)),
+            )
         if self.spec is None:
             raise LayoutError(
                 "the checkpoint does not state " + " or ".join(name for name, _ in self.missing),
@@ -76,21 +94,29 @@ def make_plan(
         facts.record_definition(spec)
         spec = facts.overridden(spec)
         results = {m.destination: (m.dtype, m.shape) for m in moves if m.destination is not None}
-        spec.check_tensors(
-            results,
-            checkpoint.source.path,
-            hint="config.json and the weights disagree, or the file is incomplete: fetch the checkpoint again",
-        )
+        if not facts.problems:
+            spec.check_tensors(
+                results,
+                checkpoint.source.path,
+                hint="config.json and the weights disagree, or the file is incomplete: fetch the checkpoint again",
+            )
+    plan = planned_so_far(format_name, facts)
+    return replace(plan, spec=spec, moves=tuple(moves), copied_files=tuple(copied_files))
+
+
+def planned_so_far(format_name: str, facts: Facts, refusal: DraftkitError | None = None) -> Plan:
+    """What is known of a checkpoint before its tensors are looked at, or when they cannot be."""
     return Plan(
         format=format_name,
-        spec=spec,
-        moves=tuple(moves),
+        spec=None,
+        moves=(),
         facts=tuple(facts.found),
         missing=tuple(facts.missing),
         dropped_keys=facts.dropped,
         losses=tuple(facts.losses),
         agreed_losses=tuple(facts.agreed_losses.values()),
-        copied_files=tuple(copied_files),
+        problems=tuple(Problem(*problem) for problem in facts.problems),
+        refusal=refusal,
     )
 
 

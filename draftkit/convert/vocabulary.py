@@ -5,61 +5,108 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from itertools import compress
+from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.operations import integers
+from draftkit.convert.facts import Facts
+from draftkit.convert.operations import Move, carry_out, copy, drop, integers, marked
 from draftkit.errors import FormatError
 
+INCONSISTENT = "the draft vocabulary is inconsistent"
+AGAIN = "fetch the checkpoint again, or ask its author for the vocabulary map it was trained with"
+FROM_MASK = "from_t2d"
+MEND = f"--set d2t={FROM_MASK} takes the tokens that t2d marks, in ascending order as trainers number them"
 
-def check_vocabulary_map(checkpoint: Checkpoint, vocab_size: int, draft_vocab_size: int) -> None:
-    """Check that `d2t` lands inside the target vocabulary, without repeats, and agrees with `t2d` where both exist.
 
-    Raises `FormatError` naming the first offending entry.
+def read_vocabulary_map(checkpoint: Checkpoint, facts: Facts, vocab_size: int, draft_vocab_size: int) -> Move | None:
+    """How `d2t` comes about: as it is, widened from int32, or from `t2d` where the user says so. None without one.
+
+    It must land inside the target vocabulary, without repeats, and agree with `t2d` where both exist; else the first
+    offending entry is the problem `d2t`. Raises `FormatError` for a draft vocabulary larger than the target's.
     """
     if draft_vocab_size > vocab_size:
-        raise _error(checkpoint, f"draft_vocab_size {draft_vocab_size} exceeds vocab_size {vocab_size}")
-    if "d2t" not in checkpoint.tensors:
-        if draft_vocab_size < vocab_size:
-            raise _error(checkpoint, f"d2t is missing, but the draft has {draft_vocab_size} of {vocab_size} tokens")
-        _check_mask(checkpoint, vocab_size, range(vocab_size))
-        return
-    ids = [i + offset for i, offset in enumerate(_offsets(checkpoint, draft_vocab_size))]
+        raise FormatError(
+            f"{INCONSISTENT}: draft_vocab_size {draft_vocab_size} exceeds vocab_size {vocab_size}",
+            where=checkpoint.source.path,
+            hint=AGAIN,
+        )
+    move = _move(checkpoint, facts, draft_vocab_size)
+    moves = [] if move is None else [move]
+    handles = {handle.name: handle for handle in checkpoint.tensors.values()}
+    mapped = replace(checkpoint, tensors=checkpoint.tensors | carry_out(moves, handles))
+    mask_problem = _mask_problem(checkpoint, vocab_size)
+    map_problem = _map_problem(mapped, vocab_size, draft_vocab_size)
+    if mask_problem is None and "t2d" in checkpoint.tensors:
+        kept = marked(checkpoint.tensors["t2d"])
+        if map_problem is None:
+            map_problem, mask_problem = _disagreement(mapped, vocab_size, kept)
+        mends = map_problem is not None and len(kept) == draft_vocab_size
+    else:
+        mends = False
+    if problem := map_problem or mask_problem:
+        facts.problems.append(("d2t", f"{INCONSISTENT}: {problem}", MEND if mends else AGAIN))
+    return move
+
+
+def with_map(moves: Sequence[Move], checkpoint: Checkpoint, vocabulary_map: Move | None) -> list[Move]:
+    """The moves with this one for `d2t`, unless they drop it; a `d2t` that it does not read is dropped."""
+    if vocabulary_map is None:
+        return list(moves)
+    handle = checkpoint.tensors.get("d2t")
+    if vocabulary_map.operation == "mask_to_offset":
+        others = [move for move in moves if handle is None or move.sources != (handle.name,)]
+        unread = [] if handle is None else [drop(handle, "made from t2d instead")]
+        return [*others, *unread, vocabulary_map]
+    return [vocabulary_map if move.destination == "d2t" else move for move in moves]
+
+
+def _move(checkpoint: Checkpoint, facts: Facts, draft_vocab_size: int) -> Move | None:
+    if facts.choice("d2t", (FROM_MASK,)):
+        if "t2d" not in checkpoint.tensors:
+            raise FormatError(f"d2t is to be made {FROM_MASK}, and there is no t2d", where=checkpoint.source.path)
+        return Move("mask_to_offset", (checkpoint.tensors["t2d"].name,), "d2t", "I64", (draft_vocab_size,))
+    handle = checkpoint.tensors.get("d2t")
+    if handle is None:
+        return None
+    return Move("widen", (handle.name,), "d2t", "I64", handle.shape) if handle.dtype == "I32" else copy(handle, "d2t")
+
+
+def _map_problem(checkpoint: Checkpoint, vocab_size: int, draft_vocab_size: int) -> str | None:
+    """What of `d2t` is wrong by itself."""
+    handle = checkpoint.tensors.get("d2t")
+    if handle is None:
+        missing = f"d2t is missing, but the draft has {draft_vocab_size} of {vocab_size} tokens"
+        return missing if draft_vocab_size < vocab_size else None
+    if (handle.dtype, handle.shape) != ("I64", (draft_vocab_size,)):
+        return f"d2t is {handle.dtype} {list(handle.shape)}, not I64 [{draft_vocab_size}]"
+    ids = [i + offset for i, offset in enumerate(integers(handle))]
+    if len(ids) != draft_vocab_size:
+        return f"t2d marks {len(ids)} tokens, the draft has {draft_vocab_size}"
     outside = [i for i, token in enumerate(ids) if not 0 <= token < vocab_size]
     if outside:
-        raise _error(checkpoint, f"d2t[{outside[0]}] maps to token {ids[outside[0]]}, outside 0…{vocab_size - 1}")
+        return f"d2t[{outside[0]}] maps to token {ids[outside[0]]}, outside 0…{vocab_size - 1}"
     if len(set(ids)) < len(ids):
-        raise _error(checkpoint, f"d2t maps {len(ids) - len(set(ids))} draft tokens to a target token that another has")
+        return f"d2t maps {len(ids) - len(set(ids))} draft tokens to a target token that another has"
     if draft_vocab_size == vocab_size and ids != list(range(vocab_size)):
-        raise _error(checkpoint, "d2t permutes a full vocabulary, which no engine applies")
-    _check_mask(checkpoint, vocab_size, ids)
+        return "d2t permutes a full vocabulary, which no engine applies"
+    return None
 
 
-def _check_mask(checkpoint: Checkpoint, vocab_size: int, ids: Sequence[int]) -> None:
-    """Check that `t2d`, where there is one, marks the target ids that the draft has."""
-    if "t2d" not in checkpoint.tensors:
-        return
-    mask = checkpoint.tensors["t2d"]
-    if (mask.dtype, mask.shape) != ("BOOL", (vocab_size,)):
-        raise _error(checkpoint, f"t2d is {mask.dtype} {list(mask.shape)}, not BOOL [{vocab_size}]")
-    flags = b"".join(bytes(chunk) for chunk in mask.chunks())
-    marked = set(compress(range(vocab_size), flags))
-    if marked != set(ids):
-        raise _error(checkpoint, f"t2d marks {len(marked)} tokens, the draft has {len(ids)}, and they differ")
+def _mask_problem(checkpoint: Checkpoint, vocab_size: int) -> str | None:
+    """What of `t2d` is wrong by itself."""
+    mask = checkpoint.tensors.get("t2d")
+    if mask is None or (mask.dtype, mask.shape) == ("BOOL", (vocab_size,)):
+        return None
+    return f"t2d is {mask.dtype} {list(mask.shape)}, not BOOL [{vocab_size}]"
 
 
-def _offsets(checkpoint: Checkpoint, draft_vocab_size: int) -> array[int]:
-    handle = checkpoint.tensors["d2t"]
-    if (handle.dtype, handle.shape) != ("I64", (draft_vocab_size,)):
-        raise _error(checkpoint, f"d2t is {handle.dtype} {list(handle.shape)}, not I64 [{draft_vocab_size}]")
-    return integers(handle)
-
-
-def _error(checkpoint: Checkpoint, problem: str) -> FormatError:
-    return FormatError(
-        f"the draft vocabulary is inconsistent: {problem}",
-        where=checkpoint.source.path,
-        hint="fetch the checkpoint again, or ask its author for the vocabulary map it was trained with",
-    )
+def _disagreement(checkpoint: Checkpoint, vocab_size: int, kept: list[int]) -> tuple[str | None, str | None]:
+    """Where `d2t` has other tokens than `t2d` marks (`kept`): what is wrong with the map, or with either."""
+    handle = checkpoint.tensors.get("d2t")
+    offsets = [0] * vocab_size if handle is None else list(integers(handle))
+    if {i + offset for i, offset in enumerate(offsets)} == set(kept):
+        return None, None
+    if handle is not None and len(offsets) < vocab_size and not any(offsets):
+        return f"d2t is all zero, as if it was never set, and t2d marks {len(kept)} other tokens", None
+    return None, f"t2d marks {len(kept)} tokens, the draft has {len(offsets)}, and they differ"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.convert.serve import method_note, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.io.handles import TensorHandle
 from draftkit.io.records import to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
@@ -39,8 +40,10 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
         f"{conversion.source.name} ({read_as}) → {out} ({conversion.destination}): {draft.spec.method}, "
         f"{len(draft.tensors)} tensors"
     )
-    assumed = [fact for fact in draft.provenance.facts if fact.origin != "stated"]
-    console.print(facts_table(assumed, "facts that the config does not state"))
+    assumed = [
+        fact for fact in draft.provenance.facts if fact.assumed or fact.origin not in ("stated", "format default")
+    ]
+    _show(console, facts_table(assumed, "facts that the config does not state"))
     if conversion.reading is not None:
         _show_findings(console, findings_of_reading(conversion.reading))
     _show_losses(console, conversion.losses)
@@ -62,8 +65,11 @@ def show_reading(console: Console, reading: Reading) -> None:
     plan, source = reading.plan, reading.checkpoint.source
     method = plan.spec.method if plan.spec else "not known yet"
     console.print(f"{source.name}: format {plan.format}, method {method}")
-    console.print(facts_table(plan.facts))
-    console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))
+    _show(console, facts_table(plan.facts))
+    if plan.moves:
+        console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))
+    else:
+        console.print(_tensors_table(reading.checkpoint.tensors))
     if plan.dropped_keys:
         dropped = Table("config key", "why it is not in the spec", title="dropped config keys")
         for key, reason in sorted(plan.dropped_keys.items()):
@@ -81,11 +87,8 @@ def show_draft(console: Console, draft: Draft) -> None:
     if reason := refusal_by_vllm(draft.spec):
         remedy = remedy_for_vllm(draft.spec)
         console.print(f"marked so that vLLM refuses it: {reason}" + (f"; {remedy}" if remedy else ""))
-    console.print(facts_table(draft.provenance.facts))
-    tensors = Table("tensor", "dtype", "shape", title=f"{len(draft.tensors)} tensors")
-    for handle in draft.tensors.values():
-        tensors.add_row(handle.name, handle.dtype, _shape(handle.shape))
-    console.print(tensors)
+    _show(console, facts_table(draft.provenance.facts))
+    console.print(_tensors_table(draft.tensors))
     _show_findings(console, findings_of_draft(draft))
     _show_losses(console, draft.provenance.losses)
 
@@ -128,6 +131,7 @@ def reading_json(reading: Reading) -> dict[str, object]:
         "missing": _missing(plan),
         "dropped_keys": plan.dropped_keys,
         "moves": [to_dict(move) for move in plan.moves],
+        "tensors": _tensors_json(reading.checkpoint.tensors),
         "findings": [to_dict(finding) for finding in findings_of_reading(reading)],
     }
 
@@ -139,9 +143,26 @@ def draft_json(draft: Draft) -> dict[str, object]:
         "format": "unified",
         "spec": draft.spec.to_dict(),
         "provenance": to_dict(draft.provenance),
-        "tensors": {name: {"dtype": t.dtype, "shape": list(t.shape)} for name, t in draft.tensors.items()},
+        "tensors": _tensors_json(draft.tensors),
         "findings": [to_dict(finding) for finding in findings_of_draft(draft)],
     }
+
+
+def _show(console: Console, table: Table) -> None:
+    """A table, unless it is empty."""
+    if table.row_count:
+        console.print(table)
+
+
+def _tensors_table(tensors: Mapping[str, TensorHandle]) -> Table:
+    table = Table("tensor", "dtype", "shape", title=f"{len(tensors)} tensors")
+    for handle in tensors.values():
+        table.add_row(handle.name, handle.dtype, _shape(handle.shape))
+    return table
+
+
+def _tensors_json(tensors: Mapping[str, TensorHandle]) -> dict[str, object]:
+    return {name: {"dtype": t.dtype, "shape": list(t.shape)} for name, t in tensors.items()}
 
 
 def _missing(plan: Plan) -> list[dict[str, str]]:
@@ -160,9 +181,9 @@ def _moves_table(moves: Sequence[Move], title: str) -> Table:
 def _show_findings(console: Console, findings: Sequence[Finding]) -> None:
     if not findings:
         return
-    table = Table("severity", "finding", "what to do", "source", title="findings")
+    table = Table("severity", "defect", "finding", "what to do", "source", title="findings")
     for finding in findings:
-        table.add_row(finding.severity, finding.message, finding.fix, finding.source)
+        table.add_row(finding.severity, finding.name, finding.message, finding.fix, finding.source)
     console.print(table)
 
 

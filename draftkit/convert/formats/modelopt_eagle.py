@@ -16,7 +16,7 @@ from draftkit.convert.fusion import fusion_spec
 from draftkit.convert.modelopt import eagle_config, extra_heads, is_marked
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
-from draftkit.convert.vocabulary import check_vocabulary_map
+from draftkit.convert.vocabulary import read_vocabulary_map, with_map
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -44,7 +44,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     draft_vocab_size = facts.size("draft_vocab_size", vocab_size, "absent means the target's vocabulary")
     if target is not None:
         check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
-    check_vocabulary_map(checkpoint, vocab_size, draft_vocab_size)
+    vocabulary_map = read_vocabulary_map(checkpoint, facts, vocab_size, draft_vocab_size)
     embedding_norm = _has_norm(checkpoint, facts, "embedding_norm", "enorm.weight", stated.paired_norms)
     hidden_norm = _has_norm(checkpoint, facts, "hidden_norm", "hnorm.weight", stated.paired_norms)
     input_norm = _has_norm(checkpoint, facts, "input_norm", "layers.0.input_layernorm.weight", stated.first_norm)
@@ -68,7 +68,8 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     )
     quantization = read_quantization(checkpoint, facts)
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
-    return make_plan(NAME, checkpoint, facts, spec, rename(checkpoint, dropped=extra_heads(checkpoint, facts)))
+    moves = with_map(rename(checkpoint, dropped=extra_heads(checkpoint, facts)), checkpoint, vocabulary_map)
+    return make_plan(NAME, checkpoint, facts, spec, moves)
 
 
 def _has_norm(checkpoint: Checkpoint, facts: Facts, name: str, tensor: str, stated: bool | None) -> bool:

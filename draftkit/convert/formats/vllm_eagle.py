@@ -17,7 +17,7 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.fusion import fusion_spec
 from draftkit.convert.operations import Move, carry_out, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
-from draftkit.convert.vocabulary import check_vocabulary_map
+from draftkit.convert.vocabulary import read_vocabulary_map
 from draftkit.errors import FormatError
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
@@ -63,7 +63,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     }
     _check_reduction(view, vocab_size, draft_vocab_size)
     moves = _moves(view, decoder.hidden_size, draft_vocab_size, {name for name, skipped in unused.items() if skipped})
-    check_vocabulary_map(_with_offsets(view, moves), vocab_size, draft_vocab_size)
+    read_vocabulary_map(_with_offsets(view, moves), facts, vocab_size, draft_vocab_size)
     input_norm, final_norm = not unused[INPUT_NORM], not unused[OUTPUT_NORM]
     facts.record_from("add_para_norm", {"embedding_norm": paired, "hidden_norm": paired})
     facts.record_from("skip_prenorm", {"input_norm": input_norm})
@@ -94,7 +94,7 @@ def _check_reduction(view: Checkpoint, vocab_size: int, draft_vocab_size: int) -
     where = view.source.path
     if "token_map" in view.tensors:
         handle = view.tensors["token_map"]
-        if handle.dtype != "I64" or len(handle.shape) != 1:
+        if handle.dtype not in ("I64", "I32") or len(handle.shape) != 1:
             raise FormatError(
                 f"token_map is {handle.dtype} {list(handle.shape)}", where=where, expected="a list of I64"
             )
@@ -114,7 +114,7 @@ def _moves(view: Checkpoint, hidden: int, draft_vocab_size: int, unused: set[str
         if name in unused:
             moves.append(drop(handle, "config.json says that it is not applied"))
         elif name == "token_map":
-            moves.append(Move("index_to_offset", (handle.name,), "d2t", handle.dtype, handle.shape))
+            moves.append(Move("index_to_offset", (handle.name,), "d2t", "I64", handle.shape))
         elif name == HEAD and "token_map" in view.tensors and view.matrix(HEAD)[0] > draft_vocab_size:
             sources = (handle.name, view.tensors["token_map"].name)
             moves.append(Move("select_rows", sources, HEAD, handle.dtype, (draft_vocab_size, hidden)))
