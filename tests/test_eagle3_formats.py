@@ -371,6 +371,7 @@ ODD: dict[str, tuple[Change, str]] = {
     "ill-typed nested key": (nested(use_last_layernorm="yes"), "use_last_layernorm is 'yes'"),
     "irregular layers": (nested(next_layer_regular=False), "next_layer_regular"),
     "layers of no known kind": (nested(next_layer_regular={"a": 1}), "next_layer_regular is {'a': 1}"),
+    "layers that are not read": (nested(use_aux_hidden_state=False), "and use_aux_hidden_state is false"),
     "two norms before fc": (both_norms, "both input_norm and fc_norm"),
     "a norm that is not there": (setting(fc_norm=True), r"fc_norm\.0\.weight is missing"),
     "parallel without its state": (setting(parallel_drafting=True), "there is no mask_hidden"),
@@ -396,6 +397,13 @@ def test_what_the_layout_does_not_describe_is_named(name: str, tmp_path: Path) -
     change(values, tensors)
     with pytest.raises(DraftkitError, match=problem):
         plan_conversion(foreign(tmp_path, values, tensors))
+
+
+def test_rope_parameters_without_effect_are_written_down(tmp_path: Path) -> None:
+    values, tensors = config(**MODELOPT), eagle3(torch.float16, first="layers.0.", t2d=False)
+    setting(rope_scaling={"type": "linear", "factor": 2.0, "beta_slow": 0.5})(values, tensors)
+    draft = plan_conversion(foreign(tmp_path, values, tensors)).require_draft()
+    assert "without effect: beta_slow 0.5" in {fact.name: fact.note for fact in draft.provenance.facts}["rope_scaling"]
 
 
 def test_what_says_nothing_of_the_draft_is_written_down(tmp_path: Path) -> None:

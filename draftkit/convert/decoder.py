@@ -109,7 +109,8 @@ def _sliding_window(facts: Facts, num_layers: int, own: bool) -> int | None:
     facts.drop("use_sliding_window", "layer_types tells")
     if window is None or set(kinds[:num_layers]) != {"sliding_attention"}:
         raise FormatError(f"layer_types are {list(kinds)} with sliding_window {window}: layers must agree on a window")
-    return facts.record("sliding_window", window, "stated")
+    note = "" if len(kinds) == num_layers else f"layer_types names {len(kinds)} layers, and there are {num_layers}"
+    return facts.record("sliding_window", window, "stated", note)
 
 
 def check_target(checkpoint: Checkpoint, target: TargetFacts, *, hidden_size: int, vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.target import TargetFacts
 
+NESTED_IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
 PARALLEL_HEADS = {"parallel_draft_heads_num_layers", "parallel_draft_step"}
 
 
@@ -47,6 +48,8 @@ def read_eagle_config(facts: Facts) -> EagleConfig:
         )
     }
     layer_ids = nested.pop("eagle_aux_hidden_state_layer_ids", None)
+    if layer_ids and flags["use_aux_hidden_state"] is False:
+        raise FormatError(f"{NESTED_IDS} is {layer_ids!r}, and use_aux_hidden_state is false")
     facts.refuse_unknown({f"eagle_config.{key}": value for key, value in nested.items() if key not in flags})
     return EagleConfig(
         layer_ids=layer_ids or None,
@@ -110,7 +113,7 @@ def _nested_ids(facts: Facts, target: TargetFacts | None, nested: EagleConfig) -
 
     Some NVIDIA files number states there (sgl-project/sglang #32334), which an output beyond the last layer gives away.
     """
-    said = facts.as_integers("eagle_config.eagle_aux_hidden_state_layer_ids", nested.layer_ids)
+    said = facts.as_integers(NESTED_IDS, nested.layer_ids)
     if target is not None and max(said) == target.num_hidden_layers:
         note = f"eagle_config says {list(said)}: states, as layer {max(said)} has no output"
         facts.record("aux_layer_ids", str(list(said)), "stated", note)

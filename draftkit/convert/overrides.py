@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftkit.errors import LayoutError
-from draftkit.io.jsonfile import loads
+from draftkit.io.jsonfile import parse
 from draftkit.io.records import to_dict
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.spec import DraftSpec
@@ -46,7 +46,7 @@ def parse_override(text: str) -> object:
     """The value of an override: a JSON value, a comma-separated list of them, or else the text itself."""
     for candidate in (text, f"[{text}]") if "," in text else (text,):
         try:
-            return loads(candidate.replace("True", "true").replace("False", "false"))
+            return parse(candidate.replace("True", "true").replace("False", "false"))
         except ValueError:
             continue
     return text

@@ -36,9 +36,11 @@ def read_rope(facts: Facts, source: RopeSource = "reference") -> Rope:
         base = facts.record("rope_theta", 10000.0, "format default", f"the trainer's base; the config says {said}")
     if source == "unscaled" and kind != "default":
         facts.record("rope_scaling", "default", "format default", f"the config says {kind}, and its trainer ignores it")
+        for key in ("rope_scaling", "rope_parameters"):
+            facts.drop(key, "the trainer ignores it")
         scaling = {}
     else:
-        note = "" if scaling else "none given"
+        note = _without_effect(scaling) if scaling else "none given"
         facts.record("rope_scaling", str(kind), "stated" if scaling else "format default", note)
     return Rope(
         base=base,
@@ -58,6 +60,13 @@ def _check_scaling(facts: Facts, scaling: dict[str, object]) -> None:
         raise FormatError("rope turns a part of each head only (partial_rotary_factor), which the layout cannot say")
     if any(isinstance(value, dict) for value in scaling.values()):
         raise FormatError(f"rope has different parameters for {', '.join(scaling)}: the layers of a draft must agree")
+
+
+def _without_effect(scaling: dict[str, object]) -> str:
+    """What `_effective_scaling` leaves out, in words."""
+    kept = _effective_scaling(scaling) or {}
+    left_out = [f"{key} {value!r}" for key, value in scaling.items() if key not in kept and key != "rope_type"]
+    return f"without effect: {', '.join(left_out)}" if left_out else ""
 
 
 def _effective_scaling(scaling: dict[str, object]) -> dict[str, object] | None:

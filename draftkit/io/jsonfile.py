@@ -36,14 +36,23 @@ def read_object(path: Path) -> dict[str, object]:
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
     try:
-        value = json.loads(text, parse_int=_integer)
-        _check_writable(value, MAX_DEPTH + (DEEPER if isinstance(value, dict) and "draftkit" in value else 0))
-    except (ValueError, RecursionError) as error:
+        value = parse(text)
+    except ValueError as error:
         raise FormatError(
             f"{path.name} is not valid JSON: {error}", where=path, hint="download or write the file again"
         ) from error
     if not isinstance(value, dict):
         raise FormatError(f"{path.name} holds {type(value).__name__}, not an object", where=path)
+    return value
+
+
+def parse(text: str | bytes) -> object:
+    """The value of a JSON text, which can be written into a config again. Raises `ValueError`."""
+    try:
+        value = json.loads(text, parse_int=_integer)
+        _check_writable(value, MAX_DEPTH + (DEEPER if isinstance(value, dict) and "draftkit" in value else 0))
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
     return value
 
 
