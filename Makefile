@@ -16,7 +16,7 @@ test: $(VENV)/installed-dev browser
 
 # The report's tests look for a browser, and skip where there is none.
 browser:
-	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || echo "no browser: tests/test_report_browser.py will skip"
+	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || echo "no browser: tests/report/test_report_browser.py will skip"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

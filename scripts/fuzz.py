@@ -40,9 +40,9 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch
-from fuzzing import KINDS
-from fuzzing.judge import Kind
-from robust import EXTRA_MEMORY, WAITING
+from fixtures.fuzzing import KINDS
+from fixtures.fuzzing.judge import Kind
+from fixtures.robust import EXTRA_MEMORY, WAITING
 
 WORKER_CASES = 5000  # then it is replaced, so that what leaks ends with it
 GRACE = 30  # seconds beyond the limit that a case has for itself

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pico
 import pytest
 import torch
+from fixtures import pico
 from transformers.utils import logging
 
 from draftkit.cli import main

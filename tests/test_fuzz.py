@@ -16,14 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pico
 import pytest
 import torch
-from fuzzing.judge import Kind
-from fuzzing.mutate import HOSTILE, WRONG, nested, possible_keys
-from published import all_published
-from published.checkpoint import write_weights
-from robust import Outcome, attempt, inspect, sandbox
+from fixtures import pico
+from fixtures.fuzzing.judge import Kind
+from fixtures.fuzzing.mutate import HOSTILE, WRONG, nested, possible_keys
+from fixtures.published import all_published
+from fixtures.published.checkpoint import write_weights
+from fixtures.robust import Outcome, attempt, inspect, sandbox
 
 import draftkit
 from draftkit import convert_checkpoint

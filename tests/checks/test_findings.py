@@ -1,0 +1,147 @@
+"""Known defects: each is found where it is, not found where it is not, and gone once its fix is applied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Command
+from fixtures import pico
+
+from draftkit.checks.checkpoint import DEFECTS, Finding, findings_of_reading
+from draftkit.convert.api import Reading, inspect_checkpoint, plan_conversion
+from draftkit.convert.randomness import looks_random
+from draftkit.io.safetensors_file import read_safetensors
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint with one defect, and how it differs from a sound one."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    spoil: Callable[[Tensors], object] = lambda tensors: None
+    eagle1: bool = False
+    target: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> tuple[str, str]:
+        tensors = pico.eagle_tensors() if self.eagle1 else pico.eagle3_tensors()
+        if "embed_tokens.weight" in tensors:
+            tensors["embed_tokens.weight"] *= 0.5 + torch.rand(320, 1)  # as a trained table: rows of different size
+        self.spoil(tensors)
+        make = pico.eagle_config if self.eagle1 else pico.eagle3_config
+        source = pico.write_checkpoint(folder / "source", make(**self.config), tensors, safetensors=True)
+        return str(source), str(pico.save_target_config(folder / "target", **self.target))
+
+
+def rename_layers(tensors: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith("midlayer.")]:
+        tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+    del tensors["t2d"]
+
+
+def reset_embedding(tensors: Tensors) -> None:
+    tensors["embed_tokens.weight"] = (torch.randn(320, 64) * 0.02).half()
+
+
+def full_vocabulary_without_head(tensors: Tensors) -> None:
+    for name in ("lm_head.weight", "d2t", "t2d"):
+        del tensors[name]
+
+
+def zero_map(tensors: Tensors) -> None:
+    tensors["d2t"].zero_()
+    tensors["t2d"] = torch.arange(320) < 128
+
+
+SGLANG = {"architectures": ["LlamaForCausalLMEagle3"]}
+CASES = {
+    "zero-d2t": Case(spoil=zero_map),
+    "layer-ids-as-outputs": Case(config=SGLANG | {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}),
+    "layer-ids-as-states": Case(config=SGLANG | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}),
+    "random-embedding": Case(eagle1=True, spoil=reset_embedding),
+    "bias-as-attention-bias": Case(eagle1=True, config={"bias": True}),
+    "no-lm-head": Case(config={"draft_vocab_size": 320}, spoil=full_vocabulary_without_head),
+    "unused-rope-base": Case(config={"architectures": ["Eagle3LlamaForCausalLM"], "rope_theta": 1e6}),
+    "doubtful-rope-base": Case(config={"rope_theta": 500000.0}),
+    "double-norm": Case(config=SGLANG, spoil=rename_layers),
+    "norm-output": Case(config=SGLANG | {"norm_output": True}),
+    "norm-output, false": Case(config=SGLANG | {"norm_output": False}),
+    "short-rope": Case(target={"max_position_embeddings": 8192}),
+}
+# These need layouts of their own, and are tested beside them.
+ELSEWHERE = {"medusa-head-count", "unstated-residual", "short-draft"}
+SOUND = (
+    Case(),
+    Case(eagle1=True),
+    Case(config=SGLANG | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}),
+)
+
+
+def findings(folder: Path, case: Case) -> list[Finding]:
+    source, target = case.write(folder)
+    found = inspect_checkpoint(source, target=target)
+    assert isinstance(found, Reading)
+    return findings_of_reading(found)
+
+
+def test_every_defect_has_a_case_and_a_source() -> None:
+    assert {defect.name for defect in DEFECTS} == {name.partition(",")[0] for name in CASES} | ELSEWHERE
+    assert all(defect.source for defect in DEFECTS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_defect_is_found_alone(name: str, tmp_path: Path) -> None:
+    found = findings(tmp_path, CASES[name])
+    assert [finding.name for finding in found] == [name.partition(",")[0]]
+    assert found[0].message
+    assert found[0].fix
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_sound_checkpoint_has_none(case: Case, tmp_path: Path) -> None:
+    assert findings(tmp_path, case) == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.startswith(("layer-ids", "short", "doubtful", "norm-output"))]
+)
+def test_the_fix_of_a_finding_can_be_typed_and_works(name: str, tmp_path: Path) -> None:
+    source, target = CASES[name].write(tmp_path)
+    found = inspect_checkpoint(source, target=target)
+    assert isinstance(found, Reading)
+    fact, _, value = findings_of_reading(found)[0].fix.removeprefix("--set ").split(" ")[0].partition("=")
+    repaired = plan_conversion(source, target=target, overrides={fact: value})
+    assert repaired.reading is not None
+    assert findings_of_reading(repaired.reading) == []
+
+
+def test_findings_are_shown_with_their_fix(draftkit: Command, tmp_path: Path) -> None:
+    source, target = CASES["layer-ids-as-outputs"].write(tmp_path)
+    ran = draftkit("inspect", source, "--target", target)
+    assert "--set aux_layer_ids=2,4,5" in ran.out
+    assert "vllm #43671" in ran.out
+    printed = json.loads(draftkit("inspect", source, "--target", target, "--json").out)
+    assert [(f["name"], f["severity"]) for f in printed["findings"]] == [("layer-ids-as-outputs", "error")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [64, 1024])
+def test_initialisations_look_random_and_tables_do_not(dtype: torch.dtype, width: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    matrices = {
+        "normal": torch.randn(4000, width) * 0.02,
+        "uniform": torch.rand(4000, width) - 0.5,
+        "trained": torch.randn(4000, width) * (1 + 0.3 * torch.randn(4000, 1)),
+        "constant": torch.zeros(4000, width),
+        "few": torch.randn(10, width),
+    }
+    folder = pico.write_checkpoint(tmp_path, {}, {n: m.to(dtype) for n, m in matrices.items()}, safetensors=True)
+    handles = read_safetensors(folder / "model.safetensors")
+    assert {handle.name for handle in handles if looks_random(handle)} == {"normal", "uniform"}

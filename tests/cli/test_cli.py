@@ -1,0 +1,447 @@
+"""The command line: its surface is frozen, its JSON is pure, and it converts from the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from conftest import Command
+from fixtures import pico
+from fixtures.hub_server import HubServer
+
+from draftkit.cli import app
+from draftkit.convert.detect import all_formats
+from draftkit.layout.folder import read_draft
+from draftkit.version import __version__
+
+# Arguments in capitals, optional ones in brackets. Users and scripts rely on these: add, and do not rename.
+SURFACE = {
+    "": ["--version"],
+    "convert": [
+        "SOURCE",
+        "[OUT]",
+        "--target",
+        "--revision",
+        "--to",
+        "--from",
+        "--set",
+        "--ignore-key",
+        "--check",
+        "--digest",
+        "--allow-lossy",
+        "--dry-run",
+        "--force",
+        "--json",
+    ],
+    "inspect": ["SOURCE", "--target", "--revision", "--from", "--json"],
+    "formats": [],
+    "eval": [
+        "--target",
+        "--draft",
+        "--k",
+        "--dataset",
+        "--prompts",
+        "--limit",
+        "--turns",
+        "--thinking",
+        "--no-thinking",
+        "--max-new-tokens",
+        "--ignore-eos",
+        "--concurrency",
+        "--device",
+        "--dtype",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--min-p",
+        "--seed",
+        "--draft-sampling",
+        "--draft-greedy-below",
+        "--draft-temperature",
+        "--verification",
+        "--acceptance-rates",
+        "--disable-above-batch",
+        "--k-by-batch",
+        "--require-al",
+        "--min-acceptance-length",
+        "--advise",
+        "--predict",
+        "--certify",
+        "--out",
+        "--resume",
+        "--records",
+        "--eager",
+        "--engine",
+        "--vllm-python",
+        "--vllm-url",
+        "--vllm-baseline-url",
+        "--tensor-parallel-size",
+        "--gpu-memory-utilization",
+        "--vllm-arguments",
+        "--plan-memory",
+        "--trust-remote-code",
+        "--json",
+        "--csv",
+    ],
+    "train": [
+        "--config",
+        "--recipe",
+        "--target",
+        "--data",
+        "--out",
+        "--draft",
+        "--states",
+        "--lora",
+        "--set",
+        "--resume",
+        "--plan-vocab",
+        "--dry-run",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "doctor": [
+        "--target",
+        "--draft",
+        "--k",
+        "--prompts",
+        "--limit",
+        "--max-new-tokens",
+        "--device",
+        "--dtype",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "report": ["RESULTS", "--out", "--figures", "--force"],
+    "card": ["FOLDER", "[RESULTS]", "--repo", "--license", "--force", "--json"],
+    "push": [
+        "FOLDER",
+        "REPO",
+        "--results",
+        "--license",
+        "--private",
+        "--revision",
+        "--allow-unmeasured",
+        "--dry-run",
+        "--json",
+    ],
+    "prepare transplant": [
+        "DONOR",
+        "--tokenizer-of",
+        "--out",
+        "--weighting",
+        "--layers",
+        "--intermediate",
+        "--corpus",
+        "--dry-run",
+        "--force",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "prepare candidates": ["--target", "--dir", "--candidate", "--acceptance", "--trust-remote-code", "--json"],
+    "prepare prune-vocab": [
+        "DRAFT",
+        "--data",
+        "--size",
+        "--out",
+        "--target",
+        "--keep",
+        "--k",
+        "--plan",
+        "--force",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "data prepare": [
+        "SOURCE",
+        "OUT",
+        "--target",
+        "--split",
+        "--subset",
+        "--revision",
+        "--limit",
+        "--max-length",
+        "--system",
+        "--template-option",
+        "--dry-run",
+        "--force",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "data regenerate": [
+        "SOURCE",
+        "OUT",
+        "--target",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--seed",
+        "--max-new-tokens",
+        "--concurrency",
+        "--endpoint",
+        "--served-model",
+        "--split",
+        "--subset",
+        "--revision",
+        "--limit",
+        "--system",
+        "--template-option",
+        "--device",
+        "--dtype",
+        "--dry-run",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "data states": [
+        "DOCUMENTS",
+        "OUT",
+        "--target",
+        "--layers",
+        "--encoding",
+        "--tokens-per-row",
+        "--shard-tokens",
+        "--vllm-python",
+        "--tensor-parallel",
+        "--device",
+        "--dtype",
+        "--dry-run",
+        "--trust-remote-code",
+        "--json",
+    ],
+    "data check": [
+        "DOCUMENTS",
+        "--target",
+        "--draft",
+        "--row",
+        "--skip-model",
+        "--device",
+        "--dtype",
+        "--trust-remote-code",
+        "--json",
+    ],
+}
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its name, those of groups as `data prepare`, and the options of `draftkit` itself as ``."""
+    group = typer.main.get_command(app)
+    found = {"": group}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {part}": inner[part] for part in inner}
+    return found
+
+
+def test_the_surface_is_what_it_was() -> None:
+    found: dict[str, list[str]] = {}
+    for name, command in commands().items():
+        found[name] = []
+        for parameter in command.params:
+            if parameter.param_type_name == "argument":
+                label = parameter.name.upper()
+                found[name].append(label if parameter.required else f"[{label}]")
+            else:
+                found[name] += parameter.opts + parameter.secondary_opts
+    assert found == SURFACE
+
+
+def test_every_parameter_is_explained() -> None:
+    for command in commands().values():
+        assert command.help
+        assert all(parameter.help for parameter in command.params)
+
+
+def test_version(draftkit: Command) -> None:
+    ran = draftkit("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"{__version__}\n", "")
+
+
+def test_formats(draftkit: Command) -> None:
+    ran = draftkit("formats")
+    assert (ran.code, ran.err) == (0, "")
+    assert {"causal-lm", "eagle", "eagle3"} <= {format.NAME for format in all_formats()}
+    assert all(format.NAME in ran.out and format.TITLE in ran.out for format in all_formats())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors())
+
+
+PLAN_KEYS = {
+    "schema", "source", "revision", "format", "spec", "facts", "missing", "dropped_keys", "moves", "tensors",
+    "findings",
+}  # fmt: skip
+CONVERSION_KEYS = PLAN_KEYS | {"to", "export", "losses"}
+
+
+def test_convert_prints_pure_json(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    ran = draftkit("convert", source, tmp_path / "out", "--target", target, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    printed = json.loads(ran.out)
+    draft = read_draft(tmp_path / "out")
+    assert printed.keys() == CONVERSION_KEYS | {"out"}
+    assert (printed["schema"], printed["format"], printed["missing"]) == (1, "eagle3", [])
+    assert (printed["out"], printed["source"]) == (str(tmp_path / "out"), str(source))
+    assert printed["spec"] == draft.spec.to_dict()
+    assert {move["destination"] for move in printed["moves"]} - {None} == draft.tensors.keys()
+    assert printed["dropped_keys"]["torch_dtype"]
+
+
+def test_inspect_prints_pure_json(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    unknown, known = draftkit("inspect", source, "--json"), draftkit("inspect", source, "--target", target, "--json")
+    dry = draftkit("convert", source, "--target", target, "--dry-run", "--json")
+    assert draftkit("convert", source, tmp_path / "out", "--target", target).code == 0
+    unified = draftkit("inspect", tmp_path / "out", "--json")
+    for ran in (unknown, known, dry, unified):
+        assert (ran.code, ran.err) == (0, "")
+    assert json.loads(unknown.out)["spec"] is None
+    assert json.loads(unknown.out)["missing"][0]["next"].startswith("pass --target")
+    assert json.loads(known.out).keys() == PLAN_KEYS
+    assert json.loads(known.out).items() <= json.loads(dry.out).items()
+    assert json.loads(dry.out).keys() == CONVERSION_KEYS
+    draft, printed = read_draft(tmp_path / "out"), json.loads(unified.out)
+    assert printed["format"] == "unified"
+    assert printed["spec"] == draft.spec.to_dict() == json.loads(known.out)["spec"]
+    assert printed["tensors"]["d2t"] == {"dtype": "I64", "shape": [128]}
+    assert printed["provenance"]["source"] == str(source)
+
+
+def test_convert_reports_what_it_assumed(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    ran = draftkit("convert", source, tmp_path / "out", "--target", target)
+    assert "aux_layer_ids" in ran.out
+    assert "from target" in ran.out
+    assert "hidden_act" not in ran.out  # the config states it
+    assert ran.err == f"next: draftkit eval --target {target} --draft {tmp_path / 'out'}\n"
+
+
+def test_inspect_shows_tensors_facts_and_dropped_keys(
+    draftkit: Command, source: Path, target: Path, tmp_path: Path
+) -> None:
+    seen = draftkit("inspect", source, "--target", target).out
+    for text in ("format eagle3", "midlayer.hidden_norm.weight", "[64, 192]", "hidden_act", "transformers_version"):
+        assert text in seen
+    draftkit("convert", source, tmp_path / "out", "--target", target)
+    seen = draftkit("inspect", tmp_path / "out").out
+    for text in ("unified draft, method eagle3", str(source), "layers.0.hidden_norm.weight", "aux_layer_ids"):
+        assert text in seen
+
+
+def test_a_draft_that_vllm_must_refuse_is_announced(draftkit: Command, tmp_path: Path) -> None:
+    pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors(bias=True))
+    assert "vLLM drops fc.bias" in draftkit("convert", tmp_path / "source", tmp_path / "out").out
+    assert "vLLM drops fc.bias" in draftkit("inspect", tmp_path / "out").out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["DraftkitOnlyModel"]
+
+
+@pytest.mark.parametrize(("floor", "code"), [(1, 0), (5.1, 3)])  # K + 1 = 5 is the most
+def test_eval_prints_pure_json_and_holds_drafts_to_a_floor(
+    floor: float, code: int, draftkit: Command, running_target: Path, tmp_path: Path
+) -> None:
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors())
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f(x):"}\n')
+    ran = draftkit(
+        "eval", "--target", running_target, "--draft", source, "--prompts", tmp_path / "prompts.jsonl",
+        "--max-new-tokens", 6, "--k", 4, "--min-acceptance-length", floor, "--json",
+    )  # fmt: skip
+    (cell,) = json.loads(ran.out)["cells"]
+    assert (cell["method"], cell["output_tokens"], cell["matches_greedy"]) == ("eagle", 6, True)
+    assert ran.code == code
+    below = (
+        f"{source} (K=4, T=0, concurrency 1): acceptance length {cell['acceptance_length']['mean']:.2f} is below 5.1\n"
+    )
+    assert ran.err == (below if code else "")
+
+
+def test_names_are_printed_as_they_are(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets and colons mean markup and emoji to rich."""
+    name = "[bold]:smile:"
+    pico.write_checkpoint(tmp_path / name, pico.eagle_config(), pico.eagle_tensors())
+    monkeypatch.chdir(tmp_path)
+    ran = draftkit("convert", name)
+    assert (ran.code, ran.out.splitlines()[0]) == (0, f"{name} (eagle) → {name}-draftkit (unified): eagle, 10 tensors")
+    assert name in draftkit("inspect", f"{name}-draftkit").out
+
+
+def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.upper().startswith(("HF_", "HTTP"))}
+    command = [sys.executable, "-c", "from draftkit.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
+def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
+    folder = pico.write_checkpoint(
+        tmp_path / "repo", pico.eagle_config(attn_temperature=0.5), pico.eagle_tensors(), safetensors=safetensors
+    )
+    with HubServer({"org/eagle-draft": folder}) as server:
+        settings = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        ignored = ("--ignore-key", "attn_temperature")
+        ran = process("convert", "org/eagle-draft@main", tmp_path / "out", "--json", *ignored, **settings)
+        commit = server.sha("org/eagle-draft")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    provenance = read_draft(tmp_path / "out").provenance
+    assert (provenance.source, provenance.source_revision) == ("org/eagle-draft", commit)
+    assert {file.name: (file.size, file.sha256) for file in provenance.files} == {
+        path.name: (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in folder.iterdir()
+    }
+    printed = json.loads(ran.stdout)
+    assert (printed["source"], printed["revision"]) == ("org/eagle-draft", commit)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    plain, debug = (process("inspect", tmp_path / "nothing", DRAFTKIT_DEBUG=flag) for flag in ("", "1"))
+    assert (plain.returncode, debug.returncode) == (1, 1)
+    assert "Traceback" not in plain.stderr
+    assert debug.stderr.startswith("Traceback")
+    assert "SourceError: there is no folder" in debug.stderr
+
+
+# Says when it is in the middle of its work, and waits.
+SLOW = """
+import sys, time
+from draftkit.cli import main
+
+def wait(*arguments, **options):
+    print("begun", flush=True)
+    time.sleep(60)
+
+if sys.argv[1] == "convert":
+    from draftkit.layout import folder
+    folder.write_checkpoint = wait
+else:
+    from draftkit.evaluate import evaluate
+    evaluate.measure = wait
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "number"), [("convert", signal.SIGTERM), ("eval", signal.SIGHUP)])
+def test_a_signal_ends_a_command_and_leaves_nothing(command: str, number: int, tmp_path: Path) -> None:
+    """A conversion in the middle of writing, and a measurement of a draft that was converted on the way."""
+    (tmp_path / "tmp").mkdir()
+    arguments = ["eval", "--target", "zoo:target", "--draft", "zoo:eagle", "--limit", "1"]
+    if command == "convert":
+        arguments = ["convert", "zoo:eagle", str(tmp_path / "out")]
+    run = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *arguments],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.readline() == "begun\n", run.stderr.read()
+        assert list(tmp_path.rglob("lock"))
+        run.send_signal(number)
+        assert run.wait(60) == 128 + number
+        assert "Traceback" not in run.stderr.read()
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp"]

@@ -1,0 +1,39 @@
+"""Drafts that draftkit cannot convert yet are called by their name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import pico
+
+from draftkit.convert.api import inspect_checkpoint
+from draftkit.errors import FormatError
+
+BODY = ("fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight")
+CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "z-lab": ("DFlash", BODY, {"architectures": ["DFlashDraftModel"], "block_size": 16, "model_type": "qwen3"}),
+    "config alone": ("DFlash", ("a.weight",), {"dflash_config": {"mask_token_id": 5}}),
+    "AngelSlim": ("DFlare", (*BODY, "layers.0.self_attn.k_proj_target.weight"), {}),
+    "DeepSpec": ("DSpark", (*BODY, "markov_head.markov_w1.weight", "confidence_head.proj.weight"), {}),
+    "DeepSpec, no markov head": ("DSpark", BODY[:1], {"architectures": ["Qwen3DSparkModel"]}),
+    "SpecForge": ("Domino", ("a.weight",), {"dflash_config": {"projector_type": "domino"}}),
+    "speculators DFlash": ("DFlash", BODY, {"speculators_model_type": "dflash"}),
+    "speculators DFlash2": ("DFlash2", (*BODY, "candidate_selector.hidden.weight"), {}),
+    "speculators MTP": ("MTP", ("mtp_layers.0.input_proj.weight",), {"speculators_model_type": "mtp"}),
+    "Qwen3-Next": ("MTP", ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"), {"model_type": "qwen3_next"}),
+    "DeepSeek": ("MTP", ("model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight"), {}),
+    "MiMo": ("MTP", ("model.mtp_layers.0.input_proj.weight",), {"model_type": "mimo"}),
+    "Ernie": ("MTP", ("model.mtp_linear_proj.0.weight",), {}),
+    "Gemma-4": ("Gemma-4 assistant", ("pre_projection.weight", "post_projection.weight"), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_called_by_their_name(case: str, tmp_path: Path) -> None:
+    name, tensors, config = CASES[case]
+    pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2) for tensor in tensors})
+    with pytest.raises(FormatError, match=f"this is a draft of the kind {name}; draftkit cannot convert it yet"):
+        inspect_checkpoint(str(tmp_path))

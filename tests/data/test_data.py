@@ -1,0 +1,646 @@
+"""Training data: what the mask marks, which rows are lost and why, and what the preflight finds."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Command
+from fixtures import pico, templates
+from fixtures.templates import tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from draftkit import zoo
+from draftkit.checks import data_checks, draft_checks, model_checks
+from draftkit.checks.data import CHECKS, check_data
+from draftkit.checks.preflight import Evidence, Finding
+from draftkit.data.prepare import documents_of, prepare
+from draftkit.data.report import Reason, Report
+from draftkit.data.rows import Conversation, Row, parse_row, read_rows
+from draftkit.data.samples import Document, Origin, read_documents, read_origin, write_documents
+from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
+from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
+from draftkit.layout.folder import read_draft
+from draftkit.models import chat
+
+Message = dict[str, str]
+
+# Template, what closes a turn, what the target writes before its text, whether there may be a system message.
+SHAPES = {
+    "chatml": (templates.CHATML, "<|im_end|>", "", True),
+    "llama3": (templates.LLAMA3, "<|eot|>", "", True),
+    "generation": (templates.GENERATION, "<|im_end|>", "", True),
+    "thinking": (templates.THINKING, "<|im_end|>", "", True),
+    "vicuna": (templates.VICUNA, "<|eot|>", " ", True),
+    "strict": (templates.STRICT, "<|im_end|>", "", False),
+}
+TEXTS = st.text(st.sampled_from("abc é\n漢<|>_:."), min_size=1, max_size=10).map(lambda text: f"a{text}z")
+EXCHANGES = st.lists(st.tuples(TEXTS, TEXTS, st.booleans()), min_size=1, max_size=3)
+
+
+def conversation(exchanges: list[tuple[str, str, bool]], system: str | None = None) -> list[Message]:
+    """Questions and answers in turn; an answer may begin with a thought."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for question, answer, thinks in exchanges:
+        thought = "<think>hm</think>" if thinks else ""
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": thought + answer}]
+    return messages
+
+
+def row(messages: list[Message], id: str = "r") -> Row:
+    return Row(id, "all", "test", Conversation(tuple(messages)))
+
+
+def run(rows: list[Row], renderer: Renderer, max_length: int | None = None) -> tuple[list[Document], Report]:
+    report = Report()
+    return list(documents_of(rows, renderer, report, max_length)), report
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=25, deadline=None)
+@given(exchanges=EXCHANGES, system=st.none() | TEXTS)
+def test_the_mask_marks_what_the_target_writes(
+    shape: str, exchanges: list[tuple[str, str, bool]], system: str | None
+) -> None:
+    template, end, before, has_system = SHAPES[shape]
+    renderer = Renderer(tokenizer(template))
+    messages = conversation(exchanges, system if has_system else None)
+    documents, _ = run([row(messages)], renderer)
+    written, prompts = [], []
+    for document in documents:
+        for begin, stop in document.spans:
+            written.append(renderer.target.tokenizer.decode(document.tokens[begin:stop]))
+            prompts.append(document.tokens[:begin].tolist())
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    assert written == [before + messages[index]["content"] + end for index in answers]
+    assert prompts == [renderer.prompt(messages[:index]) for index in answers]  # what serving shows the target
+    if shape != "thinking":
+        assert len(documents) == 1
+        assert documents[0].supervised[-1]  # nothing follows the last end of turn
+
+
+def test_each_thought_is_trained_where_the_target_reads_it() -> None:
+    """Qwen3 drops the thoughts of earlier turns, so that each turn needs a document of its own."""
+    messages = conversation([("q", "a", True), ("r", "b", True), ("s", "c", False)])
+    documents, report = run([row(messages)], Renderer(tokenizer(templates.THINKING)))
+    assert [document.id for document in documents] == ["r", "r#2", "r#3"]
+    assert [len(document.spans) for document in documents] == [1, 1, 1]
+    assert report.tallies[Reason.REWRITTEN].examples == ["r"]
+    plain, report = run(
+        [row(conversation([("q", "a", False), ("r", "b", False)]))], Renderer(tokenizer(templates.THINKING))
+    )
+    assert [len(document.spans) for document in plain] == [2]
+    assert not report.tallies
+
+
+def test_template_options_and_the_system_prompt_reach_the_template() -> None:
+    messages = [{"role": "user", "content": "q"}]
+    renderer = Renderer(tokenizer(templates.THINKING), {"enable_thinking": False}, "be brief")
+    assert renderer.target.tokenizer.decode(renderer.prompt(messages)) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think></think>"
+    )
+    own = [{"role": "system", "content": "be long"}, *messages]
+    assert renderer.prompt(own) == Renderer(renderer.target, {"enable_thinking": False}).prompt(own)
+
+
+LONG = conversation([("q", "a" * 40, False)])
+LOSSES = {
+    "rejected": (
+        templates.STRICT,
+        [{"role": "system", "content": "s"}, *LONG],
+        Reason.REJECTED,
+        "roles must alternate",
+    ),
+    "type error": (
+        templates.CHATML.replace("{{ m.content }}", "{{ 'x' + m.content }}"),
+        [{"role": "user", "content": [{"type": "text", "text": "q"}]}, *LONG[1:]],
+        Reason.REJECTED,
+        "can only concatenate str",
+    ),
+    "rewritten": (templates.FORGETFUL, LONG, Reason.REWRITTEN, ""),
+    "no assistant": (templates.CHATML, LONG[:1], Reason.NO_SPAN, ""),
+    "empty": (templates.CHATML, [], Reason.NO_SPAN, ""),
+    "empty tags": (templates.GENERATION.replace("{{ m.content }}{% endg", "{% endg"), LONG, Reason.NO_SPAN, ""),
+    "too short": (templates.CHATML, LONG, Reason.TOO_SHORT, ""),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_rows_that_cannot_be_used_are_counted(case: str) -> None:
+    template, messages, reason, detail = LOSSES[case]
+    limit = 11 if case == "too short" else None
+    good = Row("good", "all", "test", "plain text")
+    documents, report = run([row(messages, "bad"), good], Renderer(tokenizer(template)), limit)  # type: ignore[arg-type]
+    assert [document.id for document in documents] == ["good"]
+    assert reason in report.tallies
+    assert report.tallies[reason].examples[0].startswith(f"bad: {detail}" if detail else "bad")
+    assert (report.rows, report.documents) == (2, 1)
+
+
+def test_prompts_that_no_turn_repeats_and_turns_without_end_are_kept_and_counted() -> None:
+    documents, report = run([row(LONG)], Renderer(tokenizer(templates.UNPROMPTED)))
+    assert report.tallies.keys() == {Reason.UNPROMPTED}
+    (span,) = documents[0].spans
+    assert tokenizer(None).tokenizer.decode(documents[0].tokens[slice(*span)]) == "a" * 40 + "<|im_end|>"
+    _, report = run([row(conversation([("q", "a", True)]))], Renderer(tokenizer(templates.UNPROMPTED)))
+    assert report.tallies.keys() == {Reason.UNPROMPTED, Reason.ALTERED}  # its thought is gone
+    _, report = run([row(LONG)], Renderer(tokenizer(templates.CHATML.replace("<|im_end|>", "\n"))))
+    assert report.tallies.keys() == {Reason.NO_END}
+
+
+def test_truncation_cuts_the_end_and_is_counted() -> None:
+    renderer = Renderer(tokenizer(templates.CHATML))
+    ((whole,), _), ((cut,), report) = run([row(LONG)], renderer), run([row(LONG)], renderer, 15)
+    assert cut.tokens.tolist() == whole.tokens[:15].tolist()
+    assert cut.supervised.tolist() == whole.supervised[:15].tolist()
+    assert report.tallies[Reason.TRUNCATED].count == 1
+
+
+def test_plain_text_is_supervised_but_for_its_first_token() -> None:
+    renderer = Renderer(tokenizer(None))
+    ((document,), _) = run([Row("t", "all", "test", "some words here")], renderer)
+    assert document.spans == [(1, len(document))]
+    assert document.tokens.tolist() == renderer.encode("some words here")
+    with pytest.raises(TargetError, match="no chat template"):
+        run([row(LONG)], renderer)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=5))
+def test_merging_keeps_every_turn(tokens: list[list[int]]) -> None:
+    turns = [Turn(part, [(i, i + 1)]) for i, part in enumerate(tokens)]
+    sequences = merged(turns)
+    assert [span for sequence in sequences for span in sequence.spans] == [
+        span for turn in turns for span in turn.spans
+    ]
+    assert len(sequences) <= len(turns)
+    assert all(any(s.tokens[: len(turn.tokens)] == turn.tokens for s in sequences) for turn in turns)
+
+
+# Documents on disk.
+
+ORIGIN = Origin("zoo:target", tokenizer(templates.CHATML).sha256, None, 64)
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans())))))
+@settings(max_examples=30, deadline=None)
+def test_documents_are_read_as_written(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[str, list[tuple[int, bool]]]]
+) -> None:
+    path = tmp_path_factory.mktemp("documents") / "data.jsonl"
+    documents = [
+        Document(id, np.array([t for t, _ in pairs], np.int32), np.array([s for _, s in pairs], np.bool_), "code")
+        for id, pairs in contents
+    ]
+    assert write_documents(path, iter(documents), ORIGIN) == len(documents)
+    assert read_origin(path) == ORIGIN
+    for read, written in zip(read_documents(path), documents, strict=True):
+        assert (read.id, read.category) == (written.id, written.category)
+        assert (read.tokens.dtype, read.supervised.dtype) == (np.int32, np.bool_)
+        assert read.tokens.tolist() == written.tokens.tolist()
+        assert read.supervised.tolist() == written.supervised.tolist()
+
+
+DAMAGE = {
+    "cut": b'{"id": "b", "category": "all", "tok',
+    "no mask": b'{"id": "b", "category": "all", "tokens": [1]}',
+    "span outside": b'{"id": "b", "category": "all", "tokens": [1], "supervised": [[0, 2]]}',
+    "spans descend": b'{"id": "b", "category": "all", "tokens": [1, 2, 3], "supervised": [[2, 3], [0, 1]]}',
+    "odd span": b'{"id": "b", "category": "all", "tokens": [1], "supervised": [[0]]}',
+    "negative": b'{"id": "b", "category": "all", "tokens": [-1], "supervised": []}',
+    "a list": b"[1, 2]",
+    "not UTF-8": b'{"id": "\xff"}',
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_document_is_named(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    write_documents(path, [Document.of("a", [1, 2], [(1, 2)])], ORIGIN)
+    with path.open("ab") as file:
+        file.write(DAMAGE[case] + b"\n")
+    documents = read_documents(path)
+    assert next(documents).id == "a"
+    with pytest.raises(FormatError, match=r"data\.jsonl, line 3"):
+        next(documents)
+
+
+def test_other_files_are_no_documents(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(FormatError, match="draftkit data prepare"):
+        read_origin(tmp_path / "rows.jsonl")
+    with pytest.raises(SourceError, match="cannot be read"):
+        list(read_documents(tmp_path / "nothing.jsonl"))
+
+
+@pytest.mark.parametrize("failure", ["row", "disk"])
+def test_a_failed_preparation_leaves_nothing_behind(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> Iterator[Row]:
+        yield row(LONG)
+        if failure == "row":
+            raise FormatError("the next row is damaged")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "out" / "data.jsonl"
+    out.parent.mkdir()
+    out.write_text("before")
+    if failure == "disk":
+        monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DraftkitError, match="damaged" if failure == "row" else "No space left"):
+        prepare(rows(), Renderer(tokenizer(templates.CHATML)), out, force=True)
+    assert [path.name for path in out.parent.iterdir()] == ["data.jsonl"]
+    assert out.read_text() == "before"
+    with pytest.raises(DraftkitError, match="--force"):
+        prepare(rows(), Renderer(tokenizer(templates.CHATML)), out)
+
+
+def test_the_remains_of_a_killed_preparation_are_removed(tmp_path: Path) -> None:
+    dead = tmp_path / ".data.jsonl.tmp-0123456789abcdef"
+    dead.mkdir()
+    (dead / "new").write_text("half")
+    write_documents(tmp_path / "data.jsonl", [Document.of("a", [1, 2], [(1, 2)])], ORIGIN)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+    with pytest.raises(DraftkitError, match="is a folder"):
+        write_documents(tmp_path, [], ORIGIN, force=True)
+
+
+def test_no_usable_row_is_an_error_with_its_reasons(tmp_path: Path) -> None:
+    rejected = row([{"role": "system", "content": "s"}, *LONG], "bad")
+    with pytest.raises(FormatError, match=r"none of 1 rows.*\n.*rejected .*bad: roles must alternate"):
+        prepare([rejected], Renderer(tokenizer(templates.STRICT)), tmp_path / "data.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+# Rows.
+
+QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+RECORDS = {
+    "messages": {"messages": [QUESTION, ANSWER]},
+    "ShareGPT": {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    "completion": {"prompt": "q", "completion": "a"},
+    "response": {"prompt": "q", "response": "a", "messages": None},
+    "both lists": {"prompt": [QUESTION], "completion": [ANSWER]},
+}
+
+
+@pytest.mark.parametrize("shape", RECORDS)
+def test_every_shape_of_a_conversation_is_read(shape: str) -> None:
+    assert parse_row(RECORDS[shape], "x").content == Conversation((QUESTION, ANSWER))  # type: ignore[arg-type]
+
+
+def test_prompts_texts_tools_and_ids_are_read() -> None:
+    assert parse_row({"prompt": "q"}, "x").content == Conversation((QUESTION,))
+    assert parse_row({"turns": ["q", "q"], "question_id": 81}, "x").content == Conversation((QUESTION, QUESTION))
+    assert parse_row({"text": "words", "category": "web"}, "/a/b.jsonl, line 3") == Row(
+        "b.jsonl, line 3", "web", "/a/b.jsonl, line 3", "words"
+    )
+    content = parse_row({"messages": [QUESTION], "tools": '[{"name": "f"}]'}, "x").content
+    assert content == Conversation((QUESTION,), ({"name": "f"},))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_rows_are_read_from_files_and_folders(suffix: str, tmp_path: Path) -> None:
+    records = [{"id": str(i // 2), "messages": [QUESTION, ANSWER]} for i in range(4)]
+    for name in "ab":
+        path = tmp_path / f"{name}{suffix}"
+        if suffix == ".parquet":
+            parquet = pytest.importorskip("pyarrow.parquet")
+            parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(records), path)
+        else:
+            path.write_text(json.dumps(records) if suffix == ".json" else "\n".join(map(json.dumps, records)))
+    rows = list(read_rows(str(tmp_path), limit=7))
+    assert [row.id for row in rows] == ["0", "0-2", "1", "1-2", "0-3", "0-4", "1-3"]
+    assert rows[0].content == Conversation((QUESTION, ANSWER))
+    assert "row 1" in rows[0].where or "line 1" in rows[0].where
+
+
+BAD_FILES = {
+    "unknown shape": ("a.jsonl", '{"text": "x"}\n{"instruction": "x", "output": "y"}', "line 2"),
+    "keys": ("a.jsonl", '{"instruction": "x", "output": "y"}', "instruction, output"),
+    "no role": ("a.jsonl", '{"messages": [{"content": "x"}]}', "line 1, message 1"),
+    "content": ("a.jsonl", '{"messages": [{"role": "user", "content": 3}]}', "line 1, message 1"),
+    "tools": ("a.jsonl", '{"messages": [], "tools": "{"}', "line 1"),
+    "cut line": ("a.jsonl", '{"text": "x"}\n{"text": "y', "line 2"),
+    "not a list": ("a.json", '{"text": "x"}', "a list of rows"),
+    "cut file": ("a.json", '[{"text": "x"}', "is not valid JSON"),
+    "no object": ("a.json", "[1]", "row 1"),
+    "parquet": ("a.parquet", "PAR1 and no more", "not valid parquet"),
+    "suffix": ("a.csv", "words", "a suffix that is not known"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_rows_are_named(case: str, tmp_path: Path) -> None:
+    name, text, message = BAD_FILES[case]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DraftkitError, match=message) as caught:
+        list(read_rows(str(tmp_path / name)))
+    assert name in str(caught.value)
+
+
+def test_sources_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing, message in ((f"{tmp_path}/nothing.jsonl", "no file or folder"), (str(tmp_path), "holds no data")):
+        with pytest.raises(SourceError, match=message):
+            list(read_rows(missing))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(SourceError, match="the dataset nobody/nothing cannot be read"):
+        list(read_rows("nobody/nothing"))
+
+
+def test_hub_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[object] = []
+
+    def load_dataset(*names: object, **options: object) -> list[dict[str, object]]:
+        asked.extend([*names, options])
+        return [{"messages": [QUESTION, ANSWER]}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    (read,) = read_rows("org/chats@v2", split="train_sft", subset="en")
+    assert asked == ["org/chats", "en", {"split": "train_sft", "revision": "v2", "streaming": True}]
+    assert (read.id, read.where) == ("chats, train_sft row 1", "org/chats, train_sft row 1")
+
+
+def test_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "rows.parquet").write_bytes(b"")
+    for source in ("org/chats", str(tmp_path / "rows.parquet")):
+        with pytest.raises(SourceError, match=r"pip install 'draftkit\[train\]'"):
+            list(read_rows(source))
+
+
+# The preflight.
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """Good data for the zoo's target, whose own template they were rendered with."""
+    target = load_tokenizer("zoo:target")
+    path = tmp_path_factory.mktemp("evidence") / "data.jsonl"
+    prepare([row(conversation([("What is it?", "a word", False)]))], Renderer(target), path, max_length=64)
+    return evidence_of(path, list(read_documents(path)), read_origin(path))
+
+
+def evidence_of(path: Path, documents: list[Document], origin: Origin) -> Evidence:
+    target = load_tokenizer("zoo:target")
+    survey = data_checks.survey(documents, origin, target, 4096)
+    return Evidence(path, origin, survey, target, pico.llama_config(vocab_size=4096))
+
+
+DATA_CHECKS = [check for check in CHECKS if not (check.needs_model or check.needs_draft)]
+
+
+def failing(evidence: Evidence) -> dict[str, str]:
+    """The checks that found something, with its severity."""
+    found = {check.name: list(check.find(evidence)) for check in DATA_CHECKS}
+    assert all(f.cost and f.hint and f.where for fs in found.values() for f in fs if f.severity != "ok")
+    return {name: fs[0].severity for name, fs in found.items() if fs[0].severity != "ok"}
+
+
+def test_good_data_pass(evidence: Evidence) -> None:
+    assert failing(evidence) == {}
+
+
+BOS, EOT = 4088, 4092
+DOCUMENTS = {
+    "outside": (Document.of("x", [BOS, 5000, EOT], [(1, 3)]), {"tokenizer": "error"}),
+    "unmarked": (Document.of("x", [BOS, 5, EOT], []), {"mask": "error", "end of turn": "error"}),
+    "endless": (Document.of("x", [BOS, 5, 6], [(1, 3)]), {"end of turn": "error"}),
+    "cut": (
+        Document.of("x", [BOS, 5, 6, EOT] * 16, [(1, 4), (62, 63)]),
+        {"end of turn": "warning", "truncation": "warning"},
+    ),
+    "loop": (Document.of("x", [BOS, *[7, 8, 9] * 20, EOT], [(1, 62)]), {"loops": "warning"}),
+    "double": (Document.of("x", [BOS, BOS, EOT], [(2, 3)]), {"beginning": "error"}),
+}
+
+
+@pytest.mark.parametrize("case", DOCUMENTS)
+def test_bad_data_are_found(case: str, evidence: Evidence) -> None:
+    document, expected = DOCUMENTS[case]
+    assert failing(evidence_of(evidence.path, [document], evidence.origin)) == expected
+
+
+def test_another_tokenizer_and_another_template_are_found(evidence: Evidence) -> None:
+    origin = replace(evidence.origin, tokenizer_sha256="x", template_sha256="y")
+    assert failing(replace(evidence, origin=origin)) == {"tokenizer": "error", "chat template": "warning"}
+
+
+def test_no_documents_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no documents"):
+        evidence_of(tmp_path, [], ORIGIN)
+
+
+def with_model(evidence: Evidence, model: torch.nn.Module) -> Evidence:
+    model.set_attn_implementation("draftkit")  # type: ignore[operator]
+    small = Document.of("x", list(range(3, 40)), [(1, 2)])
+    return replace(evidence, survey=replace(evidence.survey, first=small), model=model)  # type: ignore[arg-type]
+
+
+def gemma() -> Gemma2ForCausalLM:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, final_logit_softcapping=1.0, query_pre_attn_scalar=16,
+        initializer_range=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config).eval()
+    torch.nn.init.normal_(model.model.norm.weight)
+    return model.requires_grad_(False)
+
+
+def test_the_model_is_what_is_read_of_it(evidence: Evidence) -> None:
+    plain, scaled = with_model(evidence, pico.llama()), with_model(evidence, gemma())
+    for checked in (plain, scaled):
+        assert [f.severity for f in model_checks.aux_layers(checked)] == ["ok"]
+    assert [f.what for f in model_checks.final_norm(plain)] == ["the final norm multiplies by its weight w"]
+    found = list(model_checks.final_norm(scaled))
+    assert [f.severity for f in found] == ["warning", "note"]
+    assert "scales or caps" in found[0].what
+    assert "1 + w" in found[1].what
+
+
+def test_infinite_states_and_wrong_taps_are_found(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pico.llama()
+    checked = with_model(evidence, model)
+    model.model.layers[3].mlp.down_proj.weight.data[0] = float("nan")
+    (finding,) = model_checks.aux_layers(checked)
+    assert "NaN" in finding.what
+    monkeypatch.setattr(model_checks, "_aux_layer_ids", lambda *_: (2,))
+    checked = with_model(evidence, pico.llama())
+    reference = model_checks._reference
+    shifted = lambda *a: (r := reference(*a))._replace(states=r.states[1:])  # noqa: E731
+    monkeypatch.setattr(model_checks, "_reference", shifted)
+    (finding,) = model_checks.aux_layers(checked)
+    assert (finding.severity, "after 2 layers" in finding.what) == ("error", True)
+
+
+def drafted(evidence: Evidence, draftkit: Command, tmp_path: Path, target: Path, **config: object) -> Evidence:
+    """The pico EAGLE-3 draft, converted."""
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(**config), pico.eagle3_tensors())
+    assert draftkit("convert", source, tmp_path / "draft", "--target", target).code == 0
+    return replace(evidence, draft=read_draft(tmp_path / "draft"), draft_name="draft")
+
+
+def test_a_draft_is_compared_with_its_target(
+    evidence: Evidence, draftkit: Command, tmp_path: Path, target: Path
+) -> None:
+    known = drafted(evidence, draftkit, tmp_path, target)
+    (finding,) = draft_checks.vocabulary(known)
+    assert (finding.severity, "320 target tokens" in finding.what) == ("error", True)
+    uses = np.zeros(320, dtype=np.int64)
+    uses[known.draft.tensors["d2t"].load().numpy() + np.arange(128)] = 1  # type: ignore[union-attr]
+    fitting = replace(known, config=pico.llama_config(), survey=replace(known.survey, uses=uses))
+    assert [f.severity for f in draft_checks.vocabulary(fitting)] == ["ok"]
+    half = replace(fitting, survey=replace(known.survey, uses=uses + (uses == 0)))
+    assert "40.0% of the labels" in next(iter(draft_checks.vocabulary(half))).what
+    assert [f.what for f in draft_checks.rope(fitting)] == ["the draft's rope base is 10000.0, the target's 500000.0"]
+    longer = replace(fitting, config=pico.llama_config(max_position_embeddings=4096))
+    assert [f.severity for f in draft_checks.rope(longer)] == ["warning", "warning"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda d: d - 400, "outside"), (lambda d: d * 0 - torch.arange(128), "that another has")],
+)
+def test_a_broken_vocabulary_map_is_found(
+    change,
+    message: str,
+    evidence: Evidence,
+    draftkit: Command,
+    tmp_path: Path,
+    target: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    known = drafted(evidence, draftkit, tmp_path, target)
+    assert known.draft is not None
+    d2t = known.draft.tensors["d2t"]
+    values = change(d2t.load())
+    broken = replace(d2t, reader=lambda _: iter([values.numpy().tobytes()]))
+    draft = replace(known.draft, tensors=known.draft.tensors | {"d2t": broken})
+    found: list[Finding] = list(draft_checks.vocabulary(replace(known, draft=draft, config=pico.llama_config())))
+    assert (found[0].severity, message in found[0].what) == ("error", True)
+
+
+# The commands.
+
+
+def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "data.jsonl"
+    rows.write_text(json.dumps({"messages": LONG}) + "\n" + json.dumps({"prompt": "q"}))
+    dry = draftkit("data", "prepare", rows, out, "--target", "zoo:target", "--dry-run", "--json")
+    assert (dry.code, dry.err, out.exists()) == (0, "", False)
+    ran = draftkit("data", "prepare", rows, out, "--target", "zoo:target", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    result = json.loads(ran.out)
+    assert result == json.loads(dry.out) | {"out": str(out)}
+    assert (result["rows"], result["documents"]) == (2, 1)
+    assert result["reasons"][0]["examples"] == ["rows.jsonl, line 2"]
+    shown = draftkit("data", "check", out, "--target", "zoo:target", "--skip-model")
+    assert (shown.code, shown.err) == (0, "")
+    assert f"⟦{'a' * 40}<|eot|>⟧" in shown.out.replace("\n", "")
+    checked = json.loads(draftkit("data", "check", out, "--target", "zoo:target", "--draft", "zoo:eagle", "--json").out)
+    assert {finding["check"] for finding in checked["findings"]} == {check.name for check in CHECKS}
+    assert "".join(piece["text"] for piece in checked["shown"] if piece["supervised"]) == "a" * 40 + "<|eot|>"
+
+
+def test_check_fails_on_errors_and_unknown_rows(draftkit: Command, tmp_path: Path) -> None:
+    target = load_tokenizer("zoo:target")
+    origin = Origin("zoo:target", target.sha256, target.template_sha256)
+    write_documents(tmp_path / "data.jsonl", [Document.of("a", [BOS, 9000], [(1, 2)])], origin)
+    ran = draftkit("data", "check", tmp_path / "data.jsonl", "--target", "zoo:target")
+    assert (ran.code, "ids beyond the target" in ran.out) == (1, True)
+    with pytest.raises(SourceError, match="no document nobody"):
+        check_data(tmp_path / "data.jsonl", "zoo:target", with_model=False, row="nobody")
+
+
+def test_bad_template_options_are_refused(draftkit: Command, tmp_path: Path) -> None:
+    ran = draftkit("data", "prepare", tmp_path, tmp_path / "o", "--target", "zoo:target", "--template-option", "x")
+    assert (ran.code, "NAME=VALUE" in ran.err) == (1, True)
+
+
+# What comes with a model may be broken in ways of its own.
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+RECURSIVE = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.3)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(TargetError, match="does not come to an end"):
+        chat.render(tokenizer(ENDLESS).tokenizer, [{"role": "user", "content": "q"}])
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("template", [RECURSIVE, "{{ 'x' * 10 ** 14 }}", "{{ 1 // 0 }}", "{% for", "{% break %}"])
+def test_a_template_that_fails_rejects_every_row(template: str, tmp_path: Path) -> None:
+    said = Conversation(({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}))
+    rows = [Row("a", "all", "test", said)]
+    with pytest.raises(FormatError, match="rejected by the template"):
+        prepare(rows, Renderer(tokenizer(template)), tmp_path / "out.jsonl")
+    with pytest.raises(TargetError, match="does not take the prompt 'q'"):
+        encode_messages([{"role": "user", "content": "q"}], tokenizer(template).tokenizer)
+
+
+def test_half_a_character_in_a_row_is_one_message(draftkit: Command, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "fine"}\n{"messages": [{"role": "user", "content": "\\ud800"}]}\n')
+    ran = draftkit("data", "prepare", path, tmp_path / "out.jsonl", "--target", "zoo:target")
+    assert ran.code == 1
+    assert "rows.jsonl, line 2" in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def broken_tokenizer(folder: Path, pattern: str) -> Path:
+    """The zoo's target without weights, whose tokenizer splits text at a pattern."""
+    shutil.copytree(zoo.path("target"), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_tokenizer_that_panics_or_cannot_be_built_is_one_message(draftkit: Command, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a" * 60 + "b"}) + "\n")
+    panics = broken_tokenizer(tmp_path / "panics", "(a|aa)+$")
+    ran = draftkit("data", "prepare", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--target", panics)
+    assert ran.code == 1
+    assert "error: the tokenizer's own code has failed: Onig" in ran.err
+    with pytest.raises(TargetError, match="own code has failed"):
+        encode_prompt(Prompt("1", "all", ("a" * 60 + "b",)), load_tokenizer(str(panics)).tokenizer)
+    for damage in ("(", None):
+        folder = broken_tokenizer(tmp_path / f"damaged {damage}", damage or "x")
+        if damage is None:
+            (folder / "tokenizer.json").write_text("{}")
+        with pytest.raises(TargetError, match="no tokenizer that transformers can load"):
+            load_tokenizer(str(folder))
+
+
+def test_long_work_says_how_far_it_is_without_a_terminal(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftkit.cli.shared.PROGRESS_SECONDS", 0.0)
+    (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n' * 3)
+    ran = draftkit("data", "prepare", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--target", "zoo:target")
+    assert [line for line in ran.err.splitlines() if line.startswith("rows:")] == ["rows: 1", "rows: 2", "rows: 3"]

@@ -1,0 +1,500 @@
+"""Hidden states on disk: what they lose, that they are the target's own, and that nothing wrong is ever read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Command
+from fixtures import pico
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from draftkit.data import extract
+from draftkit.data.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
+from draftkit.data.extract import TargetExtractor, check_room, write_states
+from draftkit.data.final_norm import load_final_norm
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.shards import Manifest, read_manifest, shard_ranges
+from draftkit.data.stored_states import OfflineStates
+from draftkit.data.target_states import StateSettings, open_states_job
+from draftkit.engines.vllm.states import VllmExtractor, Worker, layer_ids
+from draftkit.errors import DraftkitError
+from draftkit.io.safetensors_file import read_safetensors
+from draftkit.models.target import FINAL, Taps
+
+LAYERS = (2, 4, 5)
+LENGTHS = (40, 7, 61, 1, 23, 64, 12)
+SETTINGS: dict[str, Any] = {"tokens_per_row": 64, "shard_tokens": 100, "device": "cpu"}
+
+# |x − decoded| of a number x in a vector whose largest magnitude is m.
+BOUNDS = {
+    "float32": lambda x, m: 0 * x,
+    "bf16": lambda x, m: abs(x) / 256,
+    "int8": lambda x, m: m / 253,
+    "fp8": lambda x, m: np.maximum(abs(x) / 15.9, m / 400_000),
+}
+
+numbers = st.floats(-(2.0**120), 2.0**120, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
+vectors = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 16)), elements=numbers)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@given(states=vectors)
+@settings(max_examples=60, deadline=None)
+def test_encodings_round_within_their_bounds(encoding: Encoding, states: np.ndarray) -> None:
+    encoded = encode(torch.from_numpy(states), encoding)
+    found = decode(encoded, torch.float32).numpy()
+    largest = abs(states).max(-1, keepdims=True).astype(np.float64)
+    assert (abs(found.astype(np.float64) - states) <= BOUNDS[encoding](states.astype(np.float64), largest)).all()
+    stored = sum(t.numel() * t.itemsize for t in encoded if t is not None)
+    assert stored == len(states) * vector_bytes(states.shape[1], encoding)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_encodings_keep_zeros_and_denormals_finite(encoding: Encoding) -> None:
+    states = torch.zeros(3, 8)
+    states[1, 0] = 1e-44
+    found = decode(encode(states, encoding), torch.float32)
+    assert torch.isfinite(found).all()
+    assert torch.equal(found[0], states[0])
+    assert (found - states).abs().max() <= 1e-38
+
+
+def random_documents(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) -> list[Document]:
+    random = np.random.default_rng(0)
+    return [
+        Document.of(f"row-{i}", random.integers(3, vocabulary, length).tolist(), [(length // 2, length)])
+        for i, length in enumerate(lengths)
+    ]
+
+
+def save_documents(path: Path, documents: Sequence[Document]) -> Path:
+    write_documents(path, documents, Origin("pico", "0" * 64), force=True)
+    return path
+
+
+def alone(model: PreTrainedModel, document: Document, layers: Sequence[int]) -> Tensor:
+    """[T, S, H] of one document, by transformers' own forward."""
+    tokens = torch.from_numpy(document.tokens).long()[None]
+    with torch.no_grad():
+        states = model.get_decoder()(tokens, output_hidden_states=True).hidden_states
+    return torch.stack([states[i][0] for i in (*layers, -1)], dim=1)
+
+
+WINDOW = {"sliding_window": 8, "head_dim": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": WINDOW,
+    "gemma3_text": {**WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 4},
+    "gpt_neox": {"initializer_range": 0.5},
+}
+
+
+def config_of(family: str) -> PretrainedConfig:
+    sizes = pico.llama_config().to_dict()
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    more = ("num_key_value_heads", "max_position_embeddings", "initializer_range", "tie_word_embeddings")
+    return CONFIG_MAPPING[family](**({key: sizes[key] for key in (*shared, *more)} | FAMILIES[family]))
+
+
+def random_model(family: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(family), attn_implementation="sdpa")
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # which would all be the same
+            torch.nn.init.normal_(parameter, 0.5, 0.2)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
+def test_documents_of_a_row_do_not_see_each_other(family: str) -> None:
+    model, documents = random_model(family), random_documents(LENGTHS)
+    found = dict(TargetExtractor(model, LAYERS, 128)(documents))
+    assert found.keys() == set(range(len(documents)))
+    for place, document in enumerate(documents):
+        torch.testing.assert_close(found[place], alone(model, document, LAYERS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pico target."""
+    logging.disable_progress_bar()  # as the command does where it is the first to import transformers
+    return pico.save_llama(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_documents(tmp_path_factory.mktemp("data") / "data.jsonl", random_documents(LENGTHS))
+
+
+def write(data: Path, out: Path, target: Path, **changes: Any) -> Manifest:
+    with open_states_job(data, out, StateSettings(target=str(target), **(SETTINGS | changes))) as job:
+        return job.write()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def stored(folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("states") / "out"
+    write(data, out, folder, encoding="float32")
+    return out
+
+
+@pytest.fixture
+def copied(stored: Path, tmp_path: Path) -> Path:
+    """States that a test may spoil."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, held in content(stored).items():
+        (out / name).write_bytes(held)
+    return out
+
+
+@pytest.mark.parametrize("taps", [Taps(LAYERS), Taps((5, 2, FINAL)), Taps((FINAL,)), None])
+def test_what_is_read_is_what_the_target_computes(taps: Taps | None, stored: Path, data: Path, folder: Path) -> None:
+    source = OfflineStates(stored, data=data, target=folder, taps=taps, dtype=torch.float32, verify=True)
+    documents, model, row = random_documents(LENGTHS), pico.llama(), (5, 0, 3, 2)
+    features, last = source.states_of(row, 200)
+    expected = torch.cat([alone(model, documents[i], LAYERS) for i in row])
+    size = len(expected)
+    torch.testing.assert_close(last[0, :size], expected[:, -1], rtol=1e-4, atol=1e-4)
+    assert last.shape == (1, 200, pico.HIDDEN)
+    assert not last[0, size:].any()
+    if taps is None:
+        assert features is None
+        return
+    assert features is not None
+    order = [(*LAYERS, FINAL).index(state) for state in taps.states]
+    torch.testing.assert_close(features[0, :size], expected[:, order].flatten(1), rtol=1e-4, atol=1e-4)
+    assert not features[0, size:].any()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_plan_is_what_is_written(encoding: Encoding, data: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with open_states_job(data, out, StateSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
+        assert not out.exists()
+        manifest = job.write()
+    handles = [handle for shard in manifest.shards for handle in read_safetensors(out / shard.file)]
+    plan = job.plan
+    assert plan.bytes == sum(handle.nbytes for handle in handles)
+    files = sum(path.stat().st_size for path in out.iterdir())
+    assert plan.bytes < files < plan.bytes + plan.shards * extract.FILE_BYTES
+    per_token = [handle.nbytes for handle in handles if handle.name != "offsets"]
+    assert plan.bytes_per_token * plan.tokens == sum(per_token)
+    assert (plan.documents, plan.tokens, plan.shards) == (len(LENGTHS), sum(LENGTHS), len(manifest.shards))
+    assert plan.seconds > 0
+    assert manifest == read_manifest(out)
+    source = OfflineStates(out, data=data, target=folder, taps=Taps(LAYERS))
+    assert source.states_of([2], 64).last.dtype == torch.bfloat16
+
+
+def test_states_in_eight_bits_are_near_those_in_full(stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
+    exact = OfflineStates(stored, data=data, target=folder, taps=None, dtype=torch.float32).states_of(range(7), 208)
+    for encoding, limit in (("bf16", 0.003), ("int8", 0.02), ("fp8", 0.03)):
+        write(data, tmp_path / encoding, folder, encoding=encoding)
+        source = OfflineStates(tmp_path / encoding, data=data, target=folder, taps=None, dtype=torch.float32)
+        error = (source.states_of(range(7), 208).last - exact.last).norm() / exact.last.norm()
+        assert error < limit
+
+
+@given(lengths=st.lists(st.integers(0, 50), max_size=30), shard=st.integers(1, 60))
+def test_shards_hold_every_document_once(lengths: list[int], shard: int) -> None:
+    ranges = shard_ranges(lengths, shard)
+    assert [number for numbers in ranges for number in numbers] == list(range(len(lengths)))
+    for numbers in ranges:
+        assert len(numbers) == 1 or sum(lengths[i] for i in numbers) <= shard
+
+
+def write_and_die(renames: int, *arguments: Any, **changes: Any) -> int:
+    """How a process ended that writes states, and dies after so many files have got their names."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left, rename = renames, Path.replace
+
+    def counted(path: Path, to: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, to)
+
+    Path.replace = counted  # type: ignore[method-assign, assignment]
+    write(*arguments, **changes)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("renames", range(4))  # the manifest's, then those of a shard and the manifest in turn
+def test_a_killed_run_goes_on(renames: int, stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert write_and_die(renames, data, out, folder, encoding="float32") == -signal.SIGKILL
+    found = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if not path.name.startswith(".")}
+    assert len(found) == (0, 1, 2, 2)[renames]
+    write(data, out, folder, encoding="float32")
+    assert content(out) == content(stored)
+    if renames == 3:  # the shard was in the manifest
+        assert (out / "states-00000.safetensors").stat().st_mtime_ns == found["states-00000.safetensors"]
+
+
+def test_a_shard_that_is_gone_is_written_again(copied: Path, stored: Path, data: Path, folder: Path) -> None:
+    (copied / "states-00001.safetensors").unlink()
+    times = {path.name: path.stat().st_mtime_ns for path in copied.glob("states-*")}
+    write(data, copied, folder, encoding="float32")
+    assert content(copied) == content(stored)
+    assert all((copied / name).stat().st_mtime_ns == time for name, time in times.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"encoding": "bf16"}, "encoding"), ({"encoding": "float32", "layers": (1,)}, "layers")],
+)
+def test_other_settings_do_not_go_on(
+    changes: dict[str, Any], named: str, copied: Path, data: Path, folder: Path
+) -> None:
+    before = content(copied)
+    with pytest.raises(DraftkitError, match=f"other settings:\n    {named}"):
+        write(data, copied, folder, **changes)
+    assert content(copied) == before
+
+
+def test_a_folder_of_something_else_is_left_alone(data: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(DraftkitError, match="has no states"):
+        write(data, tmp_path, folder)
+    assert content(tmp_path) == {"mine.txt": b"mine"}
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_bit(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[-1000] ^= 1
+    path.write_bytes(held)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(truncate, "is damaged"), (flip_bit, "is damaged"), (Path.unlink, "is missing")],
+)
+@pytest.mark.parametrize("verify", [False, True], ids=["first use", "at once"])
+def test_damaged_shards_are_named(
+    spoil: Any, message: str, verify: bool, copied: Path, data: Path, folder: Path
+) -> None:
+    spoil(copied / "states-00001.safetensors")
+
+    def use() -> None:
+        source = OfflineStates(copied, data=data, target=folder, taps=None, verify=verify)
+        assert not verify
+        source.states_of([0], 64)  # in a shard that is whole
+        source.states_of([4], 64)
+
+    with pytest.raises(DraftkitError, match=f"states-00001.safetensors {message}"):
+        use()
+
+
+def test_states_of_something_else_are_refused(stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
+    other = pico.save_llama(tmp_path / "other", seed=1)
+    changed = save_documents(tmp_path / "changed.jsonl", random_documents(LENGTHS[::-1]))
+    for changes, message in (
+        ({"target": other}, "by another target"),
+        ({"data": changed}, "of other documents"),
+        ({"taps": Taps((2, 3))}, r"layers \[3\] are not stored"),
+    ):
+        with pytest.raises(DraftkitError, match=message):
+            OfflineStates(stored, **({"data": data, "target": folder, "taps": None} | changes))
+    source = OfflineStates(stored, data=data, target=folder, taps=None)
+    with pytest.raises(DraftkitError, match="document 7 has no states"):
+        source.states_of([7], 64)
+
+
+def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    del manifest["shards"][1]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DraftkitError, match=r"states of \d of 7 documents"):
+        OfflineStates(copied, data=data, target=folder, taps=None)
+
+
+@pytest.mark.parametrize("edit", [{"schema": 2}, {"encoding": "int4"}, {"num_documents": 3}, {"shards": [{}]}])
+def test_a_manifest_that_says_nonsense_is_refused(
+    edit: dict[str, object], copied: Path, data: Path, folder: Path
+) -> None:
+    path = copied / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(DraftkitError, match=r"manifest\.json"):
+        OfflineStates(copied, data=data, target=folder, taps=None)
+
+
+def test_documents_with_states_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
+    pico.overflowing(pico.llama(), 5).save_pretrained(tmp_path / "overflowing")
+    documents = random_documents((9, 8, 7))
+    documents[1].tokens[3] = 5
+    for i in (0, 2):
+        documents[i].tokens[documents[i].tokens == 5] = 6
+    data = save_documents(tmp_path / "data.jsonl", documents)
+    message = (
+        r"document row-1: the target's hidden states are not finite, from layers\.0\.mlp\.down_proj on, at position 3"
+    )
+    with pytest.raises(DraftkitError, match=message):
+        write(data, tmp_path / "out", tmp_path / "overflowing")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("value", "encoding"), [(torch.nan, "float32"), (torch.inf, "int8"), (3.4e38, "bf16")])
+def test_states_that_cannot_be_stored_are_named(
+    value: float, encoding: Encoding, data: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Whoever computed them."""
+
+    def spoilt(documents: Sequence[Document]) -> Iterator[tuple[int, Tensor]]:
+        for place, document in enumerate(documents):
+            states = torch.ones(len(document), len(LAYERS) + 1, pico.HIDDEN)
+            states[-1, 1, 5] = value if document.id == "row-4" else 1
+            yield place, states
+
+    with open_states_job(data, tmp_path, StateSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
+        documents = random_documents(LENGTHS)
+        with pytest.raises(DraftkitError, match="document row-4: its hidden states are not finite"):
+            write_states(tmp_path / "out", job.manifest, documents, spoilt)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json", "states-00000.safetensors"}
+
+
+def test_documents_that_the_target_cannot_read_are_named(folder: Path, tmp_path: Path) -> None:
+    documents = random_documents((9, 65))
+    data = save_documents(tmp_path / "data.jsonl", documents)
+    with pytest.raises(DraftkitError, match="document row-1 has 65 tokens"):
+        write(data, tmp_path / "out", folder)
+    documents[1].tokens[7] = pico.VOCABULARY
+    with pytest.raises(DraftkitError, match=f"document row-1 has token {pico.VOCABULARY}"):
+        write(save_documents(data, documents), tmp_path / "out", folder, tokens_per_row=128)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_keeps_the_shards_that_are_done(
+    stored: Path, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = extract.write_shard
+
+    def full(*arguments: Any) -> Manifest:
+        if arguments[2] == 1:
+            monkeypatch.setattr("draftkit.data.shards.write_safetensors", no_space)
+        return real(*arguments)
+
+    def no_space(path: Path, _entries: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(extract, "write_shard", full)
+        with pytest.raises(DraftkitError, match=r"states-00001\.safetensors failed: No space left"):
+            write(data, tmp_path / "out", folder, encoding="float32")
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json", "states-00000.safetensors"}
+    monkeypatch.undo()
+    write(data, tmp_path / "out", folder, encoding="float32")
+    assert content(tmp_path / "out") == content(stored)
+
+
+def test_a_disk_that_is_too_small_is_known_before(data: Path, folder: Path, tmp_path: Path) -> None:
+    with open_states_job(data, tmp_path / "out", StateSettings(target=str(folder), **SETTINGS)) as job:
+        check_room(replace(job.plan, free_bytes=job.plan.bytes * 2), job.folder)
+        tight = replace(job, plan=replace(job.plan, free_bytes=job.plan.bytes))
+        with pytest.raises(DraftkitError, match="GB free"):
+            tight.write()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command(draftkit: Command, data: Path, folder: Path, tmp_path: Path) -> None:
+    command = ("data", "states", data, tmp_path / "out", "--target", folder, "--layers", "2,5", "--encoding", "int8")
+    dry = draftkit(*command, "--dry-run", "--json")
+    assert (dry.code, dry.err) == (0, "")
+    assert not (tmp_path / "out").exists()
+    planned = json.loads(dry.out)["plan"]
+    assert (planned["tokens"], planned["bytes_per_token"]) == (sum(LENGTHS), 3 * (pico.HIDDEN + 4))
+    ran = draftkit(*command)
+    assert ran.code == 0
+    assert ran.err.startswith(f"7 documents, 208 tokens in 1 shards, {3 * (pico.HIDDEN + 4)} bytes a token: ")
+    assert draftkit(*command, "--json").code == 0  # nothing left to do
+    assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,x").code == 1
+    assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,9").code == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> None:
+    """It makes the last state of the one before it."""
+    model = random_model(family)
+    model.save_pretrained(tmp_path)
+    (document,) = random_documents((20,))
+    found = dict(TargetExtractor(model, (pico.LAYERS,), 64)([document]))[0]
+    norm = load_final_norm(tmp_path, torch.float32)
+    torch.testing.assert_close(norm(found[:, 0]), found[:, 1])
+
+
+class StandIn(Worker):
+    """Writes what vLLM would: the states after `layer_ids`, all before the final norm."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int], folder: Path):
+        self.extract = TargetExtractor(model, layers, 64)
+        self.folder = folder
+
+    def ask(self, prompts: list[list[int]]) -> list[Path]:
+        documents = [Document.of(str(i), prompt, []) for i, prompt in enumerate(prompts)]
+        for place, states in self.extract(documents):
+            tokens = torch.tensor(prompts[place])
+            save_file(
+                {"token_ids": tokens, "hidden_states": states[:, :-1].contiguous()},
+                self.folder / f"{place}.safetensors",
+            )
+        return [self.folder / f"{place}.safetensors" for place in range(len(prompts))]
+
+
+@pytest.mark.parametrize("layers", [LAYERS, (5, 8, 2), ()])
+def test_states_from_vllm_are_the_targets(layers: tuple[int, ...], folder: Path, tmp_path: Path) -> None:
+    """Asked for each layer once and in order, the last state normed; scripts/check_vllm_states.py runs vLLM itself."""
+    model, documents = pico.llama(), random_documents(LENGTHS)
+    worker = StandIn(model, layer_ids(layers, pico.LAYERS), tmp_path)
+    extractor = VllmExtractor(worker, layers, pico.LAYERS, load_final_norm(folder, torch.float32))
+    expected = dict(TargetExtractor(model, layers, 64)(documents))
+    for place, states in extractor(documents):
+        torch.testing.assert_close(states, expected[place])
+    assert not any(tmp_path.iterdir())
+
+
+FAKE = """
+import sys
+sys.stdin.readline()
+print("a long story", file=sys.stderr)
+sys.exit("no such model")
+"""
+
+
+def test_a_vllm_that_fails_is_quoted(data: Path, folder: Path, tmp_path: Path) -> None:
+    out, python = tmp_path / "out", tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{FAKE}")
+    python.chmod(0o755)
+    with pytest.raises(DraftkitError, match="vLLM has failed:\na long story\nno such model"):
+        write(data, out, folder, vllm_python=str(python))
+    with pytest.raises(DraftkitError, match="cannot be run"):
+        write(data, out, folder, vllm_python=str(tmp_path / "nothing"))
+    assert [path.name for path in tmp_path.iterdir()] == ["python"]

@@ -1,0 +1,215 @@
+"""The doctor names the defect that was put into a sound draft, and finds nothing in sound ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import pico
+from rich.console import Console
+
+from draftkit.convert.unified import write_draft
+from draftkit.doctor.audit import audit
+from draftkit.doctor.decay import classify
+from draftkit.doctor.diagnose import diagnose_draft
+from draftkit.doctor.experiments import EXPERIMENTS
+from draftkit.doctor.measure import Sums, gain
+from draftkit.doctor.patient import Patient, changed, runnable, target_ids, with_target_ids
+from draftkit.doctor.rotation import find_rotation, rotate_blocks
+from draftkit.doctor.trial import as_override
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.prompts import Prompt
+from draftkit.io.handles import memory_handle
+from draftkit.layout.folder import Draft
+from draftkit.loading import load_model, open_draft
+from draftkit.report.diagnosis import show_diagnosis
+from draftkit.requests import Request
+from draftkit.runtime.records import Generation, Round
+
+
+def spoiled(folder: Path, name: str, **facts: Any) -> str:
+    """A draft of the zoo with other facts."""
+    with open_draft(f"zoo:{name}", "zoo:target") as draft:
+        write_draft(folder, changed(draft, replace(draft.spec.architecture, **facts)))
+    return str(folder)
+
+
+def diagnosed(draft: str, monkeypatch: pytest.MonkeyPatch, *names: str, limit: int = 8) -> Any:
+    """A diagnosis with these experiments only, which keeps it short."""
+    chosen = tuple(experiment for experiment in EXPERIMENTS if experiment.name in names)
+    monkeypatch.setattr("draftkit.doctor.diagnose.EXPERIMENTS", chosen)
+    return diagnose_draft("zoo:target", draft, limit=limit, max_new_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "cause", "others"),
+    [
+        ("eagle3", {"concatenation": "hidden_embedding"}, "concatenation", ["feedback"]),
+        ("eagle", {"concatenation": "hidden_embedding"}, "concatenation", ["embedding"]),
+    ],
+)
+def test_an_injected_defect_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, facts: dict[str, Any], cause: str, others: list[str]
+) -> None:
+    diagnosis = diagnosed(spoiled(tmp_path / "draft", name, **facts), monkeypatch, cause, *others)
+    assert diagnosis.causes[0].name == cause
+    best = diagnosis.recommended[0]
+    assert best.gain.low > 0
+    assert best.confirmed
+
+
+def test_nothing_is_recommended_for_a_sound_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis = diagnosed("zoo:eagle3", monkeypatch, "concatenation", "feedback")
+    assert diagnosis.recommended == ()
+    assert {tried.experiment for tried in diagnosis.tried} == {"concatenation", "feedback"}
+    assert "mask-token" not in diagnosis.not_applicable  # it was not among the chosen
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show_diagnosis(console, diagnosis.to_dict())
+    assert "acceptance length" in console.export_text()
+
+
+def test_a_map_of_ids_taken_for_offsets_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        write_draft(tmp_path / "draft", changed(draft, tensors={"d2t": target_ids(draft)}))
+    diagnosis = diagnosed(str(tmp_path / "draft"), monkeypatch, "d2t", limit=4)
+    assert diagnosis.causes[0].name == "broken-d2t"
+    assert diagnosis.tried[0].after > diagnosis.tried[0].before
+
+
+def test_ngram_lookup_has_nothing_to_examine() -> None:
+    with pytest.raises(DraftkitError, match="no checkpoint"):
+        diagnose_draft("zoo:target", "ngram")
+
+
+def test_every_experiment_says_what_it_needs() -> None:
+    assert all(experiment.needs for experiment in EXPERIMENTS)
+    assert len({experiment.name for experiment in EXPERIMENTS}) == len(EXPERIMENTS)
+
+
+def pico_draft(folder: Path) -> Draft:
+    source = pico.write_checkpoint(folder / "source", pico.eagle3_config(), pico.eagle3_tensors())
+    pico.save_llama(folder / "target")
+    pico.save_tokenizer(folder / "target")
+    with open_draft(str(source), str(folder / "target")) as draft:
+        loaded = {name: memory_handle(name, handle.load(), draft.path) for name, handle in draft.tensors.items()}
+        return replace(draft, tensors=loaded)
+
+
+def pico_patient(folder: Path, draft: Draft) -> Patient:
+    model, tokenizer = load_model(str(folder / "target"), device="cpu", dtype=torch.float32)
+    prompts = [Prompt("1", "all", ("abc",))]
+    requests = [Request("1", (1, 5, 6), 8)]
+    return Patient("draft", draft, draft, str(folder / "target"), model, tokenizer, prompts, requests)
+
+
+def test_audit_tells_faulty_tensors(tmp_path: Path) -> None:
+    draft = pico_draft(tmp_path)
+    broken = {
+        "norm.weight": torch.full((64,), 1e-6),
+        "fc.weight": torch.cat([torch.zeros(64, 64), torch.randn(64, 128)], dim=1),
+        "layers.0.mlp.up_proj.weight": torch.zeros(96, 64),
+        "layers.0.mlp.down_proj.weight": torch.full((64, 96), float("nan")),
+        "lm_head.weight": torch.randn(128, 64) * 0.02,
+    }
+    audited = audit(pico_patient(tmp_path, changed(draft, tensors=broken)), None)
+    assert {finding.name: finding.message.split(":")[0] for finding in audited.findings} == {
+        "not-finite": "layers.0.mlp.down_proj.weight",
+        "zero-up-proj": "layers.0.mlp.up_proj.weight",
+        "norm-weights": "norm.weight",
+        "unread-layers": "fc.weight",
+        "random-head": "lm_head.weight",
+    }
+    by_name = {tensor.name: tensor for tensor in audited.tensors}
+    assert by_name["embed_tokens.weight"].use == "shared"
+    assert not by_name["layers.0.mlp.down_proj.weight"].finite
+    assert by_name["layers.0.self_attn.q_proj.weight"].plausible
+
+
+def generations(*lengths: tuple[int, list[int]], k: int = 3) -> list[Generation]:
+    """Answers to prompts of a length, whose rounds accepted these numbers of drafts."""
+    made = []
+    for prompt, accepted in lengths:
+        rounds = [Round(prompt + i, k, a, a + 1, tuple(float(p < a) for p in range(k))) for i, a in enumerate(accepted)]
+        made.append(Generation(Request("x", (1,) * prompt, 100), rounds=rounds))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("answers", "pattern"),
+    [
+        ([(5, [0] * 9 + [3])] * 4, "first token"),
+        ([(5, [1] * 9 + [3])] * 4, "second token"),
+        ([(5, [3] * 10)] * 4 + [(50, [1] * 10)] * 4, "length of the prompt"),
+        ([(5, [3] * 10 + [1] * 10)] * 4, "over an answer"),
+    ],
+)
+def test_decay_is_named(answers: list[tuple[int, list[int]]], pattern: str) -> None:
+    assert pattern in " ".join(classify(generations(*answers), 3).patterns)
+
+
+def test_steady_acceptance_has_no_pattern() -> None:
+    decay = classify(generations(*[(length, [3, 2, 3, 1] * 5) for length in (5, 9, 40, 50)]), 3)
+    assert decay.patterns == ()
+    assert decay.rates == pytest.approx((1.0, 0.75, 2 / 3))
+
+
+def test_gain_is_paired() -> None:
+    """Prompts that differ much and a change that helps all of them alike: the interval is about the change alone."""
+    rounds = torch.full((8,), 10.0, dtype=torch.float64)
+    accepted = torch.arange(8, dtype=torch.float64) * 4
+    interval = gain(Sums(accepted, rounds), Sums(accepted + 1, rounds), comparisons=20)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_more_comparisons_widen_the_interval() -> None:
+    rounds = torch.full((8,), 10.0, dtype=torch.float64)
+    before, after = Sums(torch.zeros(8, dtype=torch.float64), rounds), Sums(torch.arange(8).double(), rounds)
+    alone, among = gain(before, after, 1), gain(before, after, 50)
+    assert among.low < alone.low < alone.high < among.high
+
+
+def test_a_rotation_is_found_and_undone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(400, 16, generator=generator)
+    rotation, _ = torch.linalg.qr(torch.randn(16, 16, generator=generator))
+    rotated = table @ rotation + 0.05 * torch.randn(400, 16, generator=generator)
+    found = find_rotation(table, rotated)
+    assert found is not None
+    torch.testing.assert_close(found, rotation, atol=0.05, rtol=0)
+    fc, states = torch.randn(8, 48, generator=generator), torch.randn(5, 48, generator=generator)
+    seen = torch.cat([state @ rotation for state in states.split(16, dim=1)], dim=1)
+    torch.testing.assert_close(seen @ rotate_blocks(fc, rotation).T, states @ fc.T)
+
+
+def test_no_rotation_between_equal_or_unrelated_tables() -> None:
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(400, 16, generator=generator)
+    assert find_rotation(table, table) is None
+    assert find_rotation(table, torch.randn(400, 16, generator=generator)) is None
+    assert find_rotation(table[:20], table[:20].flip(1)) is None
+
+
+def test_a_map_outside_the_vocabulary_is_brought_inside(tmp_path: Path) -> None:
+    draft = pico_draft(tmp_path)
+    assert runnable(draft) is draft
+    far = with_target_ids(draft, target_ids(draft) + 1000)
+    assert int(target_ids(runnable(far)).max()) == pico.VOCABULARY - 1
+
+
+def test_a_changed_draft_has_the_tensors_of_its_facts(tmp_path: Path) -> None:
+    draft = pico_draft(tmp_path)
+    eagle: Any = draft.spec.architecture
+    other = changed(draft, replace(eagle, final_norm=False, fusion_bias=True))
+    assert "norm.weight" not in other.tensors
+    assert not other.tensors["fc.bias"].load().any()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [((1, 2), "1,2"), (1e6, "1e+06"), (True, "true"), (None, "null"), ("post_norm", "post_norm"), (7, "7")],
+)
+def test_facts_as_overrides(value: object, text: str) -> None:
+    assert as_override(value) == text

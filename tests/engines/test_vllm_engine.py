@@ -1,0 +1,452 @@
+"""`eval --engine vllm`: what vLLM and a server of it are asked, and what their counts become. No vLLM is needed.
+
+scripts/check_vllm_engine.py runs vLLM itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.fake_vllm.simulation import Simulated, histogram, per_position, simulate
+from fixtures.vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from transformers import CONFIG_MAPPING
+
+import draftkit
+from draftkit.engines.vllm.metrics import Sample, draft_counts, parse_samples, total
+from draftkit.engines.vllm.records import DraftCounts
+from draftkit.engines.vllm.request import SERVER_DEFAULTS
+from draftkit.engines.vllm.settings import VllmSettings
+from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.evaluate.vllm_measure import measure_with_vllm, run_plain
+from draftkit.report.engines import counts_agree, engine_pairs, engines_table
+from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.results.saved import DIGESTS
+from draftkit.results.settings import Settings
+
+FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
+K = 4
+SETTINGS = Settings(num_speculative_tokens=K, max_new_tokens=20, concurrency=2, device="cpu")
+CATEGORIES = ("a", "b", "a", "b", "b")
+REQUESTS = [Request(str(i), (i + 1, 50, 2 * i), 20, SamplingParameters(seed=i)) for i in range(len(CATEGORIES))]
+
+
+def expected(k: int = K) -> list[Simulated]:
+    return [simulate(request.prompt, request.max_new_tokens, k) for request in REQUESTS]
+
+
+def all_accepted() -> list[int]:
+    return [accepted for done in expected() for accepted in done.accepted]
+
+
+def counts_of(cell: dict[str, Any]) -> tuple[int, int, int, list[int]]:
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
+    return tuple(cell[name] for name in names)  # type: ignore[return-value]
+
+
+def expected_counts() -> tuple[int, int, int, list[int]]:
+    accepted = all_accepted()
+    return len(accepted), K * len(accepted), sum(accepted), per_position(accepted, K)
+
+
+class Journal:
+    """What the fake vLLM was asked."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def entries(self, key: str) -> list[Any]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [entry[key] for entry in map(json.loads, lines) if key in entry]
+
+
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Journal:
+    """The fake vLLM in this interpreter's environment."""
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setenv("FAKE_VLLM_JOURNAL", str(tmp_path / "journal"))
+    return Journal(tmp_path / "journal")
+
+
+VLLM = VllmSettings(python=sys.executable)
+
+
+def measured(draft: str = "zoo:eagle", **options: Any) -> dict[str, Any]:
+    options = {"settings": SETTINGS, "vllm": VLLM, "categories": CATEGORIES} | options
+    return measure_with_vllm("zoo:target", draft, REQUESTS, **options)
+
+
+def test_the_offline_engine_counts_the_measured_requests_only(journal: Journal) -> None:
+    cell = measured()
+    assert counts_of(cell) == expected_counts()
+    accepted = all_accepted()
+    assert cell["acceptance_length"]["mean"] == pytest.approx(1 + sum(accepted) / len(accepted))
+    assert cell["acceptance_length"]["low"] < cell["acceptance_length"]["mean"] < cell["acceptance_length"]["high"]
+    in_a = [n for done, category in zip(expected(), CATEGORIES, strict=True) if category == "a" for n in done.accepted]
+    assert cell["by_category"]["a"]["mean"] == pytest.approx(1 + sum(in_a) / len(in_a))
+    assert (cell["engine"], cell["engine_version"], cell["method"]) == ("vllm", "0.0-fake", "eagle")
+    assert cell["output_tokens"] == cell["baseline_output_tokens"] == 20 * len(REQUESTS)
+    assert cell["matches_greedy"] is True
+    assert cell["interval_known"] is True
+    assert cell["ttft_ms"]["p50"] == pytest.approx(500)
+    assert cell["tpot_ms"]["p50"] == pytest.approx(250)
+    assert cell["itl_ms"] is None
+    assert len(cell["ttft_quantiles_ms"]) == 101
+
+
+def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journal) -> None:
+    request = replace(REQUESTS[0], stop_token_ids=frozenset({7}), sampling=SamplingParameters(0.9, 5, 0.8, seed=2**63))
+    measure_with_vllm("zoo:target", "zoo:eagle", [request, *REQUESTS], SETTINGS, VLLM)
+    warm_up, prompts = journal.entries("prompts")[2:]
+    assert prompts == [{"prompt_token_ids": list(r.prompt)} for r in (request, *REQUESTS)]
+    assert warm_up == prompts[: SETTINGS.concurrency]
+    warming, (drawn, greedy, *_) = journal.entries("sampling")[2:]
+    assert {sampling["max_tokens"] for sampling in warming} == {2 * (K + 1)}
+    assert (drawn["temperature"], drawn["top_k"], drawn["top_p"], drawn["seed"]) == (0.9, 5, 0.8, 0)
+    assert (greedy["temperature"], greedy["top_k"], greedy["seed"]) == (0, -1, None)
+    assert drawn.keys() >= set(SERVER_DEFAULTS)
+    assert set(drawn["stop_token_ids"]) == {7, *greedy["stop_token_ids"]}
+    assert greedy["stop_token_ids"]  # the target's end of text
+    assert not any(sampling["detokenize"] for sampling in (*warming, drawn, greedy))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mamba", "falcon"])
+def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(
+    family: str, journal: Journal, running_target: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(running_target, tmp_path / family)
+    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING[family]().to_dict()))
+    (target / "generation_config.json").unlink(missing_ok=True)
+    settings = replace(SETTINGS, limit=3)
+    with pytest.raises(TargetError, match="draftkit eval --engine vllm"):
+        draftkit.evaluate_draft(str(target), ["ngram"], settings)
+    result = draftkit.evaluate_draft(str(target), ["ngram"], settings, vllm=VLLM)
+    assert [cell["engine"] for cell in result["cells"]] == ["vllm"]
+    assert "vllm-only" in {warning["name"] for warning in result["warnings"]}
+    assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
+
+
+def test_a_request_that_ignores_ends_has_no_stop_tokens(journal: Journal) -> None:
+    measure_with_vllm("zoo:target", "zoo:eagle", [replace(REQUESTS[0], ignore_eos=True)], SETTINGS, VLLM)
+    assert [s["stop_token_ids"] for call in journal.entries("sampling") for s in call] == [[]] * 4
+
+
+def test_engine_arguments_are_passed_through(journal: Journal) -> None:
+    further = {"pipeline_parallel_size": 2, "dtype": "float16", "speculative_config": {"draft_tensor_parallel_size": 1}}
+    vllm = replace(VLLM, tensor_parallel_size=2, gpu_memory_utilization=0.5, engine_arguments=further)
+    measured(vllm=vllm)
+    plain, drafting = journal.entries("arguments")
+    speculative = drafting["speculative_config"]
+    assert "speculative_config" not in plain
+    assert (speculative["method"], speculative["num_speculative_tokens"]) == ("eagle", K)
+    assert speculative["draft_tensor_parallel_size"] == 1
+    for arguments in (plain, drafting):
+        assert arguments["tensor_parallel_size"] == arguments["pipeline_parallel_size"] == 2
+        assert (arguments["gpu_memory_utilization"], arguments["dtype"]) == (0.5, "float16")
+        assert arguments["max_num_seqs"] == SETTINGS.concurrency
+        assert arguments["max_model_len"] >= max(request.max_length for request in REQUESTS) + K
+
+
+@pytest.mark.parametrize(
+    ("draft", "speculative"),
+    [
+        ("zoo:eagle-bias", {"method": "eagle"}),  # its bias is folded
+        ("zoo:p-eagle", {"method": "eagle3", "parallel_drafting": True}),
+        ("zoo:pard", {"method": "draft_model", "parallel_drafting": True}),
+        ("ngram", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        ("ngram:1-3", {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}),
+    ],
+)
+def test_every_kind_of_draft_is_converted_for_vllm(draft: str, speculative: dict[str, Any], journal: Journal) -> None:
+    plain = run_plain("zoo:target", REQUESTS, SETTINGS, VLLM)
+    assert counts_of(measured(draft, plain=plain)) == expected_counts()
+    _, drafting = journal.entries("arguments")
+    assert drafting["speculative_config"].items() >= speculative.items()
+
+
+@pytest.mark.parametrize(
+    ("draft", "changes", "reason"),
+    [
+        ("zoo:mlp-speculator", {}, "no proposer for MLP speculators"),
+        ("ngram:4", {}, "ngram:MIN-MAX"),
+        ("zoo:eagle", {"verification": "coupled"}, "coupled verification"),
+        ("zoo:eagle", {"verification": "synthetic", "acceptance_rates": (0.5,) * K}, "synthetic verification"),
+        ("zoo:eagle", {"k_by_batch": {4: 2}}, "each batch size"),
+        ("zoo:eagle", {"draft_sampling": DraftSampling(temperature=0.5)}, "temperature of the draft"),
+        ("zoo:eagle", {"turns": "all"}, "first turn"),
+    ],
+)
+def test_what_vllm_cannot_do_is_said_before_anything_starts(
+    draft: str, changes: dict[str, Any], reason: str, journal: Journal
+) -> None:
+    with pytest.raises(DraftkitError, match=reason):
+        measured(draft, settings=replace(SETTINGS, **changes))
+    assert not journal.path.exists()
+
+
+def test_how_drafts_are_drawn_reaches_vllm(journal: Journal) -> None:
+    settings = replace(SETTINGS, sampling=SamplingParameters(temperature=1.0), verification="block")
+    cell = measured(settings=settings)
+    speculative = journal.entries("arguments")[1]["speculative_config"]
+    assert speculative["draft_sample_method"] == "probabilistic"
+    assert speculative["rejection_sample_method"] == "block"
+    assert cell["matches_greedy"] is None
+    assert cell["num_matching_prompts"] is None
+
+
+def test_a_vllm_without_counts_by_request_gives_no_interval(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "old")
+    cell = measured()
+    assert counts_of(cell) == expected_counts()
+    length = cell["acceptance_length"]
+    assert length["low"] == length["mean"] == length["high"]
+    assert cell["interval_known"] is False
+    assert cell["by_category"] == {}
+    assert set(cell["acceptance_length_by_convention"]) == {"vllm", "sglang"}
+
+
+def test_an_output_that_a_draft_changes_is_seen(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "errs")
+    cell = measured()
+    assert (cell["matches_greedy"], cell["num_matching_prompts"]) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"), [("dies", "no memory is left for the cache"), ("vanishes", "INFO loading the model")]
+)
+def test_a_vllm_that_fails_is_quoted(
+    behaviour: str, words: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", behaviour)
+    with pytest.raises(DraftkitError, match=words):
+        measured()
+
+
+def test_no_vllm_is_one_clear_error(journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(DraftkitError, match="--vllm-python ENV/bin/python"):
+        measured(vllm=VllmSettings())
+    with pytest.raises(DraftkitError, match="cannot be run"):
+        measured(vllm=VllmSettings(python=str(tmp_path / "nothing")))
+    monkeypatch.delenv("PYTHONPATH")
+    with pytest.raises(DraftkitError, match="has no vLLM"):
+        measured()
+
+
+def test_an_interrupt_ends_vllm(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "sleeps")
+
+    def interrupt(name: str, finished: int, of: int, length: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(on_progress=interrupt)
+    (process,) = journal.entries("pid")
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_progress_ends_with_all_answers_and_the_acceptance_length(journal: Journal) -> None:
+    seen: list[tuple[str, int, int, float]] = []
+    cell = measured(on_progress=lambda *now: seen.append(now))
+    assert seen[0] == ("no draft", 5, 5, 1.0)
+    assert seen[-1] == ("zoo:eagle", 5, 5, cell["acceptance_length"]["mean"])
+
+
+def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], Settings(limit=1, max_new_tokens=4))
+    (own,) = result["cells"]
+    assert own.keys() - measured().keys() <= {"samples", "memory", "predicted", *DIGESTS}
+
+
+# A running server.
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+def test_a_server_is_measured_by_the_difference_of_its_counters(by_request: bool) -> None:
+    with VllmTestServer(by_request=by_request) as server:
+        cell = measured(vllm=VllmSettings(url=f"{server.url}/v1/"))
+    assert counts_of(cell) == expected_counts()
+    assert cell["interval_known"] is by_request
+    assert bool(cell["by_category"]) is by_request
+    assert (cell["method"], cell["engine_version"]) == ("served", "0.0-server")
+    assert cell["draft_sampling"] is cell["verification"] is None
+    assert cell["baseline_tokens_per_second"] is cell["matches_greedy"] is None
+    assert cell["warnings"] == []
+    warm_up, asked = server.bodies[: SETTINGS.concurrency], server.bodies[SETTINGS.concurrency :]
+    assert {body["max_tokens"] for body in warm_up} == {2 * (K + 1)}
+    assert sorted(body["prompt"] for body in asked) == [list(request.prompt) for request in REQUESTS]
+    assert {body["model"] for body in asked} == {"served"}
+    assert all(body.keys() >= set(SERVER_DEFAULTS) for body in (*warm_up, *asked))
+    neutral = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
+    assert {tuple(body[name] for name in neutral) for body in asked} == {(1.0, 0.0, 0.0, 0.0)}
+    assert server.most_at_once == SETTINGS.concurrency
+
+
+def test_times_are_those_of_the_client() -> None:
+    with VllmTestServer() as server:
+        cell = measured(vllm=VllmSettings(url=server.url))
+    assert cell["itl_ms"]["p50"] >= 1000 * CHUNK_SECONDS
+    assert cell["itl_ms"]["mean"] > cell["tpot_ms"]["mean"] > 0  # a chunk has several tokens
+    assert 0 < cell["ttft_ms"]["p50"] < 1000 * cell["runtime_s"]
+
+
+def test_a_second_server_is_the_baseline() -> None:
+    with VllmTestServer() as drafting, VllmTestServer(k=0) as plain:
+        cell = measured(vllm=VllmSettings(url=drafting.url, baseline_url=plain.url))
+    assert cell["matches_greedy"] is True
+    assert cell["speedup"] == pytest.approx(cell["tokens_per_second"] / cell["baseline_tokens_per_second"])
+
+
+def test_counts_that_follow_the_answers_late_are_waited_for() -> None:
+    with VllmTestServer(lag=0.2) as server:
+        assert counts_of(measured(vllm=VllmSettings(url=server.url))) == expected_counts()
+
+
+def test_other_traffic_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    with VllmTestServer(others=30) as server:
+        (warning,) = measured(vllm=VllmSettings(url=server.url))["warnings"]
+    assert warning["name"] == "other-traffic"
+    # How much of it is counted depends on when the counters were read: others' requests may stand for late own ones.
+    assert re.search(r"[1-9]\d* requests, [1-9]\d* output tokens", warning["message"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no metrics", "404.*\n.*metrics"),
+        ("web page", "not a line of Prometheus"),
+        ("no token ids", "returns no token ids"),
+        ("busy", "no room for another request"),
+        ("error event", "the engine is dead"),
+        ("other prompt", "other prompt tokens"),
+        ("reset", "counters were reset"),
+        ("hangs up", "gone away"),
+    ],
+)
+def test_what_goes_wrong_with_a_server_is_one_clear_error(
+    fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with VllmTestServer(fault=fault) as server, pytest.raises(DraftkitError, match=words):
+        measured(vllm=VllmSettings(url=server.url))
+
+
+def test_servers_that_do_not_fit_are_refused() -> None:
+    with VllmTestServer(k=0) as plain, VllmTestServer() as drafting:
+        with pytest.raises(DraftkitError, match="without speculative decoding"):
+            measured(vllm=VllmSettings(url=plain.url))
+        with pytest.raises(DraftkitError, match="with speculative decoding"):
+            measured(vllm=VllmSettings(url=drafting.url, baseline_url=drafting.url))
+    with pytest.raises(DraftkitError, match=r"does not answer: .*refused"):
+        measured(vllm=VllmSettings(url=plain.url))
+    with pytest.raises(DraftkitError, match="http://HOST:PORT"):
+        measured(vllm=VllmSettings(url="localhost:8000"))
+
+
+# Counters.
+
+labels = st.dictionaries(st.text("ab_", min_size=1, max_size=3), st.text(max_size=8), max_size=3)
+samples = st.tuples(st.text("ab_:", min_size=1, max_size=3), labels, st.integers(0, 10**9))
+
+
+@given(st.lists(samples, max_size=3))
+def test_prometheus_text_is_read_back(written: list[tuple[str, dict[str, str], int]]) -> None:
+    def escaped(text: str) -> str:
+        return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+    lines = []
+    for name, labels, value in written:
+        inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{inside}}} {value}.0" if labels else f"{name} {value} 1700000000")
+    page = "\n".join(("# HELP vllm:x {} of all", *lines, ""))
+    assert parse_samples(page) == [Sample(name, labels, float(value)) for name, labels, value in written]
+
+
+def test_counters_are_summed_over_engines_and_ordered_by_position() -> None:
+    name = "vllm:spec_decode_num"
+    page = [f'{name}_{n}_total{{engine="{e}"}} {v}' for n, v in (("drafts", 3), ("draft_tokens", 9)) for e in "01"]
+    page += [f'{name}_accepted_tokens_total{{engine="{e}"}} 5.0' for e in "01"]
+    page += [f'{name}_accepted_tokens_per_pos_total{{position="{p}",engine="{e}"}} {p}' for e in "01" for p in (10, 2)]
+    samples = parse_samples("\n".join(page))
+    assert draft_counts(samples) == DraftCounts(6, 18, 10, (0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 20))
+    assert total(samples, "vllm:request_success") is None
+    assert draft_counts([]) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["<html>", "name{a=1} 2", "name1", 'name{a="1" b="2"} 2', "name", 'name{a="b} 2', "name two"]
+)
+def test_what_is_no_prometheus_text_is_refused(line: str) -> None:
+    with pytest.raises(FormatError, match="Prometheus"):
+        parse_samples(line)
+
+
+@given(st.lists(st.integers(0, K)), st.lists(st.integers(0, K)))
+def test_counts_of_histograms_are_those_of_the_steps(earlier: list[int], later: list[int]) -> None:
+    def counts(accepted: list[int]) -> DraftCounts:
+        return DraftCounts.of_histogram(histogram(accepted, K), K * len(accepted))
+
+    both = counts(earlier + later)
+    assert both == DraftCounts(
+        len(earlier + later), K * len(earlier + later), sum(earlier + later), tuple(per_position(earlier + later, K))
+    )
+    assert DraftCounts.total([counts(earlier), counts(later)]) == both
+    assert both.follows(counts(earlier))
+    assert both - counts(earlier) == counts(later)
+    assert not counts(earlier).follows(both) or not later
+
+
+# Side by side.
+
+
+def cell(engine: str | None, **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "target": "zoo:target",
+        "draft": "zoo:eagle",
+        "num_speculative_tokens": 2,
+        "temperature": 0.0,
+        "concurrency": 1,
+        "num_drafts": 10,
+        "num_draft_tokens": 20,
+        "num_accepted_tokens_per_pos": [6, 3],
+        "acceptance_length": {"mean": 1.9, "low": 1.5, "high": 2.25},
+        "tokens_per_second": 30.0,
+        "baseline_tokens_per_second": 20.0,
+    }
+    return made | ({"engine": engine} if engine else {}) | changes
+
+
+def rendered(*cells: dict[str, Any]) -> str:
+    console = Console(width=140, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(engines_table(cells))
+    return console.export_text()
+
+
+def test_engines_stand_side_by_side() -> None:
+    text = rendered(cell(None), cell("vllm", baseline_tokens_per_second=None, interval_known=False))
+    assert "equal" in text.splitlines()[4]
+    assert "1.900 [1.50, 2.25]" in text
+    assert "30.0 (1.50×)" in text
+    assert text.count("6 3") == 2
+
+
+def test_differing_counts_show() -> None:
+    ours, theirs = cell("draftkit"), cell("vllm", num_accepted_tokens_per_pos=[6, 2])
+    assert counts_agree(ours, theirs) is False
+    assert "differ" in rendered(ours, theirs)
+    assert counts_agree(ours | {"temperature": 1.0}, theirs | {"temperature": 1.0}) is None
+
+
+def test_cells_of_other_settings_are_no_pair() -> None:
+    pairs = list(engine_pairs([cell("draftkit"), cell("vllm", concurrency=8)]))
+    assert [(ours is None, theirs is None) for ours, theirs in pairs] == [(False, True), (True, False)]
+    assert "–" in rendered(cell("vllm"))

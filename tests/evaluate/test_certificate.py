@@ -1,0 +1,350 @@
+"""The certificate: clean where the engine is lossless, a bug wherever one is planted, whatever the draft is worth."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.sampling_statistics import processed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor
+
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.certificate.certify import STEPS, certify, certify_pair
+from draftkit.evaluate.certificate.goodness import chi_square, detectable_rate, holm, poisson_tail
+from draftkit.evaluate.certificate.law import law_of
+from draftkit.evaluate.certificate.pair import Pair, ragged_requests
+from draftkit.evaluate.certificate.result import Certificate
+from draftkit.evaluate.certificate.settings import CertificateSettings
+from draftkit.models.target import Target
+from draftkit.report.certificate import certificate
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime import modes
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.ops.random import target_stream
+from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, emit_chosen
+from draftkit.runtime.verification import recover_token
+
+torch.set_num_threads(1)
+
+SETTINGS = CertificateSettings(sampler_texts=1500, continuations=60)
+SAMPLES_ONLY = CertificateSettings(sampler_texts=1200, continuations=1, continuation_prompts=1)
+TOKENS_ONLY = CertificateSettings(sampler_texts=100, continuations=10, continuation_prompts=1)
+
+
+def pico_pair(dtype: torch.dtype = torch.float32, noise: float = 0.01) -> Pair:
+    """A pico target with two layers, and itself with other numbers added to its weights as a draft."""
+    target, draft = (pico.llama(num_hidden_layers=2).to(dtype) for _ in range(2))
+    torch.manual_seed(3)
+    for weight in draft.parameters():
+        weight += noise * torch.randn_like(weight)
+    for model in (target, draft):
+        model.set_attn_implementation(ATTENTION)
+    prompts = [(str(n), tuple(range(3 + n, 30 - 4 * n))) for n in range(4)]
+    return Pair(target, CausalLMDrafter(Target(draft)), ragged_requests(prompts, 16))
+
+
+def certified(pair: Pair, settings: CertificateSettings = TOKENS_ONLY) -> Certificate:
+    return certify_pair(pair, "pico", "draft", settings)
+
+
+@lru_cache
+def clean() -> Certificate:
+    return certified(pico_pair(), SETTINGS)
+
+
+def test_a_lossless_engine_is_identical_in_float32() -> None:
+    found = clean()
+    assert (found.verdict, found.failures, found.first_bug) == ("no difference seen", (), None)
+    assert {control.outcome for control in found.controls} == {"detected"}
+    assert found.self_draft.acceptance_length == 5
+    assert found.replay.best == found.replay.tokens > 0
+    assert 0 < found.noise.floor < 1e-3
+    assert len(found.fits) == 8
+    assert all(fit.adjusted > 0.01 for fit in found.fits)
+
+
+def test_a_bad_draft_does_not_matter() -> None:
+    assert certified(pico_pair(noise=1.0)).verdict == "no difference seen"
+
+
+def test_bfloat16_is_no_bug() -> None:
+    found = certified(pico_pair(torch.bfloat16))
+    assert found.verdict in ("no difference seen", "numerics only"), found.failures
+    assert found.noise.floor > 100 * clean().noise.floor
+
+
+def rendered(found: Certificate) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(certificate(found.to_dict()))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+CUTS = CertificateSettings(
+    num_speculative_tokens=(1, 3), temperatures=(0.6, 1.0), top_k=12, top_p=0.9, min_p=0.02, sampler_texts=300,
+    continuations=40, continuation_prompts=1, draft_sampling=DraftSampling("probabilistic", temperature=1.3),
+)  # fmt: skip
+
+
+def test_what_is_measured_is_what_is_tested() -> None:
+    """Cuts, the drafts' own temperature, every K and every temperature."""
+    found = certified(replace(pico_pair(), draft_sampling=CUTS.draft_sampling), CUTS)
+    assert found.verdict == "no difference seen", found.failures
+    assert {(e.num_speculative_tokens, e.name[:20]) for e in found.coupled} == {
+        (k, f"drawn at temperature {t:g}"[:20]) for k in (1, 3) for t in (0.6, 1.0)
+    }
+    assert {e.num_speculative_tokens for e in found.greedy if e.name in ("one at a time", "in batches")} == {1, 3}
+    assert len(found.fits) == 2 * 6 + 2 * 2
+    assert "top_k 12, top_p 0.9, min_p 0.02" in rendered(found)
+
+
+def without(cut: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """A sampler that does not know one of the cuts."""
+    neutral = {"top_k": torch.iinfo(torch.int32).max, "top_p": 1.0, "drop": float("inf")}
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        of = SamplingTensors.of
+
+        def forgetful(*arguments: object) -> SamplingTensors:
+            made = of(*arguments)  # type: ignore[arg-type]
+            return made._replace(**{cut: torch.full_like(getattr(made, cut), neutral[cut])})
+
+        monkeypatch.setattr(SamplingTensors, "of", staticmethod(forgetful))
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("cut", "asked"), [("top_k", {"top_k": 5}), ("top_p", {"top_p": 0.5}), ("drop", {"min_p": 0.5})]
+)
+def test_a_sampler_that_forgets_a_cut_is_found(
+    cut: str, asked: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(cut)(monkeypatch)
+    found = certified(pico_pair(), replace(TOKENS_ONLY, **asked))  # type: ignore[arg-type]
+    assert found.verdict == "bug"
+    assert any("verifier" in failure for failure in found.failures)
+
+
+def plant_rare_acceptance(rate: float) -> Callable[[pytest.MonkeyPatch], None]:
+    """In a share of rounds, one draft token more is accepted than may be."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        chance, rejection = torch.Generator().manual_seed(0), modes.MODES["rejection"]
+
+        def generous(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+            verdict = rejection(drafted, logits, parameters, start)
+            too_many = torch.rand(len(verdict.counts), generator=chance) < rate
+            first = torch.where(too_many & (verdict.counts == 1), drafted.tokens[:, 0], verdict.tokens[:, 0])
+            return verdict._replace(tokens=torch.cat((first[:, None], verdict.tokens[:, 1:]), dim=1))
+
+        monkeypatch.setitem(modes.MODES, "rejection", generous)
+
+    return plant
+
+
+def test_a_bug_below_what_can_be_seen_is_said_to_be_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_rare_acceptance(0.01)(monkeypatch)
+    found = certified(pico_pair(), SAMPLES_ONLY)
+    assert found.verdict == "no difference seen"
+    assert found.detectable.verifier > 0.01  # which bounds what the planted bug changes in a law
+    assert f"total variation of {found.detectable.verifier:.3f}" in rendered(found)
+
+
+def test_a_bug_above_what_can_be_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_rare_acceptance(0.6)(monkeypatch)
+    assert certified(pico_pair(), SAMPLES_ONLY).verdict == "bug"
+
+
+# Engines with a bug.
+
+
+def accepting_too_much(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    """Greedy verification that takes the first draft for granted."""
+    best = logits.argmax(-1)
+    agrees = drafted.tokens == best[:, :-1]
+    agrees[:, :1] = True
+    accepted = agrees.long().cumprod(-1).sum(-1)
+    first = drafted.tokens[:, :1]
+    chosen = torch.cat((first, best[:, first.shape[1] :]), dim=1)
+    return emit_chosen(drafted, accepted, chosen, agrees.float())
+
+
+def plant_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "verify_greedy", accepting_too_much)
+
+
+def plant_cache_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds, with or without a draft, write their keys and values one entry too far."""
+    rows = SlotCache.rows
+
+    def off_by_one(self: SlotCache, slots: Tensor, positions: Tensor, length: int) -> object:
+        found = rows(self, slots, positions, min(length + 1, self.capacity))
+        if int(positions.min()) > 0:
+            found.rows = SlotRows(slots, (positions + 1).clamp(max=self.capacity - 1))
+        return found
+
+    monkeypatch.setattr(SlotCache, "rows", off_by_one)
+
+
+def plant_one_token_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a rejection only the draft token is left out, not the whole law of the draft."""
+
+    def without_one(drafted: Drafted, *rest: Tensor) -> Tensor:
+        return recover_token(drafted._replace(one_hot=torch.ones_like(drafted.one_hot)), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("draftkit.runtime.verification.recover_token", without_one)
+
+
+def plant_shared_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts drawn with the target's noise where they must have their own."""
+    monkeypatch.setattr(
+        "draftkit.runtime.drawing.draft_stream",
+        lambda seeds, positions, start: target_stream(seeds, positions),
+    )
+
+
+def plant_uncleared_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies beyond a sequence is not cleared, and rows look one entry too far."""
+    bias = SlotRows.bias
+    monkeypatch.setattr(
+        SlotRows,
+        "bias",
+        lambda self, *rest: bias(SlotRows(self.slots, self.positions + 1), *rest),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "where"),
+    [
+        (plant_acceptance, "position"),
+        (plant_cache_off_by_one, "position"),
+        (plant_one_token_residual, "verifier"),
+        (plant_shared_noise, "verifier"),
+        (plant_uncleared_entries, "position"),
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pico_pair()
+    plant(monkeypatch)
+    found = certified(pair, SAMPLES_ONLY if where == "verifier" else TOKENS_ONLY)
+    assert found.verdict == "bug"
+    assert any(where in failure for failure in found.failures), found.failures
+    if where == "position":
+        assert found.first_bug is not None
+        assert found.first_bug.margin > found.noise.floor
+        assert f"BUG at request {found.first_bug.request}, position {found.first_bug.position}" in rendered(found)
+
+
+def test_a_bug_is_a_bug_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_acceptance(monkeypatch)
+    found = certified(pico_pair(torch.bfloat16, noise=0.1))
+    assert found.verdict == "bug"
+    assert found.first_bug is not None
+
+
+def test_a_zoo_pair_and_its_result() -> None:
+    seen: list[tuple[str, int, int]] = []
+    settings = CertificateSettings(
+        num_speculative_tokens=(2,), concurrency=2, max_new_tokens=8, limit=2, sampler_texts=100, continuations=20,
+        continuation_prompts=1, dtype="float32",
+    )  # fmt: skip
+    found = certify("zoo:target", "zoo:eagle3", settings, lambda *step: seen.append(step))
+    assert found.verdict == "no difference seen", found.failures
+    assert [step for step, _, _ in seen] == [*STEPS, "done"]
+    result = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (result["verdict"], result["num_divergences"]) == ("no difference seen", 0)
+    assert result["provenance"]["dtype"] == "float32"
+
+
+def test_the_report_says_what_was_found() -> None:
+    text = rendered(clean())
+    assert "Losslessness of draft on pico: no difference seen" in text
+    assert "float32 on cpu" in text
+    assert not any(word in text for word in ("MISSED", "fails"))
+
+
+# Statistics.
+
+
+def test_chi_square_raises_few_false_alarms_and_sees_shifts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    law = torch.rand(60, dtype=torch.float64, generator=generator).pow(4)
+    law /= law.sum()
+
+    def values(true_law: Tensor) -> Tensor:
+        draws = torch.multinomial(true_law, 200 * 2000, replacement=True, generator=generator).view(200, -1)
+        return torch.tensor([chi_square(torch.bincount(row, minlength=60), law).p_value for row in draws])
+
+    alarms = values(law)
+    assert 0.02 < float((alarms < 0.05).double().mean()) < 0.1
+    assert 0.4 < float(alarms.median()) < 0.6
+    shifted = law.clone()
+    shifted[:30] *= 1.4
+    assert (values(shifted) < 0.05).double().mean() > 0.95
+    assert chi_square(torch.ones(2), torch.tensor([1.0, 0.0])).p_value == 0
+    assert chi_square(torch.tensor([9, 0]), torch.tensor([1.0, 0.0])).p_value == 1
+
+
+def test_the_stated_total_variation_is_detected_and_little_less_is_not() -> None:
+    """On the difference that is hardest to see: half of the law's mass grows, the other half shrinks, all alike."""
+    generator = torch.Generator().manual_seed(0)
+    law = torch.full((40,), 1 / 40, dtype=torch.float64)
+    stated = chi_square(torch.full((40,), 50), law).detectable(0.001, 0.95)
+
+    def found(variation: float) -> float:
+        other = law * (1 + 2 * variation * torch.tensor([1.0, -1.0]).repeat(20))
+        draws = torch.multinomial(other, 400 * 2000, replacement=True, generator=generator).view(400, -1)
+        p_values = [chi_square(torch.bincount(row, minlength=40), law).p_value for row in draws]
+        return sum(p < 0.001 for p in p_values) / 400
+
+    assert 0.91 < found(stated) < 0.99
+    assert found(stated / 2) < 0.3
+    assert detectable_rate(300, 0.95) == pytest.approx(1 - 0.05 ** (1 / 300))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=20),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.integers(0, 6),
+    top_p=st.floats(0.05, 1),
+    min_p=st.floats(0, 0.9),
+)
+def test_the_law_is_that_of_the_definition(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    row, asked = torch.tensor(logits), SamplingParameters(temperature, top_k, top_p, min_p)
+    law, exact = law_of(row, asked), processed(row, asked)
+    assert not (law.sure & (exact == 0)).any()
+    assert not (~law.possible & (exact > 0)).any()
+    torch.testing.assert_close(
+        law.probs * law.sure / (law.probs * law.sure).sum().clamp(min=1e-300),
+        exact * law.sure / (exact * law.sure).sum().clamp(min=1e-300),
+    )
+
+
+def test_known_tails() -> None:
+    assert poisson_tail(0, 0.0) == 1
+    assert poisson_tail(2, 1.0) == pytest.approx(1 - 2 / torch.e)
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+@pytest.mark.parametrize("wrong", [{"temperatures": (0.0,)}, {"limit": 0}, {"floor_quantile": 2.0}])
+def test_settings_that_measure_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(DraftkitError, match=next(iter(wrong))):
+        CertificateSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,290 @@
+"""Model cards: what they say of a draft, which measurements count, where the licence comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command
+from fixtures import eval_results, pico
+from huggingface_hub import ModelCard, constants
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+
+from draftkit import zoo
+from draftkit.convert.api import convert_checkpoint
+from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.errors import DraftkitError
+from draftkit.layout.digest import draft_sha256
+from draftkit.layout.folder import read_draft
+from draftkit.publish import write_card
+from draftkit.report.card import TEMPLATE
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted")
+    target = pico.save_target_config(folder / "target")
+    source = pico.write_checkpoint(folder / "source", pico.eagle3_config(), pico.eagle3_tensors())
+    return convert_checkpoint(str(source), folder / "draft", target=str(target))
+
+
+@pytest.fixture
+def draft(converted: Path, tmp_path: Path) -> Path:
+    """A unified EAGLE-3 draft; its source and its target have no card."""
+    return Path(shutil.copytree(converted, tmp_path / "draft"))
+
+
+def edit(draft: Path, **provenance: Any) -> None:
+    """Change what a draft's config says of where it came from."""
+    config = json.loads((draft / "config.json").read_text())
+    config["draftkit"]["provenance"] |= provenance
+    (draft / "config.json").write_text(json.dumps(config))
+
+
+def card_of(draft: Path, *results: Path, **options: Any) -> ModelCard:
+    write_card(draft, results, **({"repo": "org/pico", "force": True} | options))
+    return ModelCard((draft / "README.md").read_text())
+
+
+def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> None:
+    result = eval_results.write(
+        tmp_path / "result.json",
+        eval_results.cell(draft),
+        eval_results.cell(draft, num_speculative_tokens=5, temperature=1.0, tokens_per_second=150.0),
+        eval_results.cell("another/draft", acceptance_length={"mean": 9.75, "low": 9.5, "high": 9.875}),
+    )
+    text = card_of(draft, result).text
+    assert "| 1 | mt-bench | 3 | 0 | 80 | greedy | **2.50** [2.25, 2.75] | – | 0.70 0.50 0.30 |" in text
+    assert "| 1 | mt-bench | 5 | 1 | 1 | 150.0 | 100.0 | 1.50× | – / – / – |" in text
+    assert "| 1 | mt-bench | 3 | 0 | 2.75 | 2.25 |" in text  # by category
+    assert "2026-01-02T03:04:05+00:00 | draftkit | A processor, 2 threads | float32" in text
+    assert "org/mt-bench, split train, revision abc, turns first | sha256 0123456789ab |" in text
+    assert "K = 3 was the fastest (1.80×" in text
+    assert "9.75" not in text
+    assert "vllm serve" in text
+    assert '"model": "org/pico", "method": "eagle3"' in text
+    assert "--to sglang" in text
+    assert "never proposes 192 of the target's 320 tokens" in text
+
+
+def test_the_hub_gets_the_results(draft: Path, tmp_path: Path) -> None:
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft))
+    data = card_of(draft, result).data
+    index = data.to_dict()["model-index"]
+    assert eval_results_to_model_index(*model_index_to_eval_results(index)) == index
+    length, speed = data.eval_results
+    assert (length.metric_type, length.metric_value, length.dataset_type) == ("acceptance_length", 2.5, "org/mt-bench")
+    assert (length.dataset_split, length.dataset_revision) == ("train", "abc")
+    assert length.metric_args["low"] == 2.25
+    assert length.metric_args["num_speculative_tokens"] == 3
+    assert (speed.metric_type, speed.metric_value) == ("speedup", 1.8)
+    assert data.library_name == "draftkit"
+    assert {"speculative-decoding", "eagle3", "draftkit"} <= set(data.tags)
+    assert data.model_name == "pico"
+
+
+def test_new_fields_are_shown(draft: Path, tmp_path: Path) -> None:
+    conventions = {"vllm": 2.5, "sglang": 2.375, "eagle": None}
+    cell = eval_results.cell(draft, engine="vllm", acceptance_length_by_convention=conventions)
+    model = {"draft": str(draft), "best_k": 2, "stop_above": 16}
+    other = {"draft": "another/draft", "best_k": 7}
+    result = eval_results.write(tmp_path / "result.json", cell, speed_models=[model, other])
+    text = card_of(draft, result).text
+    assert "| run | dataset | K | T | vllm | sglang | eagle |" in text
+    assert "| 1 | mt-bench | 3 | 0 | 2.50 | 2.38 | – |" in text
+    assert "K = 2 is best; above 16 requests together, plain decoding is faster" in text
+    assert "K = 7" not in text
+
+
+def test_old_results_without_new_fields(draft: Path, tmp_path: Path) -> None:
+    needed = ("target", "draft", "num_speculative_tokens", "temperature", "concurrency", "acceptance_length")
+    cell = {name: value for name, value in eval_results.cell(draft).items() if name in needed}
+    result = eval_results.write(tmp_path / "result.json", cell, provenance={})
+    card = card_of(draft, result)
+    assert "**2.50** [2.25, 2.75]" in card.text
+    assert len(card.data.eval_results) == 1
+
+
+def test_measurements_stay_with_the_draft(draft: Path, tmp_path: Path) -> None:
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft), eval_results.cell("another/draft"))
+    first = card_of(draft, result)
+    [kept] = json.loads((draft / "eval" / "result.json").read_text())["cells"]
+    assert kept["draft_sha256"] == draft_sha256(read_draft(draft))
+    moved = draft.rename(tmp_path / "elsewhere")
+    assert str(card_of(moved)) == str(first)  # by its digest
+    more = eval_results.write(tmp_path / "more.json", eval_results.cell(moved, temperature=1.0))
+    assert len(card_of(moved, more).data.eval_results) == 4
+
+
+def test_a_measurement_of_other_weights_does_not_count(draft: Path, tmp_path: Path) -> None:
+    card_of(draft, eval_results.write(tmp_path / "result.json", eval_results.cell(draft)))
+    weights = draft / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(DraftkitError, match=r"result\.json was measured with other weights(.|\n)*measure again"):
+        card_of(draft)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"draft": "another/draft"}, {"draft_sha256": "0" * 64}, {"verification": "synthetic"}],
+    ids=["another folder", "another digest", "made up"],
+)
+def test_what_is_no_measurement_of_the_draft(draft: Path, tmp_path: Path, changes: dict[str, str]) -> None:
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, **changes))
+    with pytest.raises(DraftkitError, match=r"result\.json has no measurement of this draft(.|\n)*draftkit eval"):
+        card_of(draft, result)
+    assert not (draft / "README.md").exists()
+
+
+def test_a_foreign_draft_has_the_digest_of_what_it_converts_to(draft: Path, converted: Path, tmp_path: Path) -> None:
+    again = convert_checkpoint(
+        str(converted.parent / "source"), tmp_path / "again", target=str(converted.parent / "target")
+    )
+    assert draft_sha256(read_draft(again)) == draft_sha256(read_draft(draft))
+
+
+def test_a_draft_that_was_not_measured(draft: Path) -> None:
+    card = card_of(draft)
+    assert "Nothing has been measured yet" in card.text
+    assert "model-index" not in card.data.to_dict()
+
+
+def test_another_card_is_kept(draft: Path, tmp_path: Path) -> None:
+    (draft / "README.md").write_text("mine")
+    with pytest.raises(DraftkitError, match=r"another card already(.|\n)*--force"):
+        write_card(draft)
+    assert (draft / "README.md").read_text() == "mine"
+    write_card(draft, force=True)
+    write_card(draft)  # the same card is no other one
+
+
+def readme(folder: Path, header: str) -> None:
+    (folder / "README.md").write_text(f"---\n{header}\n---\n# A model\n")
+
+
+def test_the_licence_is_inherited(draft: Path, tmp_path: Path) -> None:
+    source, target = (tmp_path / name for name in ("source", "target"))
+    for folder in (source, target):
+        folder.mkdir()
+    edit(draft, source=str(source), target=str(target))
+    card = card_of(draft)
+    assert card.data.license is None
+    assert f"Unknown: none is stated by its source, {source} or its target, {target}." in card.text
+    readme(target, "license: other\nlicense_name: community\nlicense_link: https://example.org/licence")
+    card = card_of(draft)
+    assert (card.data.license, card.data.license_name) == ("other", "community")
+    assert f"[community](https://example.org/licence), inherited from its target, {target}." in card.text
+    (draft / "README.md").unlink()
+    readme(source, "license: mit")
+    assert f"`mit`, inherited from its source, {source}." in card_of(draft).text
+    card = card_of(draft, license="apache-2.0")
+    assert card.data.license == "apache-2.0"
+    assert "`apache-2.0`, as its publisher states." in card.text
+    assert str(card_of(draft)) == str(card)  # what the card says is not forgotten
+
+
+def test_the_training_run_is_told(draft: Path) -> None:
+    edit(draft, source="draftkit train", format="trained")
+    (draft / "train.yaml").write_text(
+        "recipe: eagle3\ndata: /home/someone/chat.jsonl\nseed: 0\noptimization: {lr: 0.001, max_steps: 0}\nlora: null\n"
+    )
+    text = card_of(draft).text
+    assert "Trained with draftkit" in text
+    assert "| optimization.lr | 0.001 |" in text
+    assert "| data | chat.jsonl |" in text
+    assert "max_steps" not in text
+
+
+@pytest.mark.parametrize(
+    ("target", "base", "relation"), [("org/target", "org/target", "adapter"), ("./target", None, None)]
+)
+def test_only_a_hub_id_is_a_base_model(draft: Path, target: str, base: str | None, relation: str | None) -> None:
+    edit(draft, target=target, source="./nowhere")
+    header = card_of(draft).data.to_dict()
+    assert (header.get("base_model"), header.get("base_model_relation")) == (base, relation)
+
+
+@pytest.mark.parametrize("name", sorted(set(zoo.names()) - {"target"}))
+def test_a_card_for_every_method(name: str, tmp_path: Path) -> None:
+    draft = convert_checkpoint(f"zoo:{name}", tmp_path / "draft", target="zoo:target")
+    spec = read_draft(draft).spec
+    text = card_of(draft).text
+    assert f"| method | {spec.method} |" in text
+    assert ("vllm serve" in text) == (refusal_by_vllm(spec) is None)
+    assert ("vLLM refuses it" in text) == (refusal_by_vllm(spec) is not None)
+    assert ("sglang.launch_server" in text) == (spec.method in ("eagle", "eagle3", "draft-model"))
+
+
+def test_the_card_that_is_checked_in(tmp_path: Path) -> None:
+    """It is of the embedded draft as it is now; `model_cards/README.md` says how it is made."""
+    cards = Path(__file__).parents[2] / "model_cards"
+    draft = convert_checkpoint("zoo:eagle3", tmp_path / "draft", target="zoo:target")
+    text = (cards / "zoo-eagle3.md").read_text()
+    assert f"`{draft_sha256(read_draft(draft))}`" in text
+    assert ModelCard(text).data.eval_results
+    assert (cards / "template.md").samefile(TEMPLATE)
+
+
+def test_local_paths_are_not_told(draft: Path, tmp_path: Path) -> None:
+    dataset = {"name": "chats", "source": "/home/someone/chats.jsonl"}
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft), provenance={"dataset": dataset})
+    card = card_of(draft, result)
+    assert "/home/someone" not in str(card)
+    assert {entry.dataset_type for entry in card.data.eval_results} == {"chats"}
+
+
+def test_figures_come_with_the_card(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft), eval_results.cell("another/draft"))
+    path = "figures/result/acceptance-by-position.png"
+    assert f"![acceptance by position]({path})" in card_of(draft, result).text
+    assert (draft / path).read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "draftkit.report.figures", None)  # as without matplotlib
+    assert "![" not in card_of(draft, result).text
+
+
+def test_no_torch_is_needed(draft: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from draftkit.publish import write_card; "
+        "sys.modules['draftkit.report.figures'] = None; write_card(Path(sys.argv[1])); print('torch' in sys.modules)"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, draft], env=environment, check=True, timeout=300, stdout=subprocess.PIPE
+    )
+    assert done.stdout.split() == [b"False"]
+
+
+def test_names_cannot_break_the_card(draft: Path, tmp_path: Path) -> None:
+    odd = "a | b\n## c <script>"
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, dataset=odd))
+    card = card_of(draft, result)
+    assert "a \\| b ## c &lt;script>" in card.text
+    assert "<script>" not in card.text
+
+
+def test_command(draftkit: Command, draft: Path, tmp_path: Path) -> None:
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft))
+    done = draftkit("card", draft, result, "--license", "mit")
+    assert done.code == 0
+    assert str(draft / "README.md") in done.out
+    assert "draftkit push" in done.err
+    refused = draftkit("card", draft, result, "--license", "apache-2.0")
+    assert refused.code == 1
+    assert "--force" in refused.err
+    listed = json.loads(draftkit("card", draft, "--json").out)
+    assert str(draft / "eval" / "result.json") in listed["files"]
+    assert "nothing.json is missing" in draftkit("card", draft, tmp_path / "nothing.json").err

@@ -1,0 +1,498 @@
+"""Result files, and what a report makes of them: series, figures, memory, tokens, rows, the page and the command."""
+
+from __future__ import annotations
+
+import copy
+import csv as csv_reader
+import io
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import typer.testing
+from fixtures.report_results import full_result, old_result
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from draftkit.cli.report import report
+from draftkit.cli.shared import print_json
+from draftkit.errors import DraftkitError
+from draftkit.report import figures as figures_module
+from draftkit.report.csv import COLUMNS, cells_csv
+from draftkit.report.figures import all_figures, measured_speedups, short
+from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
+from draftkit.report.page import page, prediction_rows, provenance_table, size
+from draftkit.report.series import Series, join
+from draftkit.report.theme import PALETTE, png, svg
+from draftkit.report.tokens import show_round
+from draftkit.results.record import Cell, Interval, Result, Round, read_result, result_from
+
+HOSTILE = "</title></style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'&$a_b$\x07"
+WHERE = Path("result.json")
+
+
+@pytest.fixture(scope="module")
+def full() -> Result:
+    return result_from(full_result(), WHERE)
+
+
+@pytest.fixture(scope="module")
+def old() -> Result:
+    return result_from(old_result(), WHERE)
+
+
+@pytest.fixture(scope="module")
+def drawn(full: Result) -> dict[str, Figure]:
+    return all_figures(join([full]))
+
+
+def rendered(*results: Result) -> str:
+    series = join(results)
+    return page(results, series, all_figures(series))
+
+
+def changed(*path: str | int, value: object) -> dict[str, Any]:
+    """The full result with one value replaced."""
+    result = copy.deepcopy(full_result())
+    inner: Any = result
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return result
+
+
+# Reading
+
+
+def test_old_files_read_without_the_fields_that_came_later(old: Result) -> None:
+    (cell,) = old.cells
+    assert cell.accepted_at == pytest.approx([30 / 46, 22 / 46, 19 / 46, 17 / 46])
+    assert cell.accepted_after == pytest.approx([30 / 46, 22 / 30, 19 / 22, 17 / 19])
+    assert cell.times_faster == pytest.approx(112.8 / 84.5)
+    assert (cell.memory, cell.samples, old.speed_models, cell.engine) == (None, None, (), "draftkit")
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    result = full_result()
+    result["later"] = result["cells"][0]["later"] = result["cells"][0]["memory"]["later"] = {"any": float("nan")}
+    assert result_from(result, WHERE) == result_from(full_result(), WHERE)
+
+
+@pytest.mark.parametrize("nothing", [None, {"mean": None, "low": None, "high": None}])
+def test_where_nothing_was_drafted_there_is_no_acceptance_length(nothing: object) -> None:
+    data = old_result()
+    data["cells"][0] |= {
+        "acceptance_length": nothing,
+        "by_category": {"class": nothing, "all": nothing},
+        "num_drafts": 0,
+    }
+    result = result_from(data, WHERE)
+    assert result.cells[0].acceptance_length is None
+    assert "nothing was drafted" in rendered(result)
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (changed("schema", value=2), "schema"),
+        (changed("schema", value=True), "schema"),
+        (changed("schema", value=None), "schema"),
+        (changed("cells", value=None), "cells"),
+        (changed("cells", value=[]), "cells"),
+        (changed("cells", 0, value="x" * 9999), "cells[0]"),
+        (changed("provenance", value=[]), "provenance"),
+        (changed("cells", 1, "temperature", value=float("nan")), "cells[1].temperature"),
+        (changed("cells", 1, "acceptance_length", "mean", value=float("inf")), "cells[1].acceptance_length.mean"),
+        (changed("cells", 1, "acceptance_length", value={"mean": 2.0}), "cells[1].acceptance_length.low: missing"),
+        (changed("cells", 1, "concurrency", value="8"), "cells[1].concurrency"),
+        (changed("cells", 1, "concurrency", value=0), "cells[1]: concurrency"),
+        (changed("cells", 1, "num_speculative_tokens", value=True), "cells[1].num_speculative_tokens"),
+        (changed("cells", 1, "draft", value=None), "cells[1].draft"),
+        (changed("cells", 1, "by_category", "math", value=3), "cells[1].by_category.math"),
+        (changed("cells", 1, "ttft_quantiles_ms", value=[1.0]), "ttft_quantiles_ms"),
+        (changed("cells", 1, "samples", 0, "rounds", 1, "accepted", value=9), "cells[1].samples[0].rounds[1]"),
+        (changed("cells", 1, "memory", "capacity", value=0), "cells[1].memory"),
+        (changed("speed_models", 0, "schedule", value=[[1, 2]]), "speed_models[0]"),
+        (changed("speed_models", 0, "predicted", 2, "speedup", value=None), "speed_models[0].predicted[2].speedup"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_file_and_key(broken: dict[str, Any], named: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(broken))
+    with pytest.raises(DraftkitError) as error:
+        read_result(path)
+    assert "bad.json" in str(error.value)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"schema": 1, "cells": [', b"[1]", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_json_object_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_bytes(content)
+    with pytest.raises(DraftkitError, match=r"cut\.json"):
+        read_result(tmp_path / "cut.json")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DraftkitError, match="eval --json"):
+        read_result(tmp_path / "absent.json")
+
+
+# Series
+
+
+def cell(draft: str = "a", k: int = 4, batch: int = 1, temperature: float = 0.0) -> Cell:
+    return Cell("target", draft, k, temperature, batch, Interval(2, 1, 3))
+
+
+def test_a_series_is_a_draft_at_one_setting(full: Result) -> None:
+    series = join([full])
+    assert [one.name for one in series] == ["zoo:eagle3", "acme/llama-draft-0.2b"]
+    assert [len(one.cells) for one in series] == [24, 24]
+    assert [one.model.draft for one in series if one.model] == [one.name for one in series]
+    assert (series[0].main.concurrency, series[0].main.num_speculative_tokens) == (1, 6)
+
+
+def test_names_say_what_differs() -> None:
+    hot = replace(cell(temperature=1.0), draft_sampling="probabilistic")
+    cold = replace(cell(temperature=0.0), draft_sampling="greedy")  # which the temperature says already
+    assert [one.name for one in join([Result((cold, hot), {})])] == ["a, T=0", "a, T=1"]
+
+
+def test_files_are_joined_into_one_sweep_unless_they_repeat_a_setting() -> None:
+    first, second = Result((cell(k=2),), {}, path="one.json"), Result((cell(k=4),), {}, path="two.json")
+    assert [one.name for one in join([first, second])] == ["a"]
+    again = Result((cell(k=2),), {}, path="two.json")
+    assert [one.name for one in join([first, again])] == ["a, one.json", "a, two.json"]
+
+
+def test_hardware_tells_series_apart() -> None:
+    results = [Result((cell(),), {"hardware": name}) for name in ("H100", "L4")]
+    assert [one.name for one in join(results)] == ["a, H100", "a, L4"]
+
+
+# Figures
+
+
+def test_every_figure_is_drawn_from_a_full_file_and_few_from_an_old_one(drawn: dict[str, Figure], old: Result) -> None:
+    assert list(drawn) == [
+        "acceptance-by-position",
+        "conditional-acceptance-by-position",
+        "acceptance-by-category",
+        "acceptance-length-by-k",
+        "speed-by-k-batch-1",
+        "speed-by-k-batch-4",
+        "speed-by-k-batch-16",
+        "speed-by-k-batch-64",
+        "throughput-by-batch",
+        "speed-by-batch",
+        "latency-ttft",
+        "latency-tpot",
+        "latency-itl",
+    ]
+    assert list(all_figures(join([old]))) == [
+        "acceptance-by-position",
+        "conditional-acceptance-by-position",
+        "acceptance-by-category",
+    ]
+
+
+def lines(figure: Figure) -> list[list[float]]:
+    return [list(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
+
+
+def test_figures_draw_the_numbers_of_the_file(full: Result, drawn: dict[str, Figure]) -> None:
+    series = join([full])
+    assert lines(drawn["acceptance-by-position"]) == [list(one.main.accepted_at) for one in series]
+    assert [point.speedup for point in measured_speedups(series[0], 16)] in lines(drawn["speed-by-k-batch-16"])
+    assert [
+        max(cell["speedup"] for cell in full_result()["cells"] if one.main.draft == cell["draft"]) for one in series
+    ] == [max(line) for line in lines(drawn["speed-by-batch"])[2::2]]
+
+
+def test_each_run_has_its_own_plain_decoding() -> None:
+    def run(temperature: float, plain: float) -> tuple[Cell, ...]:
+        return tuple(
+            replace(cell(batch=b, temperature=temperature), tokens_per_second=9.0, baseline_tokens_per_second=plain * b)
+            for b in (1, 2)
+        )
+
+    drawn = figures_module.throughput_by_batch(join([Result(run(0, 3) + run(1, 2), {})]))
+    assert drawn is not None
+    assert lines(drawn)[2:] == [[2, 4], [3, 6]]
+
+
+def test_svg_has_the_colours_of_the_page_and_nothing_from_elsewhere(drawn: dict[str, Figure]) -> None:
+    text = svg(drawn["speed-by-k-batch-4"])
+    assert "var(--series-1)" in text
+    assert not any(light in text for light, _ in PALETTE.values())
+    assert not re.search(r"<(style|metadata|script|image)\b|width=\"\d+pt", text)
+    assert "zoo:eagle3" in text
+
+
+def test_palette_colours_are_distinct() -> None:
+    assert len({light for light, _ in PALETTE.values()}) == len(PALETTE)
+
+
+def test_png_files_have_a_white_background(drawn: dict[str, Figure]) -> None:
+    image = matplotlib.image.imread(io.BytesIO(png(drawn["speed-by-batch"])))
+    assert image[0, 0].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "_hidden", "$x^$", "多语言草稿" * 30, "a" * 500, "\n\n"])
+def test_figures_take_any_name(name: str) -> None:
+    one = Series(name, 0, (Cell("t", name, 2, 0, 1, Interval(2, 1, 3), acceptance_per_pos=(0.7, 0.4)),))
+    figure = all_figures([one])["acceptance-by-position"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [short(name)]
+    assert len(labels[0]) <= figures_module.NAME_LENGTH
+    assert "<script" not in svg(figure)
+
+
+# Memory
+
+GIB = 1 << 30
+
+
+def test_memory_cost_counts_the_draft_alone(full: Result) -> None:
+    cost = memory_cost(join([full])[0].main)
+    assert cost is not None
+    assert (cost.target_weights, cost.draft_weights) == (16 * GIB, 700 << 20)
+    assert cost.capacity is not None
+    assert (cost.target_kv // cost.capacity, cost.draft_kv // cost.capacity) == (131072, 4096)
+    assert cost.batch < cost.plain_batch
+    assert cost.lost_share == pytest.approx(1 - cost.batch / cost.plain_batch)
+
+
+def test_memory_of_another_shape_is_not_guessed(old: Result) -> None:
+    assert memory_cost(old.cells[0]) is None
+    odd = changed("cells", 0, "memory", "fixed", value={"weights": 1})
+    assert memory_cost(result_from(odd, WHERE).cells[0]) is None
+
+
+def test_a_draft_on_one_rank_costs_every_rank_the_same() -> None:
+    # By hand: 2 ranks of 20 GiB, 16 GiB of target, 2 GiB of draft, 1 GiB and 0.5 GiB of KV a sequence.
+    # Plain: (20 − 8) / 0.5 = 24. Split: (20 − 8 − 1) / 0.75 = 14.67. One rank: (20 − 8 − 2) / (0.5 + 0.5) = 10.
+    cost = MemoryCost(16 * GIB, 2 * GIB, GIB, GIB // 2, GIB, GIB, 20 * GIB, None)
+    placed = tensor_parallel(cost, 2)
+    assert (placed.plain, placed.split, placed.on_one) == (24, 14, 10)
+    assert placed.lost_kv == 14 * GIB // 2
+
+
+@given(sizes=st.tuples(*[st.integers(1, 1 << 40)] * 5), ranks=st.sampled_from([1, 2, 4, 8]))
+def test_splitting_a_draft_never_fits_fewer(sizes: tuple[int, int, int, int, int], ranks: int) -> None:
+    target, draft, kv, draft_kv, free = sizes
+    cost = MemoryCost(target, draft, kv, draft_kv, kv, kv + draft_kv, free, None)
+    placed = tensor_parallel(cost, ranks)
+    assert placed.plain >= placed.split >= placed.on_one >= 0
+    if ranks == 1:
+        assert placed.split == placed.on_one == cost.batch
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (16 * GIB, "16 GiB"), (1 << 62, "4194304 TiB")],
+)
+def test_sizes(count: int | None, text: str) -> None:
+    assert size(count) == text
+
+
+# Tokens
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "emitted", "kinds", "proposal"),
+    [
+        ("abc", 3, "abcX", "accepted accepted accepted bonus", "accepted accepted accepted"),
+        ("abc", 1, "aX", "accepted recovered", "accepted rejected unread"),
+        ("abc", 0, "X", "recovered", "rejected unread unread"),
+        ("", 0, "X", "plain", ""),
+        ("abc", 2, "a", "accepted", "accepted accepted rejected"),
+    ],
+)
+def test_kinds_of_tokens(drafted: str, accepted: int, emitted: str, kinds: str, proposal: str) -> None:
+    shown = show_round(Round(tuple(drafted), accepted, tuple(emitted)))
+    assert " ".join(token.kind for token in shown.tokens) == kinds
+    assert " ".join(token.kind for token in shown.proposal) == proposal
+
+
+# Rows
+
+
+@pytest.mark.parametrize("make", [full_result, old_result])
+def test_csv_has_a_row_for_each_cell_and_always_the_same_columns(make: Callable[[], dict[str, Any]]) -> None:
+    result = make()
+    result["cells"][0]["draft"] = 'a, "quoted"\nname'
+    header, *rows = csv_reader.reader(io.StringIO(cells_csv(result)))
+    assert tuple(header) == COLUMNS
+    assert len(rows) == len(result["cells"])
+    row = dict(zip(header, rows[0], strict=True))
+    assert row["draft"] == 'a, "quoted"\nname'
+    assert float(row["acceptance_length"]) == result["cells"][0]["acceptance_length"]["mean"]
+    assert (row["matches_greedy"], row["draftkit"]) == ("true", "0.1.0")
+    assert row["ttft_ms_p50"] == str(result["cells"][0]["ttft_ms"]["p50"])
+
+
+def test_csv_leaves_empty_what_was_not_measured() -> None:
+    header, row = csv_reader.reader(io.StringIO(cells_csv(old_result())))
+    values = dict(zip(header, row, strict=True))
+    assert values["itl_ms_mean"] == values["acceptance_per_pos"] == values["hardware"] == ""
+
+
+# Page
+
+
+class Elements(HTMLParser):
+    """Names of elements and of attributes, and every address."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.addresses: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+
+
+def test_csv_has_no_nan_and_nothing_that_a_spreadsheet_runs() -> None:
+    result = old_result()
+    cell = result["cells"][0]
+    for draft in ("=cmd|'/c calc'!A1", "+1", "-1+2", "@SUM(A1)", "\t=1"):
+        cell["draft"] = draft
+        cell["acceptance_length"] = {"mean": float("nan"), "low": -1.5, "high": float("inf")}
+        cell["acceptance_per_pos"] = [0.5, float("nan")]
+        header, row = csv_reader.reader(io.StringIO(cells_csv(result)))
+        found = dict(zip(header, row, strict=True))
+        assert found["draft"] == f"'{draft}"
+        assert (found["acceptance_length"], found["acceptance_length_low"], found["acceptance_length_high"]) == (
+            "", "-1.5", "",
+        )  # fmt: skip
+        assert found["acceptance_per_pos"] == "0.5 "
+
+
+def test_json_on_stdout_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"mean": float("nan"), "all": (1.0, float("inf"))})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"mean": None, "all": [1.0, None]}
+
+
+def test_the_page_is_self_contained_and_small(full: Result, drawn: dict[str, Figure]) -> None:
+    html = page([full], join([full]), drawn)
+    elements = Elements(html)
+    assert len(html.encode()) < 1_000_000
+    assert elements.names["svg"] == 13
+    assert not elements.names.keys() & {"script", "iframe", "img", "object"}
+    assert all(address.startswith(("#", "data:")) for address in elements.addresses)
+    assert all(
+        text in html for text in ("2 of 80 outputs repeat", "NVIDIA H100", "3.50 [3.38, 3.61]", "1–4: 5", "128 KiB")
+    )
+
+
+def test_the_page_of_an_old_file_has_no_empty_parts(old: Result) -> None:
+    html = rendered(old)
+    assert re.findall(r'<section id="(\w+)"', html) == ["summary", "acceptance", "provenance"]
+    assert re.findall(r'<a href="#(\w+)"', html) == ["summary", "acceptance", "provenance"]
+
+
+def test_hostile_strings_stay_text() -> None:
+    def poisoned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                f"{HOSTILE}{key}" if key in ("math", "vllm", "date") else key: poisoned(v) for key, v in value.items()
+            }
+        if isinstance(value, list):
+            return [poisoned(item) for item in value]
+        return value + HOSTILE if isinstance(value, str) else value
+
+    result = full_result()
+    result = poisoned(result | {"cells": result["cells"][:2], "speed_models": result["speed_models"][:1]})
+    for one in result["cells"]:
+        one["memory"]["fixed"] = {"target weights": GIB}
+    elements = Elements(rendered(result_from(result, WHERE)))
+    assert not elements.names.keys() & {"script", "img"}
+    assert not any(name.startswith("on") for name in elements.attributes)
+    assert all(address.startswith(("#", "data:")) for address in elements.addresses)
+
+
+def test_provenance_of_several_files_stands_in_columns() -> None:
+    results = [Result((cell(),), {"dtype": "bfloat16", "dataset": {"name": "zoo"}}), Result((cell(),), {"threads": 1})]
+    assert provenance_table(results) == [
+        ("dtype", ["bfloat16", "–"]),
+        ("dataset.name", ["zoo", "–"]),
+        ("threads", ["–", "1"]),
+    ]
+
+
+def test_predictions_stand_in_a_grid(full: Result) -> None:
+    lengths = [predicted.acceptance_length for predicted in full.cells[3].predicted or ()]
+    assert prediction_rows(full.cells[3]) == [(0.6, "greedy", {4: lengths[0]}), (1.0, "probabilistic", {4: lengths[1]})]
+
+
+# Command
+
+
+@pytest.fixture
+def command() -> Callable[..., int]:
+    """`draftkit report`; returns the exit code, raises what it raises."""
+    app = typer.Typer()
+    app.command()(report)
+
+    def run(*arguments: object) -> int:
+        return typer.testing.CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False).exit_code
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "monday.json", tmp_path / "friday.json"]
+    for path in paths:
+        path.write_text(json.dumps(old_result()))
+    return paths
+
+
+def test_the_command_writes_a_page_and_figures(command: Callable[..., int], files: list[Path], tmp_path: Path) -> None:
+    out, folder = tmp_path / "pages" / "report.html", tmp_path / "figures"
+    assert command(*files, "--out", out, "--figures", folder) == 0
+    assert all(name in out.read_text() for name in ("zoo:eagle, monday.json", "zoo:eagle, friday.json"))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "acceptance-by-category.png",
+        "acceptance-by-position.png",
+        "conditional-acceptance-by-position.png",
+    ]
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files: list[Path], tmp_path: Path) -> None:
+    out, folder = tmp_path / "report.html", tmp_path / "figures"
+    out.write_text("mine")
+    with pytest.raises(DraftkitError, match="--force"):
+        command(files[0], "--out", out, "--figures", folder)
+    assert out.read_text() == "mine"
+    assert not folder.exists()
+    assert command(files[0], "--out", out, "--force") == 0
+    assert out.read_text() != "mine"
+    for _ in range(2):
+        assert command(files[0], "--out", out, "--figures", folder, "--force") == 0
+    (folder / "photograph.png").write_bytes(b"mine")
+    with pytest.raises(DraftkitError, match="has not written"):
+        command(files[0], "--out", out, "--figures", folder, "--force")
+    assert (folder / "photograph.png").read_bytes() == b"mine"
+
+
+def test_reports_need_no_torch() -> None:
+    modules = "figures, page, results, series, theme, csv"
+    code = f"import sys; from draftkit.report import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

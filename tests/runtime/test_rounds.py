@@ -1,0 +1,210 @@
+"""Rounds can be captured in CUDA graphs: nothing in them looks at the host, and replayed ones give the same tokens.
+
+Without a GPU a capture is stood in for by running the round again on the capture's own memory; the kernels run in
+Triton's interpreter, in a process of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from fixtures import pico
+from test_drafters import Case, Load, V, case, load, requests, sampled, target  # noqa: F401
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from draftkit.models.target import Target
+from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime import ATTENTION
+from draftkit.runtime import engine as engine_module
+from draftkit.runtime.drafters.ngram import NgramDrafter
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.graphs import Replay
+from draftkit.runtime.modes import Verification
+from draftkit.runtime.rounds import Rounds
+
+torch.set_num_threads(1)
+
+CUTS = SamplingParameters(temperature=0.9, top_k=9, top_p=0.9, min_p=0.01)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# What reads a tensor on the host, copies from it, or has a result whose shape depends on values.
+ON_THE_HOST = {"_local_scalar_dense", "is_nonzero", "lift_fresh", "nonzero", "masked_select", "unique", "equal"}
+
+
+class Watch(TorchDispatchMode):
+    """Collects the operations that no CUDA graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        self.operations += 1
+        if name in ON_THE_HOST:
+            self.found.add(name)
+        if name in ("index", "index_put", "index_put_"):
+            self.found.update(
+                f"{name} by a mask" for index in args[1] if index is not None and index.dtype is torch.bool
+            )
+        return function(*args, **(kwargs or {}))
+
+
+def ngram() -> Drafter:
+    return NgramDrafter(V, min_n=1, max_n=3)
+
+
+def decode(drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int) -> list[list[int]]:
+    engine = Engine(
+        Target(target(), drafter.taps if drafter else None), drafter, num_speculative_tokens=k, num_slots=num_slots,
+        verification="coupled", draft_sampling=DraftSampling(mode="probabilistic"),
+    )  # fmt: skip
+    return [generation.tokens for generation in engine.generate(wanted)]
+
+
+def check_replayed(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = 3 if drafter else 0
+    wanted = {"greedy": requests(), "sampled": sampled()}
+    launched = {name: decode(drafter, these, k, 4) for name, these in wanted.items()}
+    sizes = set()
+
+    class Again:
+        def __call__(self, run: Replay) -> Replay:
+            sizes.add(run().shape[0])
+            return run
+
+    monkeypatch.setattr(engine_module, "capturable", lambda _: True)
+    monkeypatch.setattr(engine_module, "CudaCapture", Again)
+    assert {name: decode(drafter, these, k, 4) for name, these in wanted.items()} == launched
+    assert sizes == {1, 2, 4}  # three sequences ran as four rows
+
+
+def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    check_replayed(case.drafter, monkeypatch)
+
+
+@pytest.mark.parametrize("drafter", [None, ngram()], ids=["no draft", "n-gram"])
+def test_replayed_rounds_without_a_draft_model(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_replayed(drafter, monkeypatch)
+
+
+def test_a_capture_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        def __call__(self, run: Replay) -> Replay:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    expected = decode(ngram(), requests(), 3, 4)
+    monkeypatch.setattr(engine_module, "capturable", lambda _: True)
+    monkeypatch.setattr(engine_module, "CudaCapture", Fails)
+    with pytest.warns(UserWarning, match="without CUDA graphs, and slower: operation not permitted when stream is"):
+        assert decode(ngram(), requests(), 3, 4) == expected
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+def test_rounds_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-k", "host", __file__]
+    ran = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+def check_host(
+    drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParameters, mode: Verification
+) -> None:
+    """One round; the first token comes from the prefill."""
+    watch, run, tolist = Watch(), Rounds.run, Tensor.tolist
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        with watch, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tensor, "tolist", lambda tensor: watch.found.add("tolist") or tolist(tensor))
+            return run(*arguments, **options)
+
+    monkeypatch.setattr(Rounds, "run", watched)
+    engine = Engine(
+        Target(target(), drafter.taps if drafter else None), drafter, num_speculative_tokens=2 if drafter else 0,
+        num_slots=1, verification=mode, draft_sampling=DraftSampling(mode="probabilistic"),
+    )  # fmt: skip
+    engine.generate([[5, 6]], sampling, max_new_tokens=2)
+    assert watch.operations > 50
+    assert not watch.found
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter's process")
+def test_rounds_never_look_at_the_host(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    check_host(case.drafter, monkeypatch, CUTS, "rejection")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter's process")
+@pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("mode", ["rejection", "coupled", "block"])
+@pytest.mark.parametrize("drafter", [None, ngram()], ids=["no draft", "n-gram"])
+def test_no_kind_of_round_looks_at_the_host(
+    drafter: Drafter | None, mode: Verification, sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_host(drafter, monkeypatch, sampling, mode)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the references look")
+def test_the_watch_sees_the_references_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="tolist"):
+        check_host(None, monkeypatch, CUTS, "rejection")
+
+
+@pytest.mark.gpu
+def test_captured_rounds_equal_launched_ones() -> None:
+    """On a GPU, with real graphs."""
+    model = pico.llama(eos_token_id=None).to("cuda")
+    model.set_attn_implementation(ATTENTION)
+    runs = []
+    for eager in (True, False):
+        drafter = NgramDrafter(V, min_n=1, max_n=3, device="cuda")
+        engine = Engine(Target(model), drafter, num_speculative_tokens=3, num_slots=4, eager=eager)
+        runs.append([generation.tokens for generation in engine.generate(requests())])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("num_slots", [5])
+@pytest.mark.parametrize("k_by_batch", [None, {1: 3, 3: 2, 6: 1}])
+def test_nothing_is_captured_in_a_timed_run(
+    num_slots: int, k_by_batch: dict[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of different lengths leave one by one, and the batch shrinks through all sizes."""
+    captures: list[int] = []
+
+    class Counted:
+        def __call__(self, run: Replay) -> Replay:
+            captures.append(run().shape[0])
+            return run
+
+    monkeypatch.setattr(engine_module, "capturable", lambda _: True)
+    monkeypatch.setattr(engine_module, "CudaCapture", Counted)
+    drafter = ngram()
+    monkeypatch.setattr(drafter, "max_positions", 20)
+    wanted = [Request(str(i), (5, 6, 7 + i), 4 + 3 * i, ignore_eos=True) for i in range(6)]
+    for drafts in (None, drafter):
+        engine = Engine(
+            Target(target()), drafts, num_speculative_tokens=3 if drafts else 0, num_slots=num_slots,
+            k_by_batch=k_by_batch if drafts else None,
+        )  # fmt: skip
+        engine.reserve(max(request.max_length for request in wanted))
+        engine.warm_up(wanted)
+        warm = len(captures)
+        assert warm
+        met: set[int] = set()
+        generations = engine.generate(wanted, on_round=lambda touched, met=met: met.add(len(touched)))
+        assert met == set(range(1, num_slots + 1))
+        assert len(captures) == warm
+        if drafts:
+            assert {r.beyond for g in generations for r in g.rounds} == {False, True}

@@ -1,0 +1,392 @@
+"""Parameters, random numbers, processed distributions, and what every verification mode promises row by row."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from fixtures.precision import assert_close
+from fixtures.sampling_rounds import random_round
+from fixtures.sampling_statistics import batch, fit, processed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+
+from draftkit.errors import DraftkitError
+from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.drawing import draw
+from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
+from draftkit.runtime.ops.random import (
+    Purpose,
+    Stream,
+    acceptance_stream,
+    exponential,
+    gumbel,
+    natural_log,
+    philox,
+    target_stream,
+    uniform,
+)
+from draftkit.runtime.ops.sample import sample
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verdict import Drafted, Verdict, Verify
+from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
+from draftkit.runtime.verification_block import verify_block
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance, verify_synthetic
+
+torch.set_num_threads(1)
+
+LOSSLESS: dict[str, Verify] = {
+    "greedy": verify_greedy,
+    "rejection": verify_rejection,
+    "coupled": verify_coupled,
+    "block": verify_block,
+}
+RATIO_MODES = ("rejection", "block")
+
+
+# Random numbers
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [  # from Random123's kat_vectors, philox4x32 with 10 rounds
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_gives_the_published_answers(counter: list[int], key: list[int], words: list[int]) -> None:
+    c0, c1, c2, c3 = torch.tensor(counter)
+    k0, k1 = torch.tensor(key)
+    assert [int(word) for word in philox((c0, c1, c2, c3), (k0, k1))] == words
+
+
+def one_row(seed: int = 3, position: int = 5, origin: int = 2, purpose: Purpose = Purpose.DRAFT) -> Stream:
+    return Stream(torch.tensor(seed), torch.tensor(position), torch.tensor(origin), purpose)
+
+
+def test_every_part_of_the_key_matters() -> None:
+    streams = [
+        one_row(), one_row(seed=4), one_row(seed=3 + 2**32), one_row(position=6), one_row(origin=3),
+        one_row(purpose=Purpose.TARGET), one_row(purpose=Purpose.ACCEPT),
+    ]  # fmt: skip
+    noise = torch.stack([exponential(stream, 1000) for stream in streams])
+    assert noise.flatten().unique().numel() > 0.999 * noise.numel()
+    correlation = torch.corrcoef(noise) - torch.eye(len(streams))
+    assert correlation.abs().max() < 0.15
+
+
+def test_noise_of_a_token_does_not_depend_on_the_vocabulary_size() -> None:
+    assert torch.equal(exponential(one_row(), 11), exponential(one_row(), 1000)[:11])
+
+
+def test_noise_has_its_distribution() -> None:
+    count, bins = 400_000, 64
+    race = exponential(one_row(), count).double()
+    cells = (-torch.expm1(-race) * bins).long().clamp(max=bins - 1)
+    assert fit(torch.bincount(cells, minlength=bins), torch.ones(bins)) > 1e-4
+    # The smallest values decide: a million tokens' winner is among them.
+    assert 0.1 < float(race.min()) * count < 10
+    assert float(race.max()) < 23
+    assert torch.equal(gumbel(one_row(), 50), -natural_log(exponential(one_row(), 50)))
+    numbers = uniform(acceptance_stream(torch.arange(500), torch.arange(500), 400))
+    assert float(numbers.min()) >= 0
+    assert float(numbers.max()) < 1
+    cells = (numbers.flatten() * bins).long()
+    assert fit(torch.bincount(cells, minlength=bins), torch.ones(bins)) > 1e-4
+
+
+def test_the_logarithm_is_accurate() -> None:
+    x = torch.cat((torch.logspace(-37, 38, 20_001), torch.linspace(0.5, 2, 20_001)))
+    error = (natural_log(x).double() - x.double().log()).abs()
+    assert (error <= 2e-7 * x.double().log().abs()).all()
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0}, {"temperature": 1e-9}, {"temperature": math.nan}, {"temperature": math.inf},
+        {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": math.nan}, {"seed": -1},
+        {"seed": 2**64},
+    ],
+)  # fmt: skip
+def test_parameters_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(DraftkitError, match=next(iter(wrong))):
+        SamplingParameters(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_whole_seed_reaches_the_tensors() -> None:
+    seeds = [0, 1, 2**32, 2**63, 2**64 - 1]
+    column = SamplingTensors.of([SamplingParameters(seed=seed) for seed in seeds]).seed
+    assert [seed % 2**64 for seed in column.tolist()] == seeds
+
+
+def test_draft_sampling_policy() -> None:
+    cold, warm = SamplingParameters(temperature=0.5, top_p=0.9, seed=4), SamplingParameters(temperature=0.75, seed=4)
+    auto = DraftSampling()
+    assert auto.parameters(cold) == SamplingParameters(temperature=0, top_p=0.9, seed=4)
+    assert auto.parameters(warm) == warm
+    assert auto.parameters(SamplingParameters()).temperature == 0
+    assert DraftSampling("greedy").parameters(warm).temperature == 0
+    assert DraftSampling("probabilistic").parameters(cold) == cold
+    hotter = DraftSampling("probabilistic", temperature=1.2).parameters(cold)
+    assert hotter == SamplingParameters(temperature=1.2, top_p=0.9, seed=4)
+
+
+# Distributions
+
+requests = st.builds(
+    SamplingParameters,
+    temperature=st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3, 7, 100]),
+    top_p=st.sampled_from([1.0, 0.9137, 0.3371, 0.0119]),
+    min_p=st.sampled_from([0.0, 0.0213, 0.4177, 1.0]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(requests, min_size=1, max_size=4), st.integers(0, 2**32), st.sampled_from([1, 5, 17]), st.booleans())
+def test_distributions_follow_the_definition(
+    rows: list[SamplingParameters], seed: int, size: int, coarse: bool
+) -> None:
+    """Every cut alone and together, with ties and with forbidden tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(rows), 2, size, generator=generator) * 2
+    if coarse:
+        logits = logits.round()
+    logits[torch.rand(logits.shape, generator=generator) < 0.1] = -math.inf
+    logits[..., 0] = 0.5
+    law = distribution(logits, SamplingTensors.of(rows))
+    expected = torch.stack([torch.stack([processed(x, r) for x in pair]) for pair, r in zip(logits, rows, strict=True)])
+    # A probability is as far off as its logit, which the temperature has divided.
+    largest = max(float(logits[logits.isfinite()].abs().max()) / (rule.temperature or 1.0) for rule in rows)
+    assert_close(probabilities(law), expected, depth=1, magnitude=max(largest, 1.0))
+    tokens = torch.randint(0, size, (len(rows), 2), generator=generator)
+    torch.testing.assert_close(probability_of(law, tokens), probabilities(law).gather(-1, tokens[..., None])[..., 0])
+
+
+def test_small_temperatures_keep_their_precision() -> None:
+    logits = torch.tensor([[[20.0, 19.999, 0.0]]])
+    p = probabilities(distribution(logits, SamplingTensors.of([SamplingParameters(temperature=0.001)])))[0, 0]
+    exact = (logits[0, 0].double() / 0.001).softmax(-1)
+    torch.testing.assert_close(p.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_half_precision_logits_are_the_same_law() -> None:
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rules = batch(SamplingParameters(temperature=0.8, top_p=0.7), 3)
+    half, full = distribution(logits, rules), distribution(logits.float(), rules)
+    assert torch.equal(probabilities(half), probabilities(full))
+    stream = target_stream(rules.seed, torch.arange(6).view(3, 2))
+    assert torch.equal(sample(half, stream), sample(full, stream))
+
+
+def test_drawing_stores_what_it_drew_from_and_leaves_greedy_rows_alone() -> None:
+    rules = SamplingTensors.of([SamplingParameters(temperature=0.9, top_k=5), SamplingParameters()])
+    logits = torch.randn(2, 12, generator=torch.Generator().manual_seed(0))
+    probs = torch.full((2, 3, 12), math.nan)
+    tokens = draw(logits, rules, torch.tensor([4, 4]), torch.tensor([3, 3]), probs=probs[:, 1])
+    torch.testing.assert_close(probs[0, 1], probabilities(distribution(logits[:, None], rules))[0, 0])
+    assert probs[:, ::2].isnan().all()
+    assert probs[1].isnan().all()
+    assert int(tokens[1]) == int(logits[1].argmax())
+    assert float(probs[0, 1, tokens[0]]) > 0
+
+
+# Verification
+
+
+def modes(k: int) -> dict[str, Verify]:
+    rates = SyntheticAcceptance(tuple(0.9**i for i in range(1, k + 1))).conditional("cpu")
+    return LOSSLESS | {"synthetic": partial(verify_synthetic, rates=rates)}
+
+
+def texts(verdict: Verdict) -> list[list[int]]:
+    return [row[:count] for row, count in zip(verdict.tokens.tolist(), verdict.counts.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", modes(0))
+def test_a_request_does_not_notice_its_batch(mode: str, seed: int) -> None:
+    """Neither slot, neighbours, padding nor K: alone with just its own drafts it gets the same tokens."""
+    whole = random_round(seed)
+    verdict = whole.verify(modes(4)[mode])
+    together = texts(verdict)
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    shuffled = texts(whole.take(order, 4).verify(modes(4)[mode]))
+    assert [shuffled[int(i)] for i in order.argsort()] == together
+    for row, k in enumerate(whole.drafted.lengths.tolist()):
+        alone = whole.take(torch.tensor([row]), k).verify(modes(k)[mode])
+        assert texts(alone) == [together[row]]
+        torch.testing.assert_close(alone.expected[0], verdict.expected[row, :k])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", modes(0))
+def test_nothing_invalid_reaches_an_output(mode: str, seed: int) -> None:
+    whole = random_round(seed)
+    clean, verdict = whole.verify(modes(4)[mode]), whole.poisoned().verify(modes(6)[mode])
+    assert texts(verdict)[::2] == texts(clean)
+    assert not any(texts(verdict)[1::2])
+    assert int(verdict.tokens.min()) >= 0
+    assert int(verdict.tokens.max()) < 33
+    torch.testing.assert_close(verdict.expected[::2], pad(clean.expected, (0, 2)))
+    assert not verdict.expected[1::2].any()
+
+
+@pytest.mark.parametrize("mode", modes(0))
+def test_the_global_generator_is_neither_read_nor_moved(mode: str) -> None:
+    verdicts = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        verdicts.append(texts(random_round(0).verify(modes(4)[mode])))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert verdicts[0] == verdicts[1]
+
+
+@pytest.mark.parametrize("mode", LOSSLESS)
+def test_greedy_tables(mode: str) -> None:
+    """Golden rows worked out by hand, and every verification mode agrees on them."""
+    drafted = Drafted.full(torch.tensor([[1, 2, 3]] * 3))
+    best = torch.tensor([[1, 9, 3, 7], [1, 2, 3, 7], [4, 2, 3, 7]])
+    logits = torch.nn.functional.one_hot(best, 10).float()
+    logits[0, 0, 5] = 1.0  # a tie: the first token counts
+    verdict = LOSSLESS[mode](drafted, logits, batch(SamplingParameters(), 3), torch.ones(3, dtype=torch.int64))
+    assert texts(verdict) == [[1, 9], [1, 2, 3, 7], [4]]
+    assert verdict.accepted.tolist() == [1, 3, 0]
+    assert verdict.expected.tolist()[:2] == [[1, 0, 1], [1, 1, 1]] or mode == "block"
+
+
+@pytest.mark.parametrize("mode", LOSSLESS)
+def test_without_drafts_every_mode_is_plain_sampling(mode: str) -> None:
+    rules = batch(SamplingParameters(temperature=0.0 if mode == "greedy" else 1.1, top_p=0.8), 500)
+    logits = torch.randn(500, 1, 40, generator=torch.Generator().manual_seed(0))
+    start = torch.arange(500)
+    drafted = Drafted.full(torch.zeros(500, 0, dtype=torch.int64))
+    plain = sample(distribution(logits, rules), target_stream(rules.seed, start[:, None]))
+    assert torch.equal(LOSSLESS[mode](drafted, logits, rules, start).tokens, plain)
+
+
+@pytest.mark.parametrize("mode", ["rejection", "coupled"])
+def test_drawn_drafts_stand_as_often_as_expected_but_for_coupled_ones(mode: str) -> None:
+    """Two laws that are drawn from with the same noise agree less often than two that are coupled as well as can be."""
+    count = 20_000
+    rules = batch(SamplingParameters(temperature=1.0), count)
+    generator = torch.Generator().manual_seed(0)
+    draft, target = (torch.randn(20, generator=generator).expand(count, 1, -1) for _ in range(2))
+    start = torch.arange(count)
+    probs = torch.empty(count, 1, 20)
+    tokens = draw(draft[:, 0], rules, start, start, coupled=mode == "coupled", probs=probs[:, 0])[:, None]
+    verdict = LOSSLESS[mode](Drafted.full(tokens, probs), target.repeat(1, 2, 1), rules, start)
+    expected, accepted = float(verdict.expected.mean()), float(verdict.accepted.float().mean())
+    sigma = (expected * (1 - expected) / count) ** 0.5
+    if mode == "rejection":
+        assert abs(accepted - expected) < 4 * sigma
+    else:
+        assert 0.8 * expected < accepted < expected - 4 * sigma
+
+
+@pytest.mark.parametrize("mode", RATIO_MODES)
+def test_a_draft_like_the_target_always_stands(mode: str) -> None:
+    rules = batch(SamplingParameters(temperature=0.9, top_k=30), 2000)
+    logits = torch.randn(2000, 4, 200, generator=torch.Generator().manual_seed(0))
+    start = torch.arange(2000) % 7
+    probs = torch.empty(2000, 3, 200)
+    tokens = torch.stack([draw(logits[:, i], rules, start + i, start, probs=probs[:, i]) for i in range(3)], dim=1)
+    verdict = LOSSLESS[mode](Drafted.full(tokens, probs), logits, rules, start)
+    assert (verdict.accepted == 3).all()
+    torch.testing.assert_close(verdict.expected, torch.ones(2000, 3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2.0**-24])
+@pytest.mark.parametrize("mode", RATIO_MODES)
+def test_the_ends_of_the_uniform_range(mode: str, number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that the target forbids never stands, even at u = 0; its only token always does, and q = p too."""
+    for module in ("verification", "verification_block"):
+        monkeypatch.setattr(
+            f"draftkit.runtime.{module}.uniform", lambda stream: torch.full(stream.positions.shape, number)
+        )
+    logits = torch.tensor([0.0, 1.0, -1.0, -2.0]).repeat(2, 2, 1)
+    forbidden, only = SamplingParameters(temperature=1.0, top_k=3), SamplingParameters(temperature=1.0, top_k=1)
+    rules, start = SamplingTensors.of([forbidden, only]), torch.tensor([1, 1])
+    drafted = Drafted.full(torch.tensor([[3], [1]]))
+    for probs in (None, torch.tensor([[[0.0, 0.0, 0.0, 1.0]], [[0.0, 1.0, 0.0, 0.0]]])):
+        rows = drafted._replace(probs=probs, one_hot=torch.full((2,), probs is None))
+        verdict = LOSSLESS[mode](rows, logits, rules, start)
+        assert verdict.accepted.tolist() == [0, 1]
+        assert int(verdict.tokens[0, 0]) != 3
+
+
+def test_a_rejected_one_hot_draft_is_never_recovered() -> None:
+    rules = batch(SamplingParameters(temperature=1.0), 5000)
+    logits = torch.tensor([2.0, 1.0, 0.0]).repeat(5000, 2, 1)
+    drafted = Drafted.full(torch.zeros(5000, 1, dtype=torch.int64))
+    verdict = verify_rejection(drafted, logits, rules, torch.ones(5000, dtype=torch.int64))
+    rejected = verdict.accepted == 0
+    assert 1000 < int(rejected.sum()) < 4000
+    assert (verdict.tokens[rejected, 0] != 0).all()
+
+
+def test_block_verification_of_one_draft_is_rejection() -> None:
+    whole = random_round(3, rows=600, k=1)
+    one, other = whole.verify(verify_rejection), whole.verify(verify_block)
+    assert texts(one) == texts(other)
+
+
+def test_one_hot_rows_need_no_probabilities() -> None:
+    whole = random_round(1, rows=60)
+    chosen = whole.drafted._replace(one_hot=torch.ones(60, dtype=torch.bool))
+    for mode in RATIO_MODES:
+        with_probs = LOSSLESS[mode](chosen, whole.logits, whole.parameters, whole.start)
+        without = LOSSLESS[mode](chosen._replace(probs=None), whole.logits, whole.parameters, whole.start)
+        assert torch.equal(with_probs.tokens, without.tokens)
+        assert torch.equal(with_probs.expected, without.expected)
+
+
+# Synthetic acceptance
+
+
+def test_synthetic_rates_of_a_length() -> None:
+    synthetic = SyntheticAcceptance.of_length(2.5, 3)
+    assert synthetic.rates == (1.0, 0.5, 0.0)
+    assert synthetic.conditional("cpu").tolist() == [1.0, 0.5, 0.0]
+    assert SyntheticAcceptance.of_length(1, 2).rates == (0.0, 0.0)
+    assert SyntheticAcceptance.of_length(3, 2).rates == (1.0, 1.0)
+
+
+def test_synthetic_rates_out_of_range_are_refused() -> None:
+    for rates in ((0.5, 0.6), (1.1,), (0.5, -0.1), (math.nan,)):
+        with pytest.raises(DraftkitError, match="acceptance rates"):
+            SyntheticAcceptance(rates)
+    for length in (0.9, 4.1, math.nan):
+        with pytest.raises(DraftkitError, match="acceptance length"):
+            SyntheticAcceptance.of_length(length, 3)
+
+
+def test_synthetic_acceptance_has_its_rates() -> None:
+    rates, rows = (0.8, 0.4, 0.3), 50_000
+    verify = partial(verify_synthetic, rates=SyntheticAcceptance(rates).conditional("cpu"))
+    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)).expand(rows, -1, -1)
+    drafted = Drafted.full(torch.ones(rows, 3, dtype=torch.int64))
+    rules = batch(SamplingParameters(temperature=1.0), rows)
+    start = torch.arange(rows)
+    verdict = verify(drafted, logits, rules, start)
+    counts = torch.bincount(verdict.accepted, minlength=4)
+    assert fit(counts, torch.tensor([0.2, 0.4, 0.1, 0.3])) > 1e-4
+    positions = start[:, None] + torch.arange(4)
+    last = verdict.counts[:, None] - 1
+    own = sample(distribution(logits, rules), target_stream(rules.seed, positions)).gather(1, last)
+    assert torch.equal(verdict.tokens.gather(1, last), own)
+    everything = partial(verify_synthetic, rates=torch.ones(3))
+    assert (everything(drafted, logits, rules, start).counts == 4).all()

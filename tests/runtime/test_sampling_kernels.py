@@ -1,0 +1,269 @@
+"""The Triton kernels agree with their torch references, and compile for a GPU without one.
+
+Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
+starts this file again in a process of its own, and the others wait for that process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fixtures.sampling_rounds import Round, random_round
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftkit.requests import SamplingParameters
+from draftkit.runtime import verification
+from draftkit.runtime.drawing import draw
+from draftkit.runtime.ops import backend, fused_verification, noise, random, residual_mass, sample
+from draftkit.runtime.ops import row_statistics as statistics
+from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
+from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
+from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
+from draftkit.runtime.verification_block import verify_block
+from draftkit.runtime.verification_synthetic import verify_synthetic
+
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
+torch.set_num_threads(1)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NATIVE = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if NATIVE else "cpu"
+runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
+SIZES = (5, 33, 1030)  # the last takes two blocks of noise
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+def test_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", __file__]
+    ran = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "passed" in ran.stdout
+
+
+def moved(value: Any, device: str) -> Any:
+    """Tensors on `device`, inside tuples and rounds too."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Round):
+        return Round(*(moved(part, device) for part in vars(value).values()))
+    if isinstance(value, tuple):
+        parts = [moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def with_kernels(function: Callable[..., Any], *arguments: Any) -> Any:
+    return moved(function(*(moved(argument, DEVICE) for argument in arguments)), "cpu")
+
+
+def reference(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The same with the torch references."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "_INTERPRETED", False)
+        return function(*(moved(argument, "cpu") for argument in arguments))
+
+
+def a_round(seed: int, **shape: int) -> Round:
+    return reference(partial(random_round, seed, **shape))
+
+
+@runs_kernels
+def test_noise_is_equal_bit_for_bit() -> None:
+    @triton.jit
+    def store_noise(race, gumbel, seed, position, origin, purpose, COUNTERS: tl.constexpr):  # type: ignore[no-untyped-def]
+        counters = tl.arange(0, COUNTERS)
+        drawn = noise.exponential(seed, position, origin, purpose, counters)
+        token = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
+        tl.store(race + token, drawn)
+        tl.store(gumbel + token, -noise.natural_log(drawn))
+
+    seed, counters = -(2**40) - 5, 1 << 14
+    race, gumbel = (torch.empty(4 * counters, device=DEVICE) for _ in range(2))
+    store_noise[(1,)](race, gumbel, seed, 2**31 + 7, 3, 1, counters, enable_fp_fusion=False)
+    row = Stream(torch.tensor(seed), torch.tensor(2**31 + 7), torch.tensor(3), Purpose.DRAFT)
+    assert torch.equal(race.cpu(), random.exponential(row, 4 * counters))
+    assert torch.equal(gumbel.cpu(), random.gumbel(row, 4 * counters))
+
+
+@runs_kernels
+def test_uniform_numbers_are_equal_bit_for_bit() -> None:
+    stream = acceptance_stream(torch.arange(60) * 2**33 - 5, torch.arange(60), 7)
+    assert torch.equal(with_kernels(noise.uniform, stream), random.uniform(stream))
+
+
+cuts = st.builds(
+    SamplingParameters,
+    temperature=st.sampled_from([0.0, 0.01, 0.4, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3, 8, 2000, 10**6]),
+    top_p=st.sampled_from([1.0, 0.9137, 0.3371, 0.0119]),
+    min_p=st.sampled_from([0.0, 0.0213, 0.4177, 1.0]),
+)
+
+
+@runs_kernels
+@settings(max_examples=300 if NATIVE else 30, deadline=None, derandomize=True)
+@given(
+    st.lists(cuts, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from([1, 5, 33, 8200]), st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse: bool, dtype: torch.dtype) -> None:
+    """Every cut, with ties, forbidden tokens and NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(rows), 1, size, generator=generator) * 2
+    if coarse:
+        logits = logits.round()
+    logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
+    logits[torch.rand(logits.shape, generator=generator) < 0.05] = torch.nan
+    logits[..., 0] = 0.5
+    logits, parameters = logits.to(dtype), SamplingTensors.of(rows)
+    kernel = with_kernels(statistics.row_statistics, logits, parameters)
+    expected = reference(statistics.row_statistics, logits, parameters)
+    assert torch.equal(kernel.peak, expected.peak)
+    assert torch.equal(kernel.best, expected.best)
+    laws = [probabilities(Distribution(logits, parameters.scale, *found)) for found in (kernel, expected)]
+    torch.testing.assert_close(*laws, atol=1e-6, rtol=1e-5)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SIZES)
+def test_samples_are_equal_and_their_probabilities_close(size: int, dtype: torch.dtype) -> None:
+    whole = a_round(1, rows=4, k=2, size=size)
+    positions = whole.start[:, None] + torch.arange(2)
+    law = reference(distribution, whole.logits[:, :2].to(dtype), whole.parameters)
+    stream = target_stream(whole.parameters.seed, positions)
+    assert torch.equal(with_kernels(sample.sample, law, stream), reference(sample.sample, law, stream))
+
+    def stored(logits: Tensor, parameters: SamplingTensors, start: Tensor) -> tuple[Tensor, Tensor]:
+        probs = torch.full((len(logits), 3, size), torch.nan, device=logits.device)
+        return draw(logits, parameters, start + 1, start, probs=probs[:, 1]), probs
+
+    arguments = stored, whole.logits[:, 2].to(dtype), whole.parameters, whole.start
+    (tokens, probs), (expected_tokens, expected_probs) = with_kernels(*arguments), reference(*arguments)
+    assert torch.equal(tokens, expected_tokens)
+    torch.testing.assert_close(probs, expected_probs, equal_nan=True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("probabilistic", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_acceptance_and_recovery(size: int, probabilistic: bool) -> None:
+    """Ragged, inactive and poisoned rows, with and without draft probabilities."""
+    whole = a_round(0, rows=4, k=3, size=size).poisoned()
+    drafted, seeds = whole.drafted, whole.parameters.seed
+    if not probabilistic:
+        drafted = drafted._replace(probs=None, one_hot=torch.ones_like(drafted.one_hot))
+    law = reference(distribution, whole.logits, whole.parameters)
+    arguments = verification.accept_drafts, drafted, law, acceptance_stream(seeds, whole.start, 5)
+    kernel, expected = with_kernels(*arguments), reference(*arguments)
+    assert torch.equal(kernel.counts, expected.counts)
+    torch.testing.assert_close(kernel.target_probs, expected.target_probs)
+    # Most rows reject, whatever the uniform numbers said.
+    counts = (drafted.lengths - torch.tensor([1, 1, 1, 0]).repeat(2)).clamp(min=0)
+    weights = torch.tensor([1.0, 0.3]).repeat_interleave(4)
+    recovery = verification.recover_token, drafted, law, counts, weights, target_stream(seeds, whole.start + counts)
+    token, expected_token = with_kernels(*recovery), reference(*recovery)
+    assert torch.equal(token[drafted.active], expected_token[drafted.active])
+    assert ((token >= 0) & (token < size)).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("size", [5, 33, 4100])
+def test_residual_mass(size: int) -> None:
+    whole = a_round(2, rows=3, k=2, size=size).poisoned()
+    wanted = whole.drafted.valid & ~whole.drafted.one_hot[:, None]
+    weights = torch.rand(wanted.shape, generator=torch.Generator().manual_seed(0))
+    law = reference(distribution, whole.logits, whole.parameters)
+    arguments = residual_mass.residual_mass, whole.drafted.probs, law, weights, wanted
+    kernel = with_kernels(*arguments)
+    torch.testing.assert_close(kernel, reference(*arguments), atol=1e-6, rtol=1e-5)
+    assert not kernel[~wanted].any()
+
+
+@runs_kernels
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_matches(k: int) -> None:
+    drafted = a_round(4, rows=12, k=k, size=2).drafted
+    chosen = torch.randint(0, 2, (12, k + 1), generator=torch.Generator().manual_seed(k))
+    chosen[:6, :k] = drafted.tokens[:6]
+    kernel = with_kernels(verification.count_matches, drafted, chosen)
+    assert torch.equal(kernel, reference(verification.count_matches, drafted, chosen))
+    assert torch.equal(kernel[:6], drafted.lengths[:6])
+
+
+@runs_kernels
+@pytest.mark.parametrize("verify", [verify_greedy, verify_rejection, verify_coupled, verify_block, "synthetic"])
+def test_whole_verdicts_with_poison_around(verify: Any) -> None:
+    """Memory around the inputs would win every draw if it were read."""
+
+    def verdict(whole: Round) -> Any:
+        rates = torch.full((2,), 0.7, device=whole.logits.device)
+        return whole.verify(partial(verify_synthetic, rates=rates) if verify == "synthetic" else verify)
+
+    whole = a_round(0, rows=5, k=2)
+    probs, tokens = whole.drafted.probs, whole.drafted.tokens
+    drafted = whole.drafted._replace(probs=guarded(probs, -1e30), tokens=guarded(tokens, 2))
+    kernel = with_kernels(verdict, replace(whole, logits=guarded(whole.logits, 1e30), drafted=drafted))
+    expected = reference(verdict, whole)
+    assert torch.equal(kernel.tokens, expected.tokens)
+    assert torch.equal(kernel.counts, expected.counts)
+    torch.testing.assert_close(kernel.expected, expected.expected, atol=1e-5, rtol=1e-5)
+
+
+def guarded(tensor: Tensor | None, poison: float) -> Tensor:
+    """The same values inside a larger piece of memory full of `poison`."""
+    assert tensor is not None
+    guard = torch.full((5000,), poison, dtype=tensor.dtype)
+    return torch.cat((guard, tensor.flatten(), guard))[5000:-5000].view(tensor.shape)
+
+
+POINTERS = {
+    "logits": "*bf16", "scales": "*fp32", "peaks": "*fp32", "bests": "*i64", "floors": "*fp32", "log_sums": "*fp32",
+    "seeds": "*i64", "positions": "*i64", "origins": "*i64", "tokens": "*i64", "lengths": "*i64", "active": "*i1",
+    "rejected": "*i1", "one_hot": "*i1", "wanted": "*i1", "accepted": "*i64", "counts": "*i64", "chosen": "*i64",
+    "probs": "*fp32", "weights": "*fp32", "target": "*fp32", "partial": "*fp32", "scores": "*fp32", "winners": "*i64",
+    "out": "*fp32", "top_ks": "*i32", "top_ps": "*fp32", "drops": "*fp32",
+}  # fmt: skip
+KERNELS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "uniform": (noise._uniform_kernel, [{"BLOCK": 128}]),
+    "statistics": (statistics._statistics_kernel, [{"TRUNCATES": cut, "BLOCK": 4096} for cut in (True, False)]),
+    "sample": (sample._sample_kernel, [{"BLOCK": 1024}, {"BLOCK": 1024, "out": None}]),
+    "matching": (fused_verification._matching_kernel, [{"BLOCK": 4}]),
+    "rejection": (fused_verification._rejection_kernel, [{"BLOCK": 4}, {"BLOCK": 4, "probs": None}]),
+    "recovered": (fused_verification._recovered_kernel, [{"BLOCK": 1024}, {"BLOCK": 1024, "probs": None}]),
+    "residual mass": (residual_mass._residual_mass_kernel, [{"BLOCK": 4096}]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_for_a_gpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To machine code of compute capability 9.0; fused multiply-adds would break the equality of the noise."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, variants = KERNELS[name]
+    for constants in variants:
+        types = {argument: POINTERS.get(argument, "i32") for argument in kernel.arg_names}
+        source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+        assert compiled.asm["cubin"]
+        assert "fma.rn" not in compiled.asm["ptx"] or name == "statistics"  # there it is inside the logarithm

@@ -1,0 +1,142 @@
+"""Attention in training, of chains and of packed documents, against every score written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.precision import LAYER, assert_close
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from draftkit.errors import TargetError
+from draftkit.train import attention, packed
+from draftkit.train.attention import ChainSteps, Visible, chain_attention_reference
+from draftkit.train.packed import Packed
+
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
+N = DOCUMENTS.shape[1]
+SMALL = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_joined_attention_and_its_gradients(dtype: torch.dtype, window: int | None, steps: int) -> None:
+    """Against float64."""
+    rows = torch.tensor([0, 3, 4, 8, 9, 13, 16, 20])
+    shapes = [(1, 2, len(rows), 8), (1, 2, N, 8), (1, 2, N, 8)]
+    shapes += [(steps, 1, 2, len(rows), 8)] * 2 if steps else []
+    inputs = [random(*shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
+    direction = random(*shapes[0], seed=9).to(dtype)
+
+    def run(attend: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        query, key, value, *own = leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        bias = Visible(DOCUMENTS, window).bias(rows, dtype)
+        out = attend(query, key, value, tuple(own) if own else None, bias, 0.3)
+        return out, *torch.autograd.grad(out, leaves, direction.to(dtype))
+
+    for found, expected in zip(
+        run(attention._joined, dtype), run(chain_attention_reference, torch.float64), strict=True
+    ):
+        assert_close(found, expected, depth=4)  # scores and values, and as many in the backward pass
+
+
+def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """One row and head, [D]: softmax over keys and values, given with their positions."""
+    scores = torch.stack([query @ key * 0.3 for _, key, _ in pairs])
+    return scores.softmax(0) @ torch.stack([value for *_, value in pairs])
+
+
+@pytest.mark.parametrize("flex", [False, True])
+@pytest.mark.parametrize("window", [None, 5])
+def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row: true keys of the document up to the anchor and own ones after it, within the window of where the row
+    stands; also in the FlexAttention that GPUs run."""
+    chain = ChainSteps(DOCUMENTS, window)
+    chosen = torch.tensor([2, 7, 8, 11, 18])
+    keys, values = [], []
+    for t in range(4):
+        if t == 1:
+            chain.go_on(chosen)
+        elif t > 1:
+            chain.go_on()
+        rows = chain.rows
+        query = random(1, 4, len(rows), 8, seed=10 * t, dtype=torch.float32)
+        key, value = (random(1, 2, len(rows), 8, seed=10 * t + i, dtype=torch.float32) for i in (1, 2))
+        keys.append(key)
+        values.append(value)
+        if flex:
+            own = None
+            if t:
+                own = tuple(torch.stack([x.repeat_interleave(2, 1) for x in kind[1:]]) for kind in (keys, values))
+            monkeypatch.setattr(attention, "_compiled_flex", attention._flex_attention)
+            found = attention._flex(query, keys[0], values[0], own, chain._blocks(), 0.3)
+        else:
+            found = chain.attend(0, query, key, value, 0.3)
+        for r, anchor in enumerate(rows.tolist()):
+            for head in range(4):
+                at = anchor + t
+                first = [j for j in range(anchor + 1) if DOCUMENTS[0, j] == DOCUMENTS[0, anchor]]
+                pairs = [(j, keys[0][0, head // 2, j], values[0][0, head // 2, j]) for j in first]
+                pairs += [(anchor + s, keys[s][0, head // 2, r], values[s][0, head // 2, r]) for s in range(1, t + 1)]
+                seen = [pair for pair in pairs if window is None or pair[0] > at - window]
+                expected = literal(query[0, head, r], seen)
+                assert_close(found[0, head, r], expected, depth=2, magnitude=torch.cat(values, 2))
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "full": lambda: LlamaForCausalLM(pico.llama_config()),
+    "window": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),
+    "windows in some layers": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SMALL, sliding_window=3, attn_logit_softcapping=None, final_logit_softcapping=None)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("flex", [False, True])
+@torch.no_grad()
+def test_packed_documents_are_as_alone(name: str, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    tokens = torch.randint(3, 50, (1, N))
+    positions = torch.cat([torch.arange(int(DOCUMENTS.eq(i).sum())) for i in (0, 1, 2, -1)])[None]
+    model.set_attn_implementation("eager")
+    alone = [model(input_ids=tokens[DOCUMENTS.eq(i)][None]).logits for i in range(3)]
+    model.set_attn_implementation(packed.NAME)
+    if flex:
+
+        def on_a_gpu(self: Packed, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None):
+            return packed._flex(query, key, value, Visible(DOCUMENTS, window).blocks(torch.arange(N)), scaling)
+
+        monkeypatch.setattr(Packed, "attend", on_a_gpu)
+    together = model(input_ids=tokens, position_ids=positions, use_cache=False, packed=Packed(DOCUMENTS)).logits
+    depth = LAYER * model.config.num_hidden_layers + 1
+    assert_close(together[:, : N - 2], torch.cat(alone, dim=1), depth=depth)
+
+
+def test_models_with_other_scores_are_refused() -> None:
+    model = Gemma2ForCausalLM(Gemma2Config(**SMALL))
+    model.set_attn_implementation(packed.NAME)
+    tokens = torch.ones(1, N, dtype=torch.int64)
+    with pytest.raises(TargetError, match="caps its scores"):
+        model(input_ids=tokens, use_cache=False, packed=Packed(DOCUMENTS))
+    with pytest.raises(TargetError, match="keyword arguments"):
+        model(input_ids=tokens, use_cache=False)

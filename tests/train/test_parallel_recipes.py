@@ -1,0 +1,595 @@
+"""P-EAGLE and PARD in training: every row against a slow reference that drafts from one anchor at a time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.precision import LAYER, assert_close
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from test_drafters import K, llama_draft, p_eagle_reference, pard2_reference, pard_reference
+from test_train import documents
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from draftkit.convert.api import convert_checkpoint
+from draftkit.data.samples import Origin as TextOrigin
+from draftkit.data.samples import write_documents
+from draftkit.data.states import OnlineStates
+from draftkit.errors import DraftkitError, TargetError
+from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.hub.locate import locate
+from draftkit.io.records import from_dict, to_dict
+from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.folder import Draft, read_draft
+from draftkit.layout.spec import DraftSpec
+from draftkit.loading import load_drafter, load_model, open_draft
+from draftkit.models.target import FINAL, Target
+from draftkit.requests import Request
+from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.train.batch import Batch
+from draftkit.train.checkpoint import save_draft
+from draftkit.train.config import read_config
+from draftkit.train.mask_token import pick_mask_token
+from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
+from draftkit.train.parallel_attention import VisibleRows, attend_rows
+from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.p_eagle import PEagle, PEagleOptions
+from draftkit.train.recipes.pard import Pard, PardOptions
+from draftkit.train.recipes.recipe import Origin, Recipe
+from draftkit.train.run import train_draft
+from draftkit.train.walk import walk
+
+V, MASK = pico.VOCABULARY, 319
+DEPTH = 3 * LAYER + 2  # products from the states to the logits: a projection, at most three layers, the head
+ALL = ConditionalDrop(retention=1, least=1)
+# Of (tokens, those of the prompt) of each document; then padding.
+DOCUMENTS = ((14, 4), (11, 1), (3, 1))
+PADDING = 3
+
+
+@cache
+def target() -> PreTrainedModel:
+    return pico.llama(rms_norm_eps=1e-5)
+
+
+@pytest.fixture(scope="module")
+def causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+    """A small language model with the target's vocabulary and a tokenizer."""
+    folder = tmp_path_factory.mktemp("draft")
+    source = pico.write_checkpoint(folder / "source", *llama_draft(), safetensors=True)
+    pico.save_tokenizer(source)
+    return read_draft(convert_checkpoint(str(source), folder / "draft"))
+
+
+def p_eagle(**options: object) -> PEagle:
+    torch.manual_seed(0)
+    recipe = PEagle.start(
+        Origin(target()), PEagleOptions(**({"num_layers": 2, "steps": K, "mask_token_id": MASK} | options))
+    )
+    with torch.no_grad():
+        for parameter in recipe.draft.parameters():
+            parameter.normal_(std=0.2 if parameter.ndim > 1 else 1.0)
+    return recipe
+
+
+def pard(draft: Draft, **options: object) -> Pard:
+    torch.manual_seed(0)
+    return Pard.start(Origin(target(), draft), PardOptions(**({"steps": K, "mask_token_id": MASK} | options)))
+
+
+def pard2(draft: Draft, **options: object) -> Pard:
+    return pard(draft, feature_layers=(-1, 5, -8), feature_scale=0.3, **options)
+
+
+def packed(recipe: Recipe) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    sizes = [size for size, _ in DOCUMENTS]
+    tokens = torch.randint(3, V - 1, (1, sum(sizes) + PADDING), generator=generator)
+    positions = torch.cat([torch.arange(size) for size in (*sizes, PADDING)])[None]
+    numbers = torch.tensor([n for n, size in enumerate(sizes) for _ in range(size)] + [-1] * PADDING)[None]
+    supervised = torch.tensor([i >= prompt for size, prompt in DOCUMENTS for i in range(size)] + [False] * PADDING)
+    states = OnlineStates(target(), recipe.taps).states(tokens, positions, numbers)
+    return Batch(tokens, positions, numbers, supervised[None], *states)
+
+
+class Drafted(NamedTuple):
+    """What drafts in a document: the logits of depth `depth` at the anchor at `place` there."""
+
+    document: int
+    place: int
+    depth: int
+    logits: Tensor
+
+
+def drafted(recipe: PEagle | Pard, batch: Batch, kept: Tensor, parts: int = 1) -> list[Drafted]:
+    found = []
+    for part in partitions(kept, parts):
+        rows = ParallelRows(part, batch)
+        with torch.no_grad():
+            logits = recipe.draft.get_submodule("lm_head")(recipe.hidden(batch, rows))
+        for depth, anchor, values in zip(*(index.tolist() for index in rows.drafts), logits, strict=True):
+            found.append(Drafted(int(batch.documents[0, anchor]), int(batch.positions[0, anchor]), depth, values))
+    return found
+
+
+def document(batch: Batch, number: int) -> tuple[Tensor, Tensor | None]:
+    rows = batch.documents[0] == number
+    return batch.tokens[0, rows], None if batch.features is None else batch.features[0, rows]
+
+
+def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    a, b = torch.stack(list(found)), torch.stack(list(expected))
+    assert_close(a, b, depth=DEPTH)
+
+
+# --- Every (anchor, depth)
+
+
+@pytest.mark.parametrize(
+    "drop", [ALL, ConditionalDrop(), ConditionalDrop(max_anchors=5)], ids=["all", "drop", "anchors"]
+)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_p_eagle_rows_equal_serving(drop: ConditionalDrop, parts: int) -> None:
+    recipe = p_eagle(norm_before_residual=parts > 1)
+    weights = recipe.tensors()
+    batch = packed(recipe)
+    kept = drop.keep(batch.drafted(K))
+    found = drafted(recipe, batch, kept, parts)
+    assert len(found) == kept.sum() > 20
+    expected = []
+    for row in found:
+        tokens, features = document(batch, row.document)
+        assert features is not None
+        known = tokens[: row.place + 2], features[: row.place + 1]
+        expected.append(p_eagle_reference(weights, MASK, parts > 1, *known)[row.depth])
+    assert_same([row.logits for row in found], expected)
+
+
+@pytest.mark.parametrize("train_prompt", [False, True])
+@pytest.mark.parametrize("kind", [pard, pard2])
+def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: bool) -> None:
+    recipe = kind(causal_lm, train_prompt=train_prompt)
+    with torch.no_grad():
+        if recipe.features is not None:
+            recipe.draft.get_submodule("target_proj").weight.normal_(std=0.2)
+    weights = recipe.tensors()
+    batch = packed(recipe)
+    possible = batch.complete(K) if train_prompt else batch.drafted(K)
+    found = drafted(recipe, batch, possible.roll(1, -1))
+    assert len(found) == possible.sum() > 20
+    expected = []
+    for row in found:
+        tokens, features = document(batch, row.document)
+        known = tokens[: row.place + 1]
+        logits = (
+            pard_reference(weights, MASK, known, known)
+            if features is None
+            else pard2_reference(weights, MASK, 0.3, known, features[: row.place])
+        )
+        expected.append(logits[row.depth])
+    assert_same([row.logits for row in found], expected)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_packed_documents_are_as_alone(causal_lm: Draft, number: int) -> None:
+    for recipe in (p_eagle(), pard2(causal_lm)):
+        together = packed(recipe)
+        own = together.documents[0] == number
+        alone = Batch(*(None if values is None else values[:, own] for values in together))
+        shift = 0 if isinstance(recipe, PEagle) else 1
+        found = drafted(recipe, together, together.drafted(K).roll(shift, -1))
+        assert_same(
+            [row.logits for row in found if row.document == number],
+            [row.logits for row in drafted(recipe, alone, alone.drafted(K).roll(shift, -1))],
+        )
+
+
+def test_a_sliding_window_is_that_of_serving(tmp_path: Path) -> None:
+    """Transformers' own mask is the reference."""
+    torch.manual_seed(0)
+    config = MistralConfig(**(pico.llama_config(num_hidden_layers=2).to_dict() | {"sliding_window": 4}))
+    model = MistralForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "source")
+    recipe = pard(read_draft(convert_checkpoint(str(tmp_path / "source"), tmp_path / "draft")))
+    batch = packed(recipe)
+    found = drafted(recipe, batch, batch.drafted(K).roll(1, -1))
+    masks = torch.full((K - 1,), MASK)
+    with torch.no_grad():
+        expected = [
+            model(torch.cat((document(batch, row.document)[0][: row.place + 1], masks))[None]).logits[0, row.depth - K]
+            for row in found
+        ]
+    assert_same([row.logits for row in found], expected)
+
+
+# --- Which rows
+
+
+@st.composite
+def possible_chains(draw: st.DrawFn) -> Tensor:
+    """Of which anchors how many depths can be drafted: bool [K, N]."""
+    depths = torch.tensor(draw(st.lists(st.integers(0, 6), min_size=1, max_size=40)))
+    return torch.arange(draw(st.integers(1, 6)))[:, None] < depths
+
+
+drops = st.builds(
+    ConditionalDrop,
+    retention=st.floats(0.05, 1),
+    least=st.floats(0, 1),
+    max_anchors=st.one_of(st.none(), st.integers(1, 50)),
+)
+
+
+@given(possible=possible_chains(), drop=drops, seed=st.integers(0, 5))
+def test_dropped_chains(possible: Tensor, drop: ConditionalDrop, seed: int) -> None:
+    kept = drop.keep(possible, torch.Generator().manual_seed(seed))
+    assert torch.equal(kept, drop.keep(possible, torch.Generator().manual_seed(seed)))
+    assert torch.equal(kept[0], possible[0])
+    assert not (kept & ~possible).any()
+    assert not (kept[2:] & ~kept[1:-1]).any()
+    chains = min(int(possible[0].sum()), drop.max_anchors or 50)
+    pool = chains
+    for depth in range(1, len(kept)):
+        size = max(int((chains - depth) * max(drop.retention**depth, drop.least)), 0)
+        pool = int(kept[depth].sum())
+        assert pool <= size
+        if depth == 1 and chains == possible[0].sum():
+            assert pool == min(size, int(possible[1].sum()))
+
+
+@given(possible=possible_chains(), number=st.integers(1, 9))
+def test_partitions_share_out_the_chains(possible: Tensor, number: int) -> None:
+    parts = partitions(possible, number)
+    assert 1 <= len(parts) <= number
+    assert torch.equal(torch.stack(parts).sum(0), possible.long())
+    assert torch.stack([part.any(0) for part in parts]).sum(0).max() <= 1  # a chain lies in one part
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_visible_rows(window: int | None) -> None:
+    batch = packed(p_eagle())
+    rows = ParallelRows(ConditionalDrop().keep(batch.drafted(K)), batch)
+    visible = VisibleRows(rows)
+    pairs = list(zip(rows.anchors.tolist(), rows.depths.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+
+    def sees(row: tuple[int, int], other: tuple[int, int]) -> bool:
+        (anchor, depth), (before, its_depth) = row, other
+        distance = anchor + depth - before - its_depth
+        own = other == row or (before == anchor and its_depth in range(1, depth))
+        true = its_depth == 0 and before <= anchor and batch.documents[0, before] == batch.documents[0, anchor]
+        return bool(own or true) and (window is None or distance < window)
+
+    at = torch.arange(len(pairs))
+    expected = torch.tensor([[sees(row, other) for other in pairs] for row in pairs])
+    assert torch.equal(visible.sees(at[:, None], at, window), expected)
+    query, key, value = torch.randn(1, 4, len(at), 16), torch.randn(1, 2, len(at), 16), torch.randn(1, 2, len(at), 16)
+    dense = attend_rows(torch.nn.Identity(), query, key, value, visible=visible, sliding_window=window)[0]
+    blocks = create_block_mask(
+        lambda _b, _h, row, other: visible.sees(row, other, window), None, None, len(at), len(at), device="cpu"
+    )
+    flex = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True).transpose(1, 2)
+    assert_close(dense, flex, depth=2)
+
+
+# --- Losses
+
+
+def gradients(recipe: Recipe, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    torch.manual_seed(5)
+    recipe.zero_grad()
+    outcome = recipe(batch)
+    outcome.loss.backward()
+    found = {name: p.grad for name, p in recipe.draft.named_parameters() if p.grad is not None}
+    return outcome.loss.detach(), outcome.statistics, {name: gradient.clone() for name, gradient in found.items()}
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_partitions_do_not_change_the_gradient(number: int) -> None:
+    whole, parts = p_eagle(loss="0.3*ce + kl"), p_eagle(loss="0.3*ce + kl", partitions=number)
+    loss, statistics, expected = gradients(whole, packed(whole))
+    other, others, found = gradients(parts, packed(parts))
+    assert expected.keys() == found.keys() == {name for name, p in whole.draft.named_parameters() if p.requires_grad}
+    assert_close(loss, other, depth=DEPTH)
+    assert statistics.keys() == others.keys()
+    for name, value in statistics.items():
+        assert_close(value, others[name], depth=DEPTH)
+    for name, gradient in expected.items():
+        assert_close(found[name], gradient, depth=2 * DEPTH)
+
+
+def test_the_mask_state_and_the_mask_token_learn() -> None:
+    recipe = p_eagle(partitions=2)
+    _, _, found = gradients(recipe, packed(recipe))
+    assert found["mask_hidden"].abs().max() > 0
+    assert found["embed_tokens.weight"][MASK].abs().max() > 0
+
+
+def test_a_loss_is_a_mean_over_all_rows_that_draft() -> None:
+    recipe = p_eagle(drop=ALL, loss="ce")
+    batch = packed(recipe)
+    outcome = recipe(batch)
+    best = target().lm_head(batch.last[0]).argmax(-1)
+    offset = [sum(size for size, _ in DOCUMENTS[:n]) for n in range(len(DOCUMENTS))]
+    losses = []
+    for row in drafted(recipe, batch, batch.drafted(K)):
+        label = best[offset[row.document] + row.place + row.depth + 1]
+        losses.append(-row.logits.log_softmax(-1)[label])
+    assert_close(outcome.loss, torch.stack(losses).mean(), depth=DEPTH)
+
+
+@pytest.mark.parametrize("loss", ["ce", "0.1*ce + kl"])
+@pytest.mark.parametrize("confidence", [False, True])
+def test_pard_weighs_rows_by_the_targets_confidence(causal_lm: Draft, loss: str, confidence: bool) -> None:
+    recipe = pard(causal_lm, drop=ALL, loss=loss, confidence=confidence, train_prompt=False)
+    batch = packed(recipe)
+    law = target().lm_head(batch.last[0]).log_softmax(-1)
+    offset = [sum(size for size, _ in DOCUMENTS[:n]) for n in range(len(DOCUMENTS))]
+    total = weights = torch.tensor(0.0)
+    for row in drafted(recipe, batch, batch.drafted(K).roll(1, -1)):
+        anchor = offset[row.document] + row.place
+        believed = [law[j, batch.tokens[0, j + 1]].exp() for j in range(anchor, anchor + row.depth)]
+        weight = torch.stack([torch.tensor(1.0), *believed]).prod() if confidence else torch.tensor(1.0)
+        q, p = row.logits.log_softmax(-1), law[anchor + row.depth]
+        value = -q[batch.tokens[0, anchor + row.depth + 1]]
+        if loss != "ce":
+            value = 0.1 * value + (p.exp() * (p - q)).sum()
+        total, weights = total + weight * value, weights + weight
+    assert_close(recipe(batch).loss, total / weights, depth=DEPTH)
+
+
+def test_pard_2_without_features_is_pard(causal_lm: Draft) -> None:
+    dropped, plain = pard2(causal_lm, feature_dropout=1.0), pard(causal_lm)
+    batch = packed(dropped)
+    loss, _, found = gradients(dropped, batch)
+    assert_close(loss, gradients(plain, packed(plain))[0], depth=DEPTH)
+    assert not found["target_proj.weight"].any()
+    kept = pard2(causal_lm, feature_dropout=0.0)
+    assert gradients(kept, batch)[2]["target_proj.weight"].any()
+
+
+def test_half_precision(causal_lm: Draft) -> None:
+    for recipe in (p_eagle(partitions=2), pard2(causal_lm, loss="kl")):
+        batch = packed(recipe)
+        loss, _, expected = gradients(recipe, batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(recipe, batch)
+        torch.testing.assert_close(found[0], loss, rtol=0.02, atol=0)
+        assert all(tensor.isfinite().all() for tensor in found[2].values())
+        assert expected.keys() == found[2].keys()
+
+
+def test_the_random_state_decides(causal_lm: Draft) -> None:
+    for recipe in (p_eagle(), pard2(causal_lm, feature_dropout=0.5)):
+        batch = packed(recipe)
+        state = torch.get_rng_state()
+        losses = [recipe(batch).loss.item() for _ in range(2)]
+        assert losses[0] != losses[1]
+        torch.set_rng_state(state)
+        assert losses == [recipe(batch).loss.item() for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "pard", "pard-2"])
+def test_training_lowers_the_loss(causal_lm: Draft, kind: str) -> None:
+    recipe: PEagle | Pard
+    if kind == "p-eagle":
+        recipe = p_eagle()
+    else:
+        recipe = pard(causal_lm) if kind == "pard" else pard2(causal_lm, loss="0.1*ce + kl", confidence=True)
+    batch = packed(recipe)
+    recipe.train()
+    optimiser = torch.optim.Adam([p for p in recipe.parameters() if p.requires_grad], lr=3e-3)
+    losses = []
+    for _ in range(20):
+        torch.manual_seed(0)
+        loss = recipe(batch).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_batch_without_drafts_has_no_loss(causal_lm: Draft) -> None:
+    for recipe in (p_eagle(), pard(causal_lm, train_prompt=False)):
+        batch = packed(recipe)
+        outcome = recipe(batch._replace(supervised=torch.zeros_like(batch.supervised)))
+        outcome.loss.backward()
+        assert float(outcome.loss) == 0
+
+
+# --- Saving, and drafting for real
+
+
+def without_dtype(spec: DraftSpec) -> DraftSpec:
+    """A checkpoint's configuration says in what its weights are stored."""
+    lm = spec.architecture
+    if not isinstance(lm, CausalLMSpec):
+        return spec
+    return replace(spec, architecture=replace(lm, config={k: v for k, v in lm.config.items() if k != "dtype"}))
+
+
+def test_saved_drafts_are_what_was_trained(causal_lm: Draft, tmp_path: Path) -> None:
+    for index, recipe in enumerate((p_eagle(), pard(causal_lm), pard2(causal_lm))):
+        folder = tmp_path / str(index)
+        save_draft(folder, recipe.spec, recipe.tensors(), target="target")
+        draft = read_draft(folder)
+        options = recipe.options_type(mask_token_id=None)
+        again = type(recipe).start(Origin(target(), draft), options)
+        assert without_dtype(again.spec) == without_dtype(recipe.spec)
+        assert again.taps == recipe.taps
+        torch.testing.assert_close(again.tensors(), recipe.tensors(), rtol=0, atol=0)
+    model = pico.llama(rms_norm_eps=1e-5)
+    model.set_attn_implementation("draftkit")
+    drafter = load_drafter(draft, model)
+    assert isinstance(drafter, Pard2Drafter)
+    assert drafter.taps == recipe.taps
+    assert drafter.taps.states == (FINAL, 5, 1)
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "pard-2"])
+def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, kind: str) -> None:
+    """The chains that are dropped, and the documents without features, are the same after a resume."""
+    source = pico.save_tokenizer(pico.save_llama(tmp_path / "target", rms_norm_eps=1e-5))
+    write_documents(tmp_path / "data.jsonl", documents(12), TextOrigin(target="pico", tokenizer_sha256="0" * 64))
+    given = {
+        "recipe": kind.removesuffix("-2"), "target": str(source), "data": str(tmp_path / "data.jsonl"),
+        "tokens_per_row": 96, "optimization": {"max_steps": 4}, "save_every": 2, "validation": {"share": 0.2},
+        "draft": "" if kind == "p-eagle" else str(causal_lm.path),
+        "options": {"steps": 3, "num_layers": 1, "partitions": 2}
+        if kind == "p-eagle"
+        else {"steps": 3, "feature_layers": [-1, 5], "feature_dropout": 0.5},
+    }  # fmt: skip
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    train_draft(read_config(None, [], given | {"out": str(whole)}))
+    shutil.copytree(whole / "checkpoint-2", resumed / "checkpoint-2")
+    train_draft(read_config(None, [], given | {"out": str(resumed)}), resume=True)
+    weights = [load_file(run / "checkpoint-4" / "model.safetensors") for run in (whole, resumed)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    assert read_draft(whole / "draft").spec.method == kind
+
+
+@pytest.fixture(scope="module")
+def zoo() -> tuple[PreTrainedModel, PreTrainedModel, list[Request]]:
+    """The target as the engine runs it and as training does, and requests."""
+    model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
+    trained = AutoModelForCausalLM.from_pretrained(locate("zoo:target").path, dtype=torch.float32)
+    return model, trained, [Request(p.id, encode_prompt(p, tokenizer), 32) for p in load_prompts("zoo", 3)]
+
+
+@pytest.mark.parametrize("name", ["zoo:p-eagle", "zoo:pard"])
+def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[Request]], name: str) -> None:
+    model, trained, requests = zoo
+    with open_draft(name, "zoo:target") as draft:
+        drafter = load_drafter(draft, model)
+        engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=K, num_slots=1)
+        generations = engine.generate(requests)
+        origin = Origin(trained, draft)
+        recipe = PEagle.start(origin, PEagleOptions()) if name == "zoo:p-eagle" else Pard.start(origin, PardOptions())
+    texts = [torch.tensor([*g.request.prompt, *g.tokens]) for g in generations]
+    tokens = torch.cat(texts)[None]
+    positions = torch.cat([torch.arange(len(text)) for text in texts])[None]
+    documents = torch.cat([torch.full_like(text, n) for n, text in enumerate(texts)])[None]
+    supervised = torch.cat(
+        [torch.arange(len(t)) >= len(g.request.prompt) for t, g in zip(texts, generations, strict=True)]
+    )
+    states = OnlineStates(trained, recipe.taps).states(tokens, positions, documents)
+    batch = Batch(tokens, positions, documents, supervised[None], *states)
+    rounds = walk(batch, recipe.chains(batch, K), "greedy")
+    for n, (text, generation) in enumerate(zip(texts, generations, strict=True)):
+        served = [min(one.accepted, len(text) - one.position) for one in generation.rounds]
+        assert [one.accepted for one in rounds[n]] == served
+
+
+def test_a_parallel_draft_made_of_eagle3_begins_as_it(
+    zoo: tuple[PreTrainedModel, PreTrainedModel, list[Request]],
+) -> None:
+    """The first draft token needs no mask row, so it has the law that it had; layers that are added change nothing."""
+    _, trained, requests = zoo
+    with open_draft("zoo:eagle3", "zoo:target") as draft:
+        origin = Origin(trained, draft)
+        older, newer = Eagle3.start(origin, Eagle3Options()), PEagle.start(origin, PEagleOptions(num_layers=3))
+    tokens = torch.tensor(requests[0].prompt)[None]
+    positions = torch.arange(tokens.shape[1])[None]
+    documents, supervised = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
+    states = OnlineStates(trained, older.taps).states(tokens, positions, documents)
+    batch = Batch(tokens, positions, documents, supervised, *states)
+    logits = trained.get_output_embeddings()(batch.last)
+    assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, depth=DEPTH, magnitude=logits)
+    assert newer.taps == older.taps
+    newer(batch).loss.backward()
+    assert all(layer.mlp.down_proj.weight.grad.abs().sum() > 0 for layer in newer.draft.layers)
+
+
+def test_chains_do_not_depend_on_how_many_run_at_once(causal_lm: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    for recipe in (p_eagle(), pard2(causal_lm)):
+        batch = packed(recipe)
+        whole = recipe.chains(batch, K)
+        monkeypatch.setattr("draftkit.train.parallel.ROWS_AT_ONCE", 16)
+        for values, expected in zip(recipe.chains(batch, K), whole, strict=True):
+            values, expected = (of[whole.drafted].float() for of in (values, expected))
+            assert_close(values, expected, depth=DEPTH, magnitude=target().lm_head(batch.last))
+        monkeypatch.undo()
+
+
+# --- The mask token, and what is refused
+
+
+def test_the_mask_token_is_one_that_no_text_contains(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(pico.save_tokenizer(tmp_path))
+    size = len(tokenizer)
+    assert pick_mask_token(tokenizer, V) == V - 1
+    assert pick_mask_token(tokenizer, V, used={V - 1}) == V - 2
+    with pytest.raises(DraftkitError, match="no unused token"):
+        pick_mask_token(tokenizer, size)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>", "<|tool|>"]})
+    assert pick_mask_token(tokenizer, size + 2) == size
+    with pytest.raises(DraftkitError, match="no unused token"):
+        pick_mask_token(tokenizer, size + 2, used={size})
+
+
+def test_the_mask_token_is_picked_from_the_drafts_tokenizer(causal_lm: Draft) -> None:
+    assert pard(causal_lm, mask_token_id=None).mask_token_id == V - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"steps": 0}, "steps: 0"), ({"partitions": 0}, "partitions: 0"), ({"loss": "klx"}, "klx"),
+     ({"mask_token_id": V}, f"mask_token_id {V}"), ({"mask_token_id": None}, "no tokenizer"),
+     ({"layers": (99,)}, r"target layers \[99\]"), ({"temperature": 0.0}, "temperature: 0")],
+)  # fmt: skip
+def test_p_eagle_refuses(options: dict[str, object], message: str) -> None:
+    with pytest.raises(DraftkitError, match=message):
+        p_eagle(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"steps": 0}, "steps: 0"), ({"mask_token_id": -1}, "mask_token_id: -1"), ({"feature_dropout": 2.0}, "dropout: 2"),
+     ({"feature_layers": (9,)}, r"states \[9\]"), ({"loss": ""}, "loss ''")],
+)  # fmt: skip
+def test_pard_refuses(causal_lm: Draft, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DraftkitError, match=message):
+        pard(causal_lm, **options)
+
+
+@pytest.mark.parametrize("options", [{"retention": 0.0}, {"least": 1.1}, {"max_anchors": 0}])
+def test_shares_that_are_none(options: dict[str, float]) -> None:
+    with pytest.raises(DraftkitError, match=next(iter(options))):
+        from_dict(ConditionalDrop, to_dict(ConditionalDrop()) | options, "options")
+
+
+def test_drafts_of_another_kind_are_refused(causal_lm: Draft) -> None:
+    with pytest.raises(DraftkitError, match="no draft to start from"):
+        Pard.start(Origin(target()), PardOptions())
+    with pytest.raises(DraftkitError, match="draft-model"):
+        PEagle.start(Origin(target(), causal_lm), PEagleOptions())
+    with pytest.raises(DraftkitError, match="320 tokens, the target 64"):
+        Pard.start(Origin(pico.llama(vocab_size=64), causal_lm), PardOptions())
+    quantised = replace(causal_lm, spec=replace(causal_lm.spec, quantization={"quant_method": "fp8"}))
+    with pytest.raises(DraftkitError, match="quantised"):
+        Pard.start(Origin(target(), quantised), PardOptions())
+    with open_draft("zoo:eagle3", "zoo:target") as draft, pytest.raises(DraftkitError, match="eagle3"):
+        Pard.start(Origin(target(), draft), PardOptions())
+
+
+def test_attention_that_is_more_than_products_is_refused() -> None:
+    query = torch.randn(1, 2, 3, 4)
+    with pytest.raises(TargetError, match="does not hand"):
+        attend_rows(torch.nn.Identity(), query, query, query)
+    batch = packed(p_eagle())
+    visible = VisibleRows(ParallelRows(batch.drafted(1), batch))
+    with pytest.raises(TargetError, match="caps its scores"):
+        attend_rows(torch.nn.Identity(), query, query, query, visible=visible, softcap=3.0)

@@ -1,0 +1,389 @@
+"""A training run: it can be stopped and resumed bit for bit, its checkpoints are drafts, bad input is found first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Command
+from fixtures import pico
+from safetensors.torch import load_file
+from torch.utils.checkpoint import checkpoint
+
+from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
+from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter, load_model
+from draftkit.train import recompute
+from draftkit.train.config import read_config
+from draftkit.train.run import train_draft
+
+torch.set_num_threads(1)
+V = 320
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = pico.save_llama(tmp_path_factory.mktemp("target"), num_hidden_layers=6)
+    return pico.save_tokenizer(folder)
+
+
+def documents(count: int, seed: int = 0) -> list[Document]:
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(count):
+        size = int(torch.randint(12, 40, (), generator=generator))
+        tokens = torch.randint(3, V, (size,), generator=generator).tolist()
+        made.append(Document.of(f"row{i}", tokens, [(5, size)], "even" if i % 2 else "odd"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "documents.jsonl"
+    write_documents(path, documents(40), Origin(target="pico", tokenizer_sha256="0" * 64))
+    return path
+
+
+def settings(target: Path, data: Path, out: Path, **more: object) -> list[object]:
+    given = {
+        "optimization.max_steps": 8, "tokens_per_row": 128, "draft_vocab_size": 64, "options.steps": 3,
+        "options.layers": "[1, 3, 5]", "save_every": 4, "log_every": 1, "validation.share": 0.2,
+        "optimization.lr": "1e-3",
+    } | more  # fmt: skip
+    flags = ["--recipe", "eagle3", "--target", target, "--data", data, "--out", out]
+    return flags + [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train_draft(config(target, data, out))
+    return out
+
+
+def config(target: Path, data: Path, out: Path, **more: object) -> Any:
+    arguments = list(map(str, settings(target, data, out, **more)))
+    flags = dict(zip(("recipe", "target", "data", "out"), arguments[1:8:2], strict=True))
+    return read_config(None, arguments[9::2], flags)
+
+
+def test_checkpoints_are_drafts(whole: Path, target: Path) -> None:
+    model, _ = load_model(str(target), device="cpu", dtype=torch.float32)
+    for folder in ("checkpoint-4", "checkpoint-8", "draft"):
+        draft = read_draft(whole / folder)
+        assert draft.spec.method == "eagle3"
+        assert load_drafter(draft, model).taps is not None
+        assert (whole / folder / "train.yaml").is_file()
+        assert json.loads((whole / folder / "versions.json").read_text())["torch"] == torch.__version__
+    assert_same(
+        {name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+         for name, tensor in weights(whole / "checkpoint-8").items()},
+        {name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+         for name, tensor in weights(whole / "draft").items()},
+    )  # fmt: skip
+
+
+def test_the_saved_run_can_be_repeated(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
+    again = read_config(whole / "checkpoint-8" / "train.yaml", [], {"out": str(tmp_path / "again")})
+    train_draft(again)
+    assert_same(weights(tmp_path / "again" / "checkpoint-8"), weights(whole / "checkpoint-8"))
+
+
+def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recompute, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
+        train_draft(config(target, data, tmp_path / "run", **{"optimization.checkpointing": True}))
+    assert calls
+    assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))
+
+
+@pytest.fixture(scope="module")
+def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's states of the documents in files."""
+    out = tmp_path_factory.mktemp("states") / "states"
+    command = ["data", "states", data, out, "--target", target, "--layers", "1,3,5", "--encoding", "float32"]
+    subprocess.run([sys.executable, "-m", "draftkit", *map(str, command)], check=True, capture_output=True, timeout=300)
+    return out
+
+
+def kill_at_step(step: int, target: Path, data: Path, out: Path, **more: object) -> None:
+    """Begin a run in a process of its own, and kill that before a step."""
+    flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(out)}
+    code = f"""
+import os, torch
+torch.set_num_threads(1)
+from transformers import TrainerCallback
+from draftkit.train.config import read_config
+from draftkit.train.run import train_draft
+class Kill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == {step}:
+            os.kill(os.getpid(), 9)
+train_draft(read_config(None, {list(map(str, settings(target, data, out, **more)))[9::2]!r},
+    {flags!r}), callbacks=(Kill(),))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+
+
+@pytest.mark.parametrize("offline", [False, True], ids=["online", "offline"])
+def test_a_run_resumes_bit_for_bit(
+    offline: bool, target: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """20 steps are 10, a kill at 13, and 10 more; beside the checkpoint lies one that was not finished."""
+    more: dict[str, object] = {"optimization.max_steps": 20, "save_every": 10}
+    if offline:
+        more["states"] = request.getfixturevalue("states")
+    train_draft(config(target, data, tmp_path / "whole", **more))
+    out = tmp_path / "run"
+    kill_at_step(13, target, data, out, **more)
+    (out / "checkpoint-13").mkdir()
+    train_draft(config(target, data, out, **more), resume=True)
+    assert_same(weights(out / "checkpoint-20"), weights(tmp_path / "whole" / "checkpoint-20"))
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_path: Path) -> None:
+    """Each process reads its own rows, so that a step of two has twice the tokens."""
+    out = tmp_path / "run"
+    arguments = [*settings(target, data, out, **{"optimization.max_steps": 4})]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [*launch, "-m", "draftkit", "train", *map(str, arguments)],
+        env=environment, check=False, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    two = weights(out / "checkpoint-4")
+    trained = train_draft(config(target, data, out), resume=True)
+    assert trained.draft is not None
+    one = weights(out / "checkpoint-8")
+    assert one.keys() == two.keys()
+    assert not torch.equal(one["fc.weight"], two["fc.weight"])
+    assert all(tensor.isfinite().all() for tensor in one.values() if tensor.is_floating_point())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_and_ends_the_run(
+    number: int, whole: Path, target: Path, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    arguments = [*settings(target, data, out), "--set", "save_every=0"]
+    command = [sys.executable, "-m", "draftkit", "train", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stderr is not None
+        lines = []
+        for line in run.stderr:
+            lines.append(line)
+            if line.startswith("step 2/"):
+                run.send_signal(number)
+                break
+        rest = run.stderr.read()
+        assert run.wait(60) == 128 + number, "".join(lines) + rest
+    assert "--resume" in rest
+    assert not (out / "draft").exists()
+    (stopped,) = out.glob("checkpoint-*")
+    assert 2 <= int(stopped.name.rpartition("-")[2]) < 8
+    trained = train_draft(config(target, data, out, save_every=0), resume=True)
+    assert trained.draft is not None
+    assert_same(weights(out / "checkpoint-8"), weights(whole / "checkpoint-8"))
+
+
+@pytest.mark.parametrize("lora", ["default", "r=4,alpha=8,targets=q_proj+fc,dora=true"])
+def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    """They leave the rest as it was, are saved merged and by themselves, and resume bit for bit."""
+    base, out = whole / "checkpoint-8", tmp_path / "run"
+    flags = ("--draft", base, "--lora", lora)
+    arguments = settings(target, data, out)
+    assert draftkit("train", *arguments, *flags).code == 0
+    before, after = weights(base), weights(out / "checkpoint-8")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(before[name].ndim == 2 and "lm_head" not in name for name in changed)
+    if lora != "default":
+        assert {name.split(".")[-2] for name in changed} == {"q_proj", "fc"}
+    assert (out / "draft" / "adapter" / "adapter_config.json").is_file()
+    for leftover in (out / "draft", out / "checkpoint-8"):
+        shutil.rmtree(leftover)
+    assert draftkit("train", *arguments, *flags, "--resume").code == 0
+    assert_same(weights(out / "checkpoint-8"), after)
+
+
+def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimization.lr": "3e-2"}
+    trained = train_draft(config(target, data, out, **more))
+    state = json.loads((trained.checkpoint / "trainer_state.json").read_text())
+    judged = {entry["step"]: entry["eval_acceptance_length"] for entry in state["log_history"] if "eval_alpha" in entry}
+    assert sorted(judged) == [2, 4, 6, 8]
+    best = max(judged, key=lambda step: judged[step])
+    assert state["best_global_step"] == best
+    own = {name: t.to(torch.float32) for name, t in weights(out / "draft").items()}
+    chosen = {name: t.to(torch.float32) for name, t in weights(out / f"checkpoint-{best}").items()}
+    assert all(torch.allclose(own[name], chosen[name], rtol=1e-2) for name in own)
+
+
+def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    shown = draftkit("train", *settings(target, data, tmp_path / "run"), "--dry-run")
+    assert shown.code == 0
+    file = tmp_path / "run.yaml"
+    file.write_text(shown.out)
+    again = draftkit("train", "--config", file, "--set", "optimization.lr=2e-4", "--dry-run")
+    assert again.out == shown.out.replace("lr: 0.001", "lr: 0.0002")
+    file.write_text(shown.out.replace("lr: 0.001", "lr: 1e-3"))
+    assert draftkit("train", "--config", file, "--dry-run").out == shown.out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"optimization.learning_rate": 1}, "optimization.learning_rate: unknown"),
+        ({"options.stepps": 1}, r"stepps: unknown, did you mean steps\?"),
+        ({"optimization.schedule": "cosin"}, r"did you mean cosine\?"),
+        ({"optimization.schedule": "warmup_stable_decay"}, "schedule: 'warmup_stable_decay' is not one of"),
+        ({"optimization.schedule": "polynomial", "optimization.lr": "1e-7"}, "above 1e-07"),
+        ({"optimization.lr": ".inf"}, "lr: inf is not a finite number above 0"),
+        ({"optimization.beta1": 1}, "beta1: 1"),
+        ({"optimization.lr": 10**400}, "not a configuration"),
+        ({"recipe": "[1]"}, r"recipe \[1\]"),
+        ({"recipe": "eagle33"}, r"recipe 'eagle33', did you mean eagle3\?"),
+        ({"seed": -1}, "seed: -1 is not a finite number at least 0 and below 4,294,967,296"),
+        ({"seed": "2020-13-45"}, "not a configuration: month must be"),
+        ({"seed": "2020-12-24"}, "not a configuration: a date"),
+        ({"report_to": "[foo]"}, r"report_to\[0\]: 'foo' is not one of"),
+        ({"lora": "{r: 0}"}, "lora.r: 0"),
+        ({"options": "{broken: ["}, "not a configuration"),
+        ({"options": "&a [*a]"}, "not a configuration"),
+        ({"options": "[" * 500 + "]" * 500}, "not a configuration"),
+        ({"draft": r'"a\0b"'}, "a text with a zero byte"),
+        ({"options.reduction.decay": 2}, "decay: 2.0 is not"),
+        ({"options.steps": "many"}, "steps: 'many' is not int"),
+        ({"options.loss": "kll"}, "kll"),
+        ({"options.layers": "[1, 99]"}, r"target layers \[1, 99\]"),
+        ({"draft_vocab_size": 999}, "a draft vocabulary of 999 tokens"),
+        ({"tokens_per_row": 16}, "has .* tokens, a row 16"),
+        ({"validation.share": 1.0}, "no document is left to train on"),
+        ({"validation.share": 0.0, "validation.every": 2}, "no document is held out"),
+    ],
+)  # fmt: skip
+def test_bad_settings(
+    more: dict[str, object], message: str, target: Path, data: Path, tmp_path: Path, draftkit: Command
+) -> None:
+    refused = draftkit("train", *settings(target, data, tmp_path / "run", **more))
+    assert refused.code == 1
+    assert re.search(message, refused.err), refused.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    assert "gives no" not in draftkit("train", "--recipe", "eagle3").err
+    assert draftkit("train", "--recipe", "eagle3").code == 1
+    assert "already has checkpoint-4, checkpoint-8, draft" in draftkit("train", *settings(target, data, whole)).err
+    empty = tmp_path / "empty.jsonl"
+    write_documents(empty, [Document.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
+    assert "no document has a supervised token" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
+    wrong = draftkit("train", *settings(target, data, tmp_path / "run"), "--draft", "zoo:eagle3")
+    assert wrong.code == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_replaces_nothing_of_others(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    out = tmp_path / "models"
+    for name in ("draft", "checkpoint-8"):
+        (out / name).mkdir(parents=True)
+        (out / name / "notes").write_text("mine")
+        for resume in ((), ("--resume",)):
+            assert draftkit("train", *settings(target, data, out), *resume).code == 1
+        assert (out / name / "notes").read_text() == "mine"
+        shutil.rmtree(out / name)
+
+
+def test_a_full_disk_keeps_the_checkpoints_before(
+    whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command
+) -> None:
+    """The system refuses to write as much as `optimizer.pt` needs, and more than the draft."""
+    out = tmp_path / "run"
+    assert draftkit("train", *settings(target, data, out, **{"optimisation.max_steps": 2, "save_every": 2})).code == 0
+    shutil.rmtree(out / "draft")
+    size = (out / "checkpoint-2" / "model.safetensors").stat().st_size
+    assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > 1.6 * size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(1.5 * size), before[1]))
+    try:
+        ran = draftkit("train", *settings(target, data, out, save_every=4), "--resume")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ran.code == 1
+    assert "error: writing checkpoint-4 failed" in ran.err
+    assert "Traceback" not in ran.err
+    assert [path.name for path in out.iterdir()] == ["checkpoint-2"]
+
+
+def test_nothing_trains_on_nan(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    broken = draftkit("train", *settings(target, data, tmp_path / "run", **{"optimization.lr": "1e30"}))
+    assert broken.code == 1
+    assert "the loss is" in broken.err
+    assert not (tmp_path / "run" / "draft").exists()
+
+
+# The draft vocabulary
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    counts = torch.tensor([0, 5, 2, 2, 2, 0, 9])
+    assert choose_vocabulary(counts, 4).tolist() == [1, 2, 3, 6]
+    assert choose_vocabulary(counts, 6).tolist() == [0, 1, 2, 3, 4, 6]
+
+
+def test_the_ceiling_of_a_vocabulary() -> None:
+    counts = torch.tensor([0, 9, 8, 1])
+    documents = [Document.of("a", [1, 1, 2, 1, 3, 2, 2, 1], [(1, 8)])]
+    # From token 1: drafts 2, 1 stand, 3 does not; then from 3: 2, 2 stand; then 1 is the target's own.
+    small, all_of_them = plan_vocabulary(documents, counts, 2, sizes=(2,))
+    assert (small.size, all_of_them.size) == (2, 4)
+    assert small.coverage == pytest.approx(17 / 18)
+    assert small.acceptance_length == pytest.approx(1 + 4 / 2)
+    assert all_of_them.acceptance_length == pytest.approx(3)
+
+
+def test_plan_vocab(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    shown = draftkit("train", *settings(target, data, tmp_path / "run"), "--plan-vocab", "--json")
+    (ceiling,) = json.loads(shown.out)
+    assert ceiling["size"] == V
+    assert ceiling["coverage"] == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_causal_lm_says_its_dtype(target: Path, data: Path, tmp_path: Path) -> None:
+    flags = {"recipe": "draft-model", "target": str(target), "data": str(data), "out": str(tmp_path / "run")}
+    settings = ["optimization.max_steps=1", "tokens_per_row=128", "target_dtype=bfloat16"]
+    train_draft(read_config(None, settings, flags))
+    for folder, dtype in (("checkpoint-1", "float32"), ("draft", "bfloat16")):
+        config = json.loads((tmp_path / "run" / folder / "config.json").read_text())
+        assert config["dtype"] == dtype
+        stored = {str(tensor.dtype) for tensor in weights(tmp_path / "run" / folder).values()}
+        assert stored == {f"torch.{dtype}"}

@@ -1,0 +1,88 @@
+"""The settings of a training run: whatever is wrong with one is said in one message, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import Command
+from fixtures import pico
+
+from draftkit.errors import DraftkitError
+from draftkit.train.config import read_config
+from draftkit.train.recipes import RECIPES
+from draftkit.train.recipes.draft_model import DraftModelOptions, draft_model_spec, fresh_draft_model
+from draftkit.train.recipes.recipe import Origin
+
+FLAGS = {"recipe": "eagle3", "target": "no target", "data": "no data", "out": "no folder", "draft": "no draft"}
+
+
+def numbers(settings: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where the settings have a number."""
+    if isinstance(settings, dict):
+        for name, value in settings.items():
+            yield from numbers(value, (*path, name))
+    elif isinstance(settings, int | float) and not isinstance(settings, bool):
+        yield path
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_number_is_checked_before_anything_is_loaded(recipe: str) -> None:
+    """Below zero no setting but a scale means anything, and so large a number none at all."""
+    flags = FLAGS | {"recipe": recipe}
+    settings = yaml.safe_load(read_config(None, ["lora={}"], flags).to_yaml())
+    found = list(numbers(settings))
+    assert len(found) > 20
+    for path in found:
+        for wrong in ("-3", ".inf", ".nan", "many", "[1]"):
+            if path != ("options", "feature_scale") or wrong != "-3":
+                with pytest.raises(DraftkitError, match=str(path[-1])):
+                    read_config(None, ["lora={}", f"{'.'.join(path)}={wrong}"], flags)
+
+
+def test_a_settings_file_that_is_none(tmp_path: Path, draftkit: Command) -> None:
+    repeats = (f"{name}: &{name} [{', '.join([f'*{inner}'] * 9)}]\n" for inner, name in pairwise("abcdefghi"))
+    bomb = "a: &a [x, x, x, x]\n" + "".join(repeats)
+    long = "#" * (2 << 20)
+    file = tmp_path / "run.yaml"
+    for text in (bomb, long, "recipe: [", "- 1", "recipe: \xff", "? [1]\n: 2", "1: 2", "!!python/name:os.system x"):
+        file.write_bytes(text.encode("latin-1"))
+        refused = draftkit("train", "--config", file, "--recipe", "eagle3", "--dry-run")
+        assert refused.code == 1
+        assert "configuration" in refused.err
+    assert draftkit("train", "--config", tmp_path, "--dry-run").code == 1
+
+
+def test_british_names_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    american = read_config(None, ["optimization.clip=2", "options.reduction={normalized: false, decay: 0.5}"], FLAGS)
+    assert not caplog.text
+    british = read_config(None, ["optimisation.clip=2", "options.reduction={normalised: false, decay: 0.5}"], FLAGS)
+    assert british == american
+    assert american.optimization.clip == 2
+    assert "setting optimisation is written optimization" in caplog.text
+    assert "setting normalised is written normalized" in caplog.text
+
+
+def test_pard_says_at_once_that_it_needs_a_draft(draftkit: Command) -> None:
+    refused = draftkit("train", "--recipe", "pard", "--target", "T", "--data", "D", "--out", "O")
+    assert (refused.code, "as --draft" in refused.err) == (1, True)
+
+
+def test_a_draft_model_is_smaller_than_its_target() -> None:
+    for hidden, heads, layers in ((64, 4, 2), (256, 4, 4), (288, 3, 5), (4096, 32, 32)):
+        with torch.device("meta"):
+            target = pico.llama(
+                hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=1, num_hidden_layers=layers
+            )
+            draft = fresh_draft_model(draft_model_spec(Origin(target), DraftModelOptions()))
+        assert draft.num_parameters() < target.num_parameters()
+        assert draft.config.num_hidden_layers <= 4
+        assert draft.config.hidden_size <= 512
+    with pytest.raises(DraftkitError, match=r"a draft model of .* parameters for a target of"):
+        draft_model_spec(Origin(pico.llama()), DraftModelOptions(hidden_size=512))
+    with pytest.raises(DraftkitError, match="expected: an even number"):
+        draft_model_spec(Origin(pico.llama()), DraftModelOptions(hidden_size=32, num_heads=5))
