@@ -17,7 +17,7 @@ from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.report.card import CardInput, render_card, target_of
-from draftkit.report.licence import find_licence
+from draftkit.report.license import find_license
 from draftkit.report.measured import EVAL_FOLDER, own_part
 from draftkit.results.record import Result, result_from
 
@@ -64,7 +64,7 @@ def write_card(
 
     `results`: files of `eval --json`; what they say of this draft is kept under `folder/eval`, and counts again the
     next time. `repo`: the name under which the card speaks of the draft, the folder without one. `license`: the Hub's
-    name of its licence, inherited without one. A card that says something else is replaced with `force` only.
+    name of its license, inherited without one. A card that says something else is replaced with `force` only.
     Raises `DraftkitError`.
     """
     files = _card_files(read_draft(folder), results, repo or os.path.realpath(folder), license)
@@ -121,7 +121,7 @@ def plan_push(
     if card.exists():
         if results or license:
             raise DraftkitError(
-                "the folder has a card already, which would not show these results or this licence",
+                "the folder has a card already, which would not show these results or this license",
                 where=card,
                 hint=f"draftkit card {folder} --repo {repo} --force, with them; then push without",
             )
@@ -153,8 +153,8 @@ def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str |
     stored = {stem: own_part(path, draft.path, sha256) for stem, path in paths.items()}
     records = {stem: result_from(part, paths[stem]) for stem, part in stored.items()}
     figures = {name: image for stem, result in records.items() for name, image in _figures(stem, result).items()}
-    licence = find_licence(draft.provenance, draft.path, license, target_of(draft, list(records.values())))
-    card = render_card(CardInput(draft, list(records.values()), licence, name, sha256, list(figures)))
+    found = find_license(draft.provenance, draft.path, license, target_of(draft, list(records.values())))
+    card = render_card(CardInput(draft, list(records.values()), found, name, sha256, list(figures)))
     kept = {f"{EVAL_FOLDER}/{stem}.json": dump(part).encode() for stem, part in stored.items()}
     return kept | figures | {CARD: card.encode()}
 

@@ -284,7 +284,7 @@ class Bench:
         """The median time of a round in ms with all slots taken, and the mean length of their sequences."""
         k, tokens = (0, 1.0) if draft is None else (draft.k, self.options.acceptance_length)
         engine = Engine(
-            Target(self.model, None if draft is None else draft.drafter.taps),
+            Target(self.model, None if draft is None else draft.drafter.aux_layers),
             None if draft is None else draft.drafter,
             num_speculative_tokens=k,
             num_slots=batch,
@@ -309,7 +309,7 @@ class Bench:
     def row(self, batch: int, draft: Draft | None, plain: float | None) -> tuple[list[str], float]:
         """A row of the table, and tokens/s."""
         taken, length = self.timed_round(batch, draft)
-        target = Target(self.model, None if draft is None else draft.drafter.taps)
+        target = Target(self.model, None if draft is None else draft.drafter.aux_layers)
         k = 0 if draft is None else draft.k
         end = round(length) + k + 1
         scoring = self.milliseconds(self.lm_pass(target, batch, k + 1, end))

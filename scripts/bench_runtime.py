@@ -107,7 +107,7 @@ class Bench:
 
     def draftkit(self, draft: Draft | None, batch: int) -> Run:
         drafter = None if draft is None else load_drafter(draft, self.model)
-        target = Target(self.model, None if drafter is None else drafter.taps)
+        target = Target(self.model, None if drafter is None else drafter.aux_layers)
         engine = Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
 
         def run() -> Timing:

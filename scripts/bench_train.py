@@ -55,7 +55,7 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import Taps, Target
+from draftkit.models.target import AuxLayers, Target
 from draftkit.train.dataset import held_out
 
 TARGET = "zoo:target"
@@ -230,7 +230,7 @@ class Bench:
         states.mkdir(parents=True, exist_ok=True)
         target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
         config = target.config
-        online = OnlineStates(target, Taps((*LAYERS, config.num_hidden_layers)))
+        online = OnlineStates(target, AuxLayers((*LAYERS, config.num_hidden_layers)))
         with (folder / "documents.jsonl").open("w") as file:
             for index, number in enumerate([*self.training, *self.judging]):
                 document = self.documents[number]

@@ -89,7 +89,7 @@ def map_of(values: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Draft], 
 
 
 def noise(*names: str, scale: float = 0.02) -> Callable[[Draft], Draft]:
-    """Tensors as they are initialised."""
+    """Tensors as they are initialized."""
 
     def spoil(draft: Draft) -> Draft:
         generator = torch.Generator().manual_seed(0)

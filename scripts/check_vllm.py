@@ -138,7 +138,7 @@ def run_draftkit(
         return drafted
 
     drafter.propose = recorded  # type: ignore[method-assign]
-    engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=k, num_slots=1)
+    engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
     generations = []
     for request in requests:
         proposals.append([])

@@ -27,7 +27,7 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import FINAL, Taps
+from draftkit.models.target import FINAL, AuxLayers
 
 ROUNDING = 1e-5  # of float32, which sums in another order
 
@@ -59,11 +59,11 @@ def compare(options: argparse.Namespace, scratch: Path) -> bool:
         settings = StateSettings(target=options.target, vllm_python=vllm_python, dtype=dtype, encoding="float32")
         with open_states_job(data, scratch / name, settings) as job:
             job.write()
-        taps = Taps((*layers, FINAL))
-        source = OfflineStates(scratch / name, data=data, target=folder, taps=taps, dtype=torch.float32)
+        aux_layers = AuxLayers((*layers, FINAL))
+        source = OfflineStates(scratch / name, data=data, target=folder, aux_layers=aux_layers, dtype=torch.float32)
         features = source.states_of(range(len(documents)), sum(map(len, documents))).features
         assert features is not None
-        return features[0].unflatten(1, (len(taps.states), -1))
+        return features[0].unflatten(1, (len(aux_layers.states), -1))
 
     exact = states("exact", "float32", None)
     ours = states("transformers", options.dtype, None)

@@ -47,7 +47,7 @@ def make(job: dict) -> dict:
         **job["options"],
     )
     model = build(config)
-    randomise(model)
+    randomize(model)
     model.save_pretrained(job["folder"])
     save_logits(model, job)
     return {}
@@ -74,7 +74,7 @@ def build(config: SpeculatorModelConfig) -> SpeculatorModel:
     return SpeculatorModel.registered_model_class_from_config(config)(config).float().eval()
 
 
-def randomise(model: SpeculatorModel) -> None:
+def randomize(model: SpeculatorModel) -> None:
     """Norms around 1, other weights small; a vocabulary map that is not the identity."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Known defects of published drafts, as data: how each is recognised, what fixes it, and where it is documented.
+"""Known defects of published drafts, as data: how each is recognized, what fixes it, and where it is documented.
 
 Converters and engines pass all of these without a word; the draft then accepts fewer tokens.
 """
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What defects are recognised from: the source's config, and the draft as the layout has it."""
+    """What defects are recognized from: the source's config, and the draft as the layout has it."""
 
     format: str
     config: Mapping[str, object]
@@ -141,7 +141,7 @@ def _random_embedding(evidence: Evidence) -> Found | None:
     if not looks_random(evidence.tensors["embed_tokens.weight"]):
         return None
     return Found(
-        "embed_tokens.weight looks like an initialisation, not like a trained table; vLLM prefers it to the target's",
+        "embed_tokens.weight looks like an initialization, not like a trained table; vLLM prefers it to the target's",
         "remove the tensor from the file if the draft was trained with the target's table",
     )
 
@@ -276,7 +276,7 @@ def _residual_default(evidence: Evidence) -> Found | None:
 
 LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
 DEFECTS = (
-    Defect("zero-d2t", "error", "vLLM, SGLang and SpecForge initialise d2t with zeros", _zero_map),
+    Defect("zero-d2t", "error", "vLLM, SGLang and SpecForge initialize d2t with zeros", _zero_map),
     Defect("layer-ids-as-outputs", "error", "vllm-project/vllm #43671", _outputs_as_states),
     Defect("layer-ids-as-states", "warning", "sgl-project/sglang #25454", _states_as_outputs),
     Defect("random-embedding", "warning", "lightseekorg/TorchSpec #38", _random_embedding),

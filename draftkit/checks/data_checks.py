@@ -165,7 +165,7 @@ def beginning(evidence: Evidence) -> Iterator[Finding]:
             f"{evidence.share(doubled)} begin with the beginning-of-sequence token twice",
             evidence.place(doubled),
             "the target reads a beginning that serving never shows it: its hidden states are other ones from there on",
-            "the row's text holds the token too, or the template was rendered to text and tokenised again: remove one",
+            "the row's text holds the token too, or the template was rendered to text and tokenized again: remove one",
         )
     else:
         yield Finding("ok", "no document begins with two beginning-of-sequence tokens")

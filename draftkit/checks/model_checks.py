@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from draftkit.checks.preflight import Evidence, Finding
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.models.target import FINAL, Taps, Target
+from draftkit.models.target import FINAL, AuxLayers, Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 
@@ -28,15 +28,15 @@ class Reference(NamedTuple):
 
 
 def aux_layers(evidence: Evidence) -> Iterator[Finding]:
-    """The tapped hidden states are those of transformers, and finite."""
+    """The captured hidden states are those of transformers, and finite."""
     assert evidence.model is not None
     model, tokens = evidence.model, _tokens(evidence)
     ids = _aux_layer_ids(evidence, model)
-    target = Target(model, Taps((*ids, FINAL)))
-    tapped, logits = _tapped(target, tokens)
+    target = Target(model, AuxLayers((*ids, FINAL)))
+    captured, logits = _captured(target, tokens)
     reference = _reference(model, tokens)
     names = [*(f"after {i} layers" for i in ids), "after the final norm", "logits"]
-    mine = [*tapped.split(target.hidden_size, dim=-1), logits]
+    mine = [*captured.split(target.hidden_size, dim=-1), logits]
     theirs = [*(reference.states[i] for i in ids), reference.states[-1], reference.logits]
     broken = [name for name, values in zip(names, mine, strict=True) if not values.isfinite().all()]
     if broken:
@@ -53,7 +53,7 @@ def aux_layers(evidence: Evidence) -> Iterator[Finding]:
     if wrong:
         yield Finding(
             "error",
-            f"tapped states differ from those of transformers: {'; '.join(wrong)}",
+            f"captured states differ from those of transformers: {'; '.join(wrong)}",
             f"{evidence.target.name}, {type(model).__name__}",
             "the draft learns from other states than it gets in serving: high accuracy in training, acceptance near 1",
             "report this target; until then, train with hidden states from vLLM",
@@ -66,9 +66,9 @@ def final_norm(evidence: Evidence) -> Iterator[Finding]:
     """The final norm multiplies by w or by 1 + w, and the head on it gives the logits."""
     assert evidence.model is not None
     model, tokens = evidence.model, _tokens(evidence)
-    target = Target(model, Taps((len(Target(model).layers), FINAL)))
-    tapped, logits = _tapped(target, tokens)
-    before, after = tapped.split(target.hidden_size, dim=-1)
+    target = Target(model, AuxLayers((len(Target(model).layers), FINAL)))
+    captured, logits = _captured(target, tokens)
+    before, after = captured.split(target.hidden_size, dim=-1)
     with torch.inference_mode():
         head = model.get_output_embeddings()(after)
     kind = _norm_kind(model, before, after)
@@ -94,7 +94,7 @@ def final_norm(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _norm_kind(model: PreTrainedModel, before: Tensor, after: Tensor) -> str:
-    """What the normalised state is multiplied with, found by trying."""
+    """What the normalized state is multiplied with, found by trying."""
     weight = getattr(getattr(model.get_decoder(), "norm", None), "weight", None)
     if weight is None:
         return "something that is no weight vector"
@@ -121,7 +121,7 @@ def _aux_layer_ids(evidence: Evidence, model: PreTrainedModel) -> tuple[int, ...
     return tuple(sorted({i for i in (2, n // 2, n - 3) if 0 <= i < n}))
 
 
-def _tapped(target: Target, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _captured(target: Target, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Features [1, T, F] and logits [1, T, V] as draftkit reads them."""
     length = tokens.shape[1]
     positions = torch.arange(length, device=tokens.device)[None]

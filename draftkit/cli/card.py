@@ -13,7 +13,7 @@ from draftkit.cli.shared import JsonOption, print_json
 DraftArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a unified draft.")]
 LicenseOption = Annotated[
     str | None,
-    typer.Option(help="The licence, by the Hub's name for it; default: that of the draft's source or of its target."),
+    typer.Option(help="The license, by the Hub's name for it; default: that of the draft's source or of its target."),
 ]
 
 

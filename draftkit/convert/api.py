@@ -26,7 +26,7 @@ from draftkit.layout.target import TargetFacts, read_target_facts
 
 @dataclass(frozen=True)
 class Reading:
-    """A foreign checkpoint, recognised, and the plan to bring it into the layout."""
+    """A foreign checkpoint, recognized, and the plan to bring it into the layout."""
 
     checkpoint: Checkpoint
     target: TargetFacts | None
@@ -120,11 +120,11 @@ def plan_conversion(
     ignored_keys: Sequence[str] = (),
     digest: bool = False,
 ) -> Conversion:
-    """Find a checkpoint, recognise its format and plan its conversion.
+    """Find a checkpoint, recognize its format and plan its conversion.
 
     `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json`
     is read, unless the destination stores a copy of its tensors. `format` is a name that `draftkit formats` lists,
-    recognised when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
+    recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
     unknown, and which are dropped all the same; that is recorded as a loss. `digest`: take the SHA-256 of large local
     files too. Raises `DraftkitError`.
     """
@@ -154,7 +154,7 @@ def read_foreign(
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
 ) -> Reading:
-    """Recognise a foreign checkpoint that is on this machine, and plan how it becomes a unified draft."""
+    """Recognize a foreign checkpoint that is on this machine, and plan how it becomes a unified draft."""
     reading = describe_foreign(located, target, format, overrides, ignored_keys)
     if reading.plan.refusal is not None:
         raise reading.plan.refusal
@@ -171,12 +171,12 @@ def describe_foreign(
     """As `read_foreign`, with what could be read of a checkpoint that contradicts itself, and why not the rest."""
     checkpoint = open_source(located)
     target_facts = _target_facts(target or located.default_target)
-    recognised = format_named(format) if format else detect(checkpoint)
+    recognized = format_named(format) if format else detect(checkpoint)
     facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
     try:
-        plan = recognised.plan(checkpoint, facts, target_facts)
+        plan = recognized.plan(checkpoint, facts, target_facts)
     except DraftkitError as error:
-        plan = planned_so_far(recognised.NAME, facts, error)
+        plan = planned_so_far(recognized.NAME, facts, error)
     return Reading(checkpoint, target_facts, plan)
 
 
@@ -232,7 +232,7 @@ def inspect_checkpoint(
     """What a folder or repository holds: a validated `Draft`, or the `Reading` that would make it one.
 
     A foreign checkpoint that lacks facts is not an error here; its plan lists them. Raises `DraftkitError` for what
-    cannot be read or recognised.
+    cannot be read or recognized.
     """
     found = describe_checkpoint(source, target=target, revision=revision, format=format)
     if isinstance(found, Reading) and found.plan.refusal is not None:

@@ -41,7 +41,7 @@ def plan_causal_lm(
         note = f"{target.name} has {target.vocab_size}: the draft proposes the tokens that both tokenizers share"
         facts.record("vocabulary", "another", "from target", note)
     facts.record("config", str(checkpoint.config.get("model_type")), "stated", "kept verbatim")
-    _check_quantiser(checkpoint, facts)
+    _check_quantizer(checkpoint, facts)
     quantization = read_quantization(checkpoint, facts)
     facts.keep_config()
     spec = None
@@ -84,7 +84,7 @@ def read_mask_token(checkpoint: Checkpoint, facts: Facts) -> ParallelDrafting | 
 
 
 def exported_config(draft: Draft) -> dict[str, object]:
-    """The config that came, with what a file beside it said about quantised weights."""
+    """The config that came, with what a file beside it said about quantized weights."""
     assert isinstance(draft.spec.architecture, CausalLMSpec)
     said = {} if draft.spec.quantization is None else {"quantization_config": draft.spec.quantization}
     return draft.spec.architecture.config | said
@@ -97,12 +97,12 @@ def exported_losses(draft: Draft) -> tuple[str, ...]:
     return () if ids is None else (f"head_ids is a list of {len(ids)} tokens, and engines propose any token",)
 
 
-def _check_quantiser(checkpoint: Checkpoint, facts: Facts) -> None:
+def _check_quantizer(checkpoint: Checkpoint, facts: Facts) -> None:
     stated = facts.mapping("quantization_config")
     if stated is not None and not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):
         raise FormatError(
-            f"the weights are quantised by {stated.get('quant_method')}, which packs them in a way of its own",
+            f"the weights are quantized by {stated.get('quant_method')}, which packs them in a way of its own",
             where=checkpoint.source.path,
             expected="weights in a floating-point dtype, or in fp8 beside their scales",
-            hint="convert the model that was quantised",
+            hint="convert the model that was quantized",
         )

@@ -30,7 +30,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a format recognises and plans from.
+    """What a format recognizes and plans from.
 
     With an `adapter`, `config` is its base model's, and `tensors` are both's; the adapter's begin with `ADAPTER`.
     """

@@ -21,7 +21,7 @@ class Format(Protocol):
     NAME: str
     TITLE: str
 
-    def recognise(self, checkpoint: Checkpoint) -> int:
+    def recognize(self, checkpoint: Checkpoint) -> int:
         """How specific a match the checkpoint is, from its tensor names first: 0 is none.
 
         1 goes to a layout that others build on; a trainer's own marks make it 2 or more. The highest wins.
@@ -46,10 +46,10 @@ def format_named(name: str) -> Format:
 
 
 def detect(checkpoint: Checkpoint) -> Format:
-    """The format that recognises the checkpoint best. Raises `FormatError` when none or several do."""
+    """The format that recognizes the checkpoint best. Raises `FormatError` when none or several do."""
     refuse_by_name(checkpoint)
     known = all_formats()
-    scores = {format.NAME: format.recognise(checkpoint) for format in known}
+    scores = {format.NAME: format.recognize(checkpoint) for format in known}
     matches = [format for format in known if scores[format.NAME] == max(scores.values()) > 0]
     if len(matches) == 1:
         return matches[0]

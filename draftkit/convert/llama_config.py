@@ -124,7 +124,7 @@ def losses(eagle: EagleSpec, runs: EagleSpec) -> tuple[str, ...]:
 def kept(outgoing: Outgoing, runs: EagleSpec, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
     """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`.
 
-    Raises `LayoutError` where its class has a tensor that this draft lacks: it would be left as it was initialised.
+    Raises `LayoutError` where its class has a tensor that this draft lacks: it would be left as it was initialized.
     """
     schema = DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype).tensors()
     if lacking := schema.keys() - outgoing.draft.tensors.keys() - set(without):

@@ -29,7 +29,7 @@ def facts_of(spec: DraftSpec) -> dict[str, object]:
 
 
 def facts_of_architecture(architecture: Architecture) -> dict[str, object]:
-    """`facts_of` without dtype and quantisation."""
+    """`facts_of` without dtype and quantization."""
     return dict(_leaves(to_dict(architecture)))
 
 

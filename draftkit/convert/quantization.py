@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint are quantised, verbatim; the layout passes them through with their scales."""
+"""How the weights of a checkpoint are quantized, verbatim; the layout passes them through with their scales."""
 
 from __future__ import annotations
 

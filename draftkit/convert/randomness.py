@@ -1,4 +1,4 @@
-"""Whether a matrix is still its initialisation."""
+"""Whether a matrix is still its initialization."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _obstacles(spec: DraftSpec) -> list[str]:
     if eagle.decoder.qk_norm and eagle.decoder.mlp_bias:
         found.append("it has both norms of queries and keys and biases in its MLP")
     if spec.quantization is not None:
-        found.append("its weights are quantised")
+        found.append("its weights are quantized")
     return found
 
 

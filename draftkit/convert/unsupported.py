@@ -1,6 +1,6 @@
 """Drafts of kinds that have a name and no format here, so that a refusal can call them by it.
 
-Recognised by what their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge,
+Recognized by what their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge,
 speculators 0.9, NeMo Automodel, and the MTP classes of vLLM 0.32.
 """
 

@@ -22,7 +22,7 @@ from draftkit.data.samples import Document
 from draftkit.data.shards import Manifest, offsets_of, shard_ranges, write_manifest, write_shard
 from draftkit.data.states import OnlineStates
 from draftkit.errors import DraftkitError, TargetError
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 
 FILE_BYTES = 4096  # at most, of a shard's header and its line in the manifest
 
@@ -38,7 +38,7 @@ class TargetExtractor:
     """Runs the target in this process, on rows of at most `tokens_per_row` packed tokens."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], tokens_per_row: int):
-        self._source = OnlineStates(model, Taps(tuple(layers)) if layers else None)
+        self._source = OnlineStates(model, AuxLayers(tuple(layers)) if layers else None)
         self._device = model.device
         self._tokens_per_row = tokens_per_row
 

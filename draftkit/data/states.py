@@ -1,6 +1,6 @@
 """The target's hidden states for a row of packed documents: computed by the target itself, in this process.
 
-N tokens of a row, F width of the tapped features, H target width.
+N tokens of a row, F width of the captured features, H target width.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError
 from draftkit.models.finite import HINT, first_non_finite
-from draftkit.models.target import Taps, Target
+from draftkit.models.target import AuxLayers, Target
 
 
 class States(NamedTuple):
-    """`features` [1, N, F], None where nothing is tapped; `last` [1, N, H], after the final norm."""
+    """`features` [1, N, F], None where nothing is captured; `last` [1, N, H], after the final norm."""
 
     features: Tensor | None
     last: Tensor
@@ -26,8 +26,8 @@ class States(NamedTuple):
 class OnlineStates:
     """Runs the target, loaded by `load_training_target`."""
 
-    def __init__(self, model: PreTrainedModel, taps: Taps | None):
-        self._target = Target(model, taps)
+    def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None):
+        self._target = Target(model, aux_layers)
 
     @torch.no_grad()
     def states(self, tokens: Tensor, positions: Tensor, documents: Tensor) -> States:
@@ -37,15 +37,15 @@ class OnlineStates:
             "position_ids": positions,
             "attention_mask": attention_masks(target.model.config, documents, target.dtype),
         }
-        with target.tapped() as found:
+        with target.captured() as found:
             output = target.decoder(**inputs, use_cache=False)
         last = output.last_hidden_state
         if not torch.isfinite(last).all():
             place = first_non_finite(target.decoder, lambda: target.decoder(**inputs, use_cache=False))
             began = "" if place is None else f", from {place[0]} on, at position {int(positions[0, place[1]])}"
             raise TargetError(f"the target's hidden states are not finite{began}", hint=HINT)
-        taps = target.taps
-        return States(None if taps is None else torch.cat([found[i] for i in taps.states], dim=-1), last)
+        aux_layers = target.aux_layers
+        return States(None if aux_layers is None else torch.cat([found[i] for i in aux_layers.states], dim=-1), last)
 
 
 def attention_masks(config: PretrainedConfig, documents: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:

@@ -16,7 +16,7 @@ from draftkit.data.fingerprint import file_sha256, target_sha256
 from draftkit.data.shards import AGAIN, Shard, read_manifest
 from draftkit.data.states import States
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
-from draftkit.models.target import FINAL, Taps
+from draftkit.models.target import FINAL, AuxLayers
 
 
 class Verified(NamedTuple):
@@ -29,8 +29,8 @@ class Verified(NamedTuple):
 class OfflineStates:
     """Reads what `draftkit data states` has written, one run of bytes for each document.
 
-    `data` and `target` are the documents file and the folder of the target that training uses, `taps` the states that
-    the draft reads: any of the stored ones. States are returned in `dtype` on the CPU. A shard's checksum is verified
+    `data` and `target` are the documents file and the folder of the target that training uses, `aux_layers` what the
+    draft reads: any of the stored states. States are returned in `dtype` on the CPU. A shard's checksum is verified
     when it is first read, with `verify` every one at once. Raises `DraftkitError` for states that are incomplete, of
     another target or other documents, or that lack a layer, and for a damaged shard.
     """
@@ -41,7 +41,7 @@ class OfflineStates:
         *,
         data: Path,
         target: Path,
-        taps: Taps | None,
+        aux_layers: AuxLayers | None,
         dtype: torch.dtype = torch.bfloat16,
         verify: bool = False,
     ):
@@ -52,7 +52,7 @@ class OfflineStates:
         self._verified: dict[int, Verified] = {}
         self._check_origin(data, target)
         self._check_complete()
-        self._columns = self._places(taps)
+        self._columns = self._places(aux_layers)
         if verify:
             for number in range(len(self.manifest.shards)):
                 self._shard(number)
@@ -73,20 +73,20 @@ class OfflineStates:
             begin = end
         return States(features, last)
 
-    def _places(self, taps: Taps | None) -> list[int] | None:
-        """Where the taps lie among the stored states."""
-        if taps is None:
+    def _places(self, aux_layers: AuxLayers | None) -> list[int] | None:
+        """Where the aux_layers lie among the stored states."""
+        if aux_layers is None:
             return None
         stored = (*self.manifest.layers, FINAL)
-        missing = [state for state in taps.states if state not in stored]
+        missing = [state for state in aux_layers.states if state not in stored]
         if missing:
             raise DraftkitError(
                 f"the states of layers {missing} are not stored",
                 where=self.folder,
-                expected=f"the draft's {list(taps.states)}; stored are {list(self.manifest.layers)}",
+                expected=f"the draft's {list(aux_layers.states)}; stored are {list(self.manifest.layers)}",
                 hint="draftkit data states … --layers writes others, to another folder",
             )
-        return [stored.index(state) for state in taps.states]
+        return [stored.index(state) for state in aux_layers.states]
 
     def _read(self, number: int) -> Tensor:
         """[T, S, H] of a document."""

@@ -108,7 +108,7 @@ def _faults(patient: Patient, name: str) -> Iterator[Fault]:
         if not SMALL_NORM < size < LARGE_NORM:
             yield "norm-weights", "warning", f"the weights of this norm are {size:.1e} on average"
     elif name == "lm_head.weight" and looks_random(handle):
-        yield "random-head", "warning", "looks like an initialisation, not like a trained head"
+        yield "random-head", "warning", "looks like an initialization, not like a trained head"
     elif name == "fc.weight":
         yield from _unread_layers(patient, tensor)
 

@@ -18,7 +18,7 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.chat import load_tokenizer, render, token_ids
-from draftkit.models.target import Taps, Target
+from draftkit.models.target import AuxLayers, Target
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
 from draftkit.runtime.memory import available_memory
@@ -36,7 +36,7 @@ def normed_features(patient: Patient) -> Iterator[Trial]:
     elif isinstance(spec, EagleSpec) and spec.token_entry == "fusion":
         yield with_eagle_facts(patient, aux_layer_ids=(patient.num_layers,))
     else:
-        last = Taps((patient.num_layers,))
+        last = AuxLayers((patient.num_layers,))
         yield Trial(
             "features before the final norm",
             lambda: patient.setup()._replace(target=Target(patient.model, last)),
@@ -52,7 +52,7 @@ def _normed(patient: Patient, norm: torch.nn.Module) -> Setup:
     def change(features: Tensor) -> Tensor:
         return torch.cat([norm(state) for state in features.split(size, dim=-1)], dim=-1)
 
-    return setup._replace(target=TargetWithFeatures(patient.model, setup.drafter.taps, change))
+    return setup._replace(target=TargetWithFeatures(patient.model, setup.drafter.aux_layers, change))
 
 
 def positions(patient: Patient) -> Iterator[Trial]:

@@ -61,7 +61,7 @@ class Patient:
 
     def setup(self, draft: Draft | None = None) -> Setup:
         drafter = self.drafter(draft)
-        return Setup(Target(self.model, drafter.taps), drafter, self.requests)
+        return Setup(Target(self.model, drafter.aux_layers), drafter, self.requests)
 
     def table(self, of: str) -> Tensor:
         """The target's `embed_tokens` or `lm_head`: float32 [V, Ht] on the CPU."""
@@ -127,7 +127,7 @@ def runnable(draft: Draft) -> Draft:
 
 
 def _is_scale(name: str, schema: Mapping[str, TensorSchema]) -> bool:
-    """Whether a tensor is the scale of a quantised weight that the spec has."""
+    """Whether a tensor is the scale of a quantized weight that the spec has."""
     module, _, kind = name.rpartition(".")
     return kind in SCALES and f"{module}.weight" in schema
 

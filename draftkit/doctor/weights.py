@@ -21,7 +21,7 @@ from draftkit.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.doctor.trial import Trial, with_eagle_facts, with_tensors
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
-from draftkit.models.target import FINAL, Taps, Target
+from draftkit.models.target import FINAL, AuxLayers, Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.eagle import EagleDrafter
 
@@ -148,7 +148,7 @@ def _with_estimated_bias(patient: Patient, spec: EagleSpec) -> Setup:
 @torch.inference_mode()
 def _mean_shortfall(patient: Patient, drafter: EagleDrafter) -> Tensor:
     """What the draft's states lack to the target's on the prompts, on average: float32 [H]."""
-    target, missing = Target(patient.model, Taps((FINAL,))), []
+    target, missing = Target(patient.model, AuxLayers((FINAL,))), []
     for request in patient.requests:
         tokens = torch.tensor([request.prompt], device=target.device)
         length = tokens.shape[1]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.models.eagle import EagleOutput
-from draftkit.models.target import Taps, Target, TargetOutput
+from draftkit.models.target import AuxLayers, Target, TargetOutput
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
@@ -18,8 +18,8 @@ from draftkit.runtime.drafters.protocol import Committed
 class TargetWithFeatures(Target):
     """A target whose features [B, T, F] are changed before the drafter sees them."""
 
-    def __init__(self, model: PreTrainedModel, taps: Taps | None, change: Callable[[Tensor], Tensor]):
-        super().__init__(model, taps)
+    def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None, change: Callable[[Tensor], Tensor]):
+        super().__init__(model, aux_layers)
         self.change = change
 
     def forward(self, *args: Any, **others: Any) -> TargetOutput:

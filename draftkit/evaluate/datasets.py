@@ -18,7 +18,7 @@ from draftkit.evaluate.prompts import Prompt
 from draftkit.io.jsonfile import loads
 
 BUNDLED = "zoo"
-# What SPEED-Bench's published rows hold instead of texts that its licence does not let it ship.
+# What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row

@@ -292,7 +292,7 @@ class _Evaluation:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A draft's drafter, and the target with the taps that it reads."""
+    """A draft's drafter, and the target with the aux_layers that it reads."""
 
     method: str
     target: Target
@@ -304,7 +304,7 @@ class _Loaded:
     ) -> _Loaded:
         drafter = ngram_drafter(source, model) if draft is None else load_drafter(draft, model, tokenizer)
         method = "ngram" if draft is None else draft.spec.method
-        return cls(method, Target(model, drafter.taps), drafter)
+        return cls(method, Target(model, drafter.aux_layers), drafter)
 
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:

@@ -60,7 +60,7 @@ class Listener:
 
 class _HeardTarget(Target):
     def __init__(self, target: Target, listener: Listener):
-        super().__init__(target.model, target.taps)
+        super().__init__(target.model, target.aux_layers)
         self._listener = listener
 
     def forward(self, *args: Any, last_only: bool = False, **others: Any) -> TargetOutput:

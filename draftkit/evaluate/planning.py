@@ -58,7 +58,7 @@ def plan_memory(
 
 
 def _causal_lm_bytes(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Of the weights, and of a position's keys and values. Quantised weights are as large as their files."""
+    """Of the weights, and of a position's keys and values. Quantized weights are as large as their files."""
     parameters, cached = footprint(config)
     if getattr(config, "quantization_config", None) is not None:
         weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -55,7 +55,7 @@ def encode_messages(
     """The ids of a conversation that the target is to go on with: the chat template applied once where there is one,
     else the texts line by line. `template` False takes the texts anyway, True raises `TargetError` where there is none.
 
-    A template writes the beginning-of-sequence token itself, so the rendered text is not tokenised a second time.
+    A template writes the beginning-of-sequence token itself, so the rendered text is not tokenized a second time.
     `thinking` is the template's `enable_thinking`; None leaves it to the template.
     """
     if tokenizer.chat_template is None and template:

@@ -63,7 +63,7 @@ def measure_round_times(
     settings: Settings,
     batches: Sequence[int],
 ) -> RoundTimes:
-    """Time rounds at each batch size and a few K; `plain` is the target without taps."""
+    """Time rounds at each batch size and a few K; `plain` is the target without aux_layers."""
     limit = min(drafter.max_tokens or MAX_SPECULATIVE_TOKENS, max(settings.num_speculative_tokens, 8))
     ks = sorted({k for k in (1, 2, 4, 8, 16) if k < limit} | {limit})
     verification = "rejection" if settings.verification == "synthetic" else settings.verification

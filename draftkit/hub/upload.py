@@ -88,7 +88,7 @@ def _ensure_repository(api: HfApi, repo: str, private: bool) -> None:
     try:
         info = api.repo_info(repo)
     except RepositoryNotFoundError:
-        api.create_repo(repo, private=True if private else None, exist_ok=True)  # None: as the organisation wants
+        api.create_repo(repo, private=True if private else None, exist_ok=True)  # None: as the organization wants
         return
     if private and not info.private:
         raise SourceError(
@@ -153,7 +153,7 @@ def _explained(error: BaseException, repo: str, revision: str | None) -> SourceE
             return SourceError(
                 f"the Hub refuses the header of README.md:\n    {_detail(error)}",
                 where="README.md",
-                hint="--license takes the Hub's names for licences: https://hf.co/docs/hub/repositories-licenses",
+                hint="--license takes the Hub's names for licenses: https://hf.co/docs/hub/repositories-licenses",
             )
         case ValueError() if _FULL.search(str(error)):
             return _full(repo, url, _detail(error))

@@ -54,7 +54,7 @@ def check_tensors(
 
 
 def _quantized(schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str, Shape]]) -> dict[str, TensorSchema]:
-    """Weights that lie in fp8, and the scales beside them, whose shapes (tensor, row, block) the quantiser chose."""
+    """Weights that lie in fp8, and the scales beside them, whose shapes (tensor, row, block) the quantizer chose."""
     tensors: dict[str, TensorSchema] = {}
     for name, tensor in schema.items():
         module = name.removesuffix(".weight")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.target import FINAL, KeyValues, Taps, Target, load_target
+from draftkit.models.target import FINAL, AuxLayers, KeyValues, Target, load_target
 from draftkit.models.weights import check_mask_token, fill, load_weights
 
 
@@ -51,17 +51,17 @@ def _keep_rows(model: PreTrainedModel, ids: Tensor) -> None:
     model.set_output_embeddings(fill(rows, kept))
 
 
-def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tuple[Pard2Model, Taps]:
+def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tuple[Pard2Model, AuxLayers]:
     """PARD-2 with its projection, and the target's states that it reads."""
     spec = draft.spec.architecture.expect(CausalLMSpec)
     features = spec.target_features
     assert features is not None
     config = target.config.get_text_config()
-    taps = Taps(tuple(_state(draft, i, config.num_hidden_layers) for i in features.layer_ids))
-    if features.size != len(taps.states) * config.hidden_size:
+    aux_layers = AuxLayers(tuple(_state(draft, i, config.num_hidden_layers) for i in features.layer_ids))
+    if features.size != len(aux_layers.states) * config.hidden_size:
         raise TargetError(
-            f"the draft reads features of {features.size} numbers from {len(taps.states)} layers; the target's hidden "
-            f"states have {config.hidden_size}",
+            f"the draft reads features of {features.size} numbers from {len(aux_layers.states)} layers; the target's "
+            f"hidden states have {config.hidden_size}",
             where=draft.path,
             hint=f"evaluate it with its own target: {draft.provenance.target or 'see the model card'}",
         )
@@ -69,7 +69,7 @@ def load_pard2(draft: Draft, target: PreTrainedModel, *, attention: str) -> tupl
     with torch.device("meta"):
         target_proj = nn.Linear(features.size, lm.hidden_size, bias=features.projection_bias)
     fill(target_proj, load_weights(draft, target, "target_proj."))
-    return Pard2Model(lm, target_proj, features.scale), taps
+    return Pard2Model(lm, target_proj, features.scale), aux_layers
 
 
 def _state(draft: Draft, index: int, num_layers: int) -> int:

@@ -1,6 +1,6 @@
-"""The target: a transformers causal LM with its hidden states tapped, run through draftkit's attention function.
+"""The target: a transformers causal LM with its hidden states captured, run through draftkit's attention function.
 
-Shapes: B sequences, T rows, H target width, F width of the tapped features, V vocabulary.
+Shapes: B sequences, T rows, H target width, F width of the captured features, V vocabulary.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from draftkit.models.rope import give_rows_their_rope, sequences_of
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
 INSTEAD = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
-FINAL = -1  # among the states of `Taps`: the one after the final norm
+FINAL = -1  # among the states of `AuxLayers`: the one after the final norm
 
 
 @dataclass(frozen=True)
-class Taps:
+class AuxLayers:
     """Which hidden states a drafter reads, concatenated in this order: i after i layers (convention S), or `FINAL`."""
 
     states: tuple[int, ...]
 
 
 class TargetOutput(NamedTuple):
-    """`logits` [B, T or 1, V]; `features` [B, T, F], or None when nothing is tapped."""
+    """`logits` [B, T or 1, V]; `features` [B, T, F], or None when nothing is captured."""
 
     logits: Tensor
     features: Tensor | None
@@ -60,20 +60,20 @@ class KeyValues(Protocol):
 
 
 class Target:
-    """A causal LM ready to be verified against. `taps` None: no hidden states are kept."""
+    """A causal LM ready to be verified against. `aux_layers` None: no hidden states are kept."""
 
-    def __init__(self, model: PreTrainedModel, taps: Taps | None = None):
+    def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None = None):
         check_config(model.config)
         check_class(type(model))
         self.model = model.eval()
-        self.taps = taps
+        self.aux_layers = aux_layers
         self.decoder: nn.Module = model.get_decoder()
         self.layers = _decoder_layers(self.decoder)
         self.positions = Positions.of(model.config)
         self._ropes = give_rows_their_rope(model)
         self._forward_checked = False
-        if taps is not None:
-            self._check_states(taps.states)
+        if aux_layers is not None:
+            self._check_states(aux_layers.states)
 
     @property
     def device(self) -> torch.device:
@@ -97,8 +97,8 @@ class Target:
 
     @property
     def feature_size(self) -> int:
-        """F: the width of what the taps give."""
-        return 0 if self.taps is None else len(self.taps.states) * self.hidden_size
+        """F: the width of what the aux_layers give."""
+        return 0 if self.aux_layers is None else len(self.aux_layers.states) * self.hidden_size
 
     @cached_property
     def position_bytes(self) -> int:
@@ -133,7 +133,7 @@ class Target:
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
         keep = tokens.new_full((1,), tokens.shape[1] - 1) if last_only else 0
-        with self.tapped() as states, sequences_of(self._ropes, lengths):
+        with self.captured() as states, sequences_of(self._ropes, lengths):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
@@ -142,7 +142,7 @@ class Target:
                 logits_to_keep=keep,
                 kv=kv,
             )
-        features = torch.cat([states[i] for i in self.taps.states], dim=-1) if self.taps else None
+        features = torch.cat([states[i] for i in self.aux_layers.states], dim=-1) if self.aux_layers else None
         if not self._forward_checked:
             self._check_attention(kv.windows)
             if features is not None and features.shape != (*tokens.shape, self.feature_size):
@@ -155,10 +155,10 @@ class Target:
         return TargetOutput(output.logits, features)
 
     @contextmanager
-    def tapped(self) -> Iterator[dict[int, Tensor]]:
-        """Collect the tapped states of one forward."""
+    def captured(self) -> Iterator[dict[int, Tensor]]:
+        """Collect the captured states of one forward."""
         states: dict[int, Tensor] = {}
-        hooks = [self._tap(i, states) for i in set(self.taps.states)] if self.taps else []
+        hooks = [self._tap(i, states) for i in set(self.aux_layers.states)] if self.aux_layers else []
         try:
             yield states
         finally:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.folder import Draft
-from draftkit.models.dequantise import dequantised
+from draftkit.models.dequantize import dequantized
 from draftkit.models.finite import require_finite
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -27,7 +27,7 @@ def load_weights(
     found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
     weights = {
         name: tensor.to(target.device, dtype or target.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in dequantised(found, draft.spec.quantization).items()
+        for name, tensor in dequantized(found, draft.spec.quantization).items()
     }
     require_finite(((prefix + name, tensor) for name, tensor in weights.items()), draft.path)
     return weights

@@ -28,7 +28,7 @@ class Coverage:
 
 
 def measure_coverage(corpus: Path, target: Vocabulary, matches: Sequence[Match]) -> Coverage:
-    """Tokenise a text file with the target's tokenizer, line by line, and count where its tokens come from.
+    """Tokenize a text file with the target's tokenizer, line by line, and count where its tokens come from.
 
     Raises `SourceError` for a file that cannot be read as text.
     """

@@ -53,7 +53,7 @@ class Head:
 def open_head(draft: Draft, owner: Vocabulary) -> Head:
     """The head of a draft, or the one that it borrows of `owner`, its target; no weight is read.
 
-    Raises `FormatError` for heads that nothing could run over fewer tokens, and for quantised ones.
+    Raises `FormatError` for heads that nothing could run over fewer tokens, and for quantized ones.
     """
     match draft.spec.architecture:
         case EagleSpec() as eagle:
@@ -66,7 +66,7 @@ def open_head(draft: Draft, owner: Vocabulary) -> Head:
             raise _refusal(draft, "Medusa has a head for each position, and engines do not load its token_map")
     if head.weights.dtype not in FLOATS:
         raise FormatError(
-            f"the head is quantised: {head.weights.dtype}", where=draft.path, expected=" or ".join(FLOATS)
+            f"the head is quantized: {head.weights.dtype}", where=draft.path, expected=" or ".join(FLOATS)
         )
     return head
 

@@ -16,7 +16,7 @@ NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 class Segmenter:
     """Cuts bytes into a tokenizer's tokens with its merges or scores alone.
 
-    Normalisation and pre-tokenisation, with the space that some tokenizers put before a text, belong to texts and not
+    Normalization and pre-tokenization, with the space that some tokenizers put before a text, belong to texts and not
     to the tokens that a text consists of. Raises `FormatError` for tokenizers that cannot write every byte.
     """
 

@@ -87,7 +87,7 @@ def plan_transplant(
 
     Both are folders, Hub ids or zoo models; of the target no weights are read. `weighting`: how the row of a token is
     put together that the donor writes as several (`shares`). `layers` (a number, or a list as 0,1,5) and `intermediate`
-    (MLP channels) trim the donor. Raises `DraftkitError` for donors that are no plain causal LM or are quantised, and
+    (MLP channels) trim the donor. Raises `DraftkitError` for donors that are no plain causal LM or are quantized, and
     for tokenizers whose tokens cannot be compared.
     """
     target = open_vocabulary(locate(tokenizer_of, weights=False))
@@ -114,7 +114,7 @@ def plan_transplant(
 
 
 def _open_donor(source: str) -> Draft:
-    """The donor in the layout. Raises `FormatError` for drafts of other kinds and for quantised weights."""
+    """The donor in the layout. Raises `FormatError` for drafts of other kinds and for quantized weights."""
     found = inspect_checkpoint(source)
     draft = found if isinstance(found, Draft) else unify(found.checkpoint, found.plan, None)
     if draft.spec.method != "draft-model":
@@ -122,7 +122,7 @@ def _open_donor(source: str) -> Draft:
             f"{source} is a draft of the kind {draft.spec.method}", where=draft.path, expected="a plain causal LM"
         )
     if draft.spec.quantization is not None:
-        raise FormatError(f"the weights of {source} are quantised", where=draft.path, hint="pass the original model")
+        raise FormatError(f"the weights of {source} are quantized", where=draft.path, hint="pass the original model")
     return draft
 
 

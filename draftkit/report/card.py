@@ -22,7 +22,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
-from draftkit.report.licence import Licence
+from draftkit.report.license import License
 from draftkit.report.markdown import (
     Row,
     acceptance_table,
@@ -72,7 +72,7 @@ class CardInput:
 
     draft: Draft
     results: Sequence[Result]
-    licence: Licence
+    license: License
     name: str
     sha256: str
     figures: Sequence[str] = ()
@@ -105,7 +105,7 @@ def render_card(given: CardInput) -> str:
             name=given.name,
             target=given.target,
             start=str(settings["draft"]) if settings.get("draft") else None,
-            licence=given.licence.metadata,
+            license=given.license.metadata,
         ),
         template_path=str(TEMPLATE),
         name=plain(short_name(given.name)),
@@ -126,7 +126,7 @@ def render_card(given: CardInput) -> str:
         training=_training(given.draft),
         settings=_settings(settings),
         limitations=_limitations(given),
-        licence=given.licence.text,
+        license=given.license.text,
     )
     return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
 

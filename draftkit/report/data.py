@@ -26,7 +26,7 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
-    """One document coloured by its mask, and a line for each finding."""
+    """One document colored by its mask, and a line for each finding."""
     console.print(masked_text((piece["text"], piece["supervised"]) for piece in checkup["shown"]))
     table = Table("check", "", "found", "if ignored", "next")
     for finding in checkup["findings"]:
@@ -49,7 +49,7 @@ def _size(count: int) -> str:
 
 
 def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:
-    """Text with its supervised pieces in green, and between brackets that are seen without colour."""
+    """Text with its supervised pieces in green, and between brackets that are seen without color."""
     text = Text()
     for piece, supervised in pieces:
         text.append(f"⟦{piece}⟧" if supervised else piece, style="green" if supervised else "dim")

@@ -173,7 +173,7 @@ def latency_distribution(series: Sequence[Series], name: str) -> Figure | None:
     axes = _axes(LATENCIES[name], "milliseconds", "share of all, %")
     for one in series:
         if quantiles := measured[one.number]:
-            axes.plot(quantiles, range(len(quantiles)), color=_colour(one), linestyle=_dash(one))
+            axes.plot(quantiles, range(len(quantiles)), color=_color(one), linestyle=_dash(one))
     _spread(axes, "x", times)
     axes.set_ylim(0, 100)
     return _with_legend(axes, [one for one in series if measured[one.number]], [])
@@ -248,7 +248,7 @@ def _axes(title: str, x: str, y: str, height: float = HEIGHT) -> Axes:
 def _with_legend(axes: Axes, series: Sequence[Series], kinds: Sequence[Line2D] = ()) -> Figure:
     """The figure, with a legend below it: the series, then kinds of lines."""
     handles = [
-        Line2D([], [], color=_colour(one), linestyle=_dash(one), marker=_marker(one), label=short(one.name))
+        Line2D([], [], color=_color(one), linestyle=_dash(one), marker=_marker(one), label=short(one.name))
         for one in series
     ]
     columns = 1 if max(len(short(one.name)) for one in series) > 22 else 2
@@ -274,14 +274,14 @@ def _kinds(series: Sequence[Series]) -> list[Line2D]:
 
 def _points(axes: Axes, one: Series, points: Sequence[tuple[float, float]], linestyle: Dash = "") -> None:
     if points:
-        axes.plot(*zip(*points, strict=True), color=_colour(one), linestyle=linestyle, marker=_marker(one))
+        axes.plot(*zip(*points, strict=True), color=_color(one), linestyle=linestyle, marker=_marker(one))
 
 
 def _line(
     axes: Axes, one: Series, points: Sequence[tuple[float, float]], linestyle: Dash = "-", linewidth: float = 1.8
 ) -> None:
     if points:
-        axes.plot(*zip(*points, strict=True), color=_colour(one), linestyle=linestyle, linewidth=linewidth)
+        axes.plot(*zip(*points, strict=True), color=_color(one), linestyle=linestyle, linewidth=linewidth)
 
 
 def _intervals(
@@ -303,7 +303,7 @@ def _intervals(
         y,
         xerr=reach if horizontal else None,
         yerr=None if horizontal else reach,
-        color=_colour(one),
+        color=_color(one),
         marker=_marker(one),
         linestyle=linestyle,
         elinewidth=1.2,
@@ -331,7 +331,7 @@ def _batch_axis(axes: Axes, batches: Iterable[int]) -> None:
     axes.spines["bottom"].set_color(GRID)
 
 
-def _colour(one: Series) -> str:
+def _color(one: Series) -> str:
     return SERIES[one.number % len(SERIES)]
 
 
@@ -340,6 +340,6 @@ def _marker(one: Series) -> str:
 
 
 def _dash(one: Series) -> Dash:
-    """Solid for as many series as there are colours, then dashed."""
+    """Solid for as many series as there are colors, then dashed."""
     dashes: tuple[Dash, ...] = ("-", "--", "-.", ":")
     return dashes[one.number // len(SERIES) % len(dashes)]

@@ -22,7 +22,7 @@ def header(
     name: str,
     target: str | None,
     start: str | None,
-    licence: dict[str, str],
+    license: dict[str, str],
 ) -> ModelCardData:
     """The header, with a `model-index` of the results.
 
@@ -39,7 +39,7 @@ def header(
         tags=["draftkit", "speculative-decoding", "draft-model", draft.spec.method],
         model_name=short_name(name) if results else None,
         eval_results=eval_results(results) or None,
-        **licence,
+        **license,
     )
 
 

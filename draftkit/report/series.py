@@ -11,7 +11,7 @@ from draftkit.results.record import Cell, Result, SpeedModel
 
 @dataclass(frozen=True)
 class Series:
-    """What one colour of the figures stands for: its name says what tells it from the others."""
+    """What one color of the figures stands for: its name says what tells it from the others."""
 
     name: str
     number: int

@@ -1,7 +1,7 @@
 """How figures look: one palette for the page in light and dark and for PNG files, and what a figure is saved as.
 
-A figure is drawn in the light colours. In the page's SVG each of them becomes a CSS custom property, which the page
-sets for light and dark; so no two names may have the same light colour.
+A figure is drawn in the light colors. In the page's SVG each of them becomes a CSS custom property, which the page
+sets for light and dark; so no two names may have the same light color.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 import matplotlib
 from matplotlib.figure import Figure
 
-# Colours of series are Okabe and Ito's, which colour-blind readers tell apart, shaded for contrast with the background.
+# Colors of series are Okabe and Ito's, which color-blind readers tell apart, shaded for contrast with the background.
 PALETTE = {
     "ink": ("#1f2530", "#e4e7ec"),
     "muted": ("#5b6472", "#9aa4b2"),
@@ -27,7 +27,7 @@ PALETTE = {
 }
 INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
 SERIES = [light for name, (light, _) in PALETTE.items() if name.startswith("series")]
-MARKERS = "osD^vPX"  # one more than colours, so that no pair of both comes twice for long
+MARKERS = "osD^vPX"  # one more than colors, so that no pair of both comes twice for long
 PNG_DPI = 220
 
 STYLE = {
@@ -71,7 +71,7 @@ styled = matplotlib.rc_context(STYLE)  # type: ignore[arg-type]
 
 
 def svg(figure: Figure) -> str:
-    """An `<svg>` element without a size, ids or colours of its own, to stand in a page."""
+    """An `<svg>` element without a size, ids or colors of its own, to stand in a page."""
     text = _saved(figure, "svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # names such as axes_1, the same in every figure
@@ -86,7 +86,7 @@ def svg(figure: Figure) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """For papers and cards: the light colours on white, so that it can stand on any background."""
+    """For papers and cards: the light colors on white, so that it can stand on any background."""
     return _saved(figure, "png", dpi=PNG_DPI, facecolor="white")
 
 

@@ -134,7 +134,7 @@ def is_looping(share: float) -> bool:
 
 
 def repetition(tokens: Sequence[int]) -> float:
-    """The share of a text's pairs of neighbouring tokens that it has had before; 0 of fewer than two pairs."""
+    """The share of a text's pairs of neighboring tokens that it has had before; 0 of fewer than two pairs."""
     pairs = list(itertools.pairwise(tokens))
     return 1 - len(set(pairs)) / len(pairs) if len(pairs) > 1 else 0.0
 

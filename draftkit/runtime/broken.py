@@ -22,7 +22,7 @@ def explained(broken: Broken, target: Target, drafter: Drafter | None, tokens: S
     The text is run once more, by itself, with an eye on every layer; `drafter` has lost its sequences after it.
     """
     ids = torch.tensor(tokens, device=target.device)
-    clean = Target(target.model, target.taps)
+    clean = Target(target.model, target.aux_layers)
     features: list[Tensor | None] = []
     place = first_non_finite(clean.model, lambda: features.append(_features(clean, ids)))
     if place is not None:

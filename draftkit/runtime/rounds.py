@@ -109,7 +109,7 @@ class Rounds:
             tokens=state.tokens[slots],
             counts=counts,
             start=state.position[slots] - counts + 1,
-            features=state.features[slots] if self.drafter.taps is not None else None,
+            features=state.features[slots] if self.drafter.aux_layers is not None else None,
             length=length,
         )
         tokens, lengths = self.drafter.propose(committed, max(k, 1), draw)

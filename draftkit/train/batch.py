@@ -1,4 +1,4 @@
-"""What a training step computes on. N tokens in one row, F width of the tapped features, H target width, K steps."""
+"""What a training step computes on. N tokens in one row, F width of the captured features, H target width, K steps."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _decode(
         requests.append(Request(answer.id, tuple(answer.tokens[:begin].tolist()), end - begin, sampling))
     k = k if drafter.max_tokens is None else min(k, drafter.max_tokens)
     engine = Engine(
-        Target(target, drafter.taps),
+        Target(target, drafter.aux_layers),
         drafter,
         num_speculative_tokens=k,
         num_slots=min(8, len(requests)),
@@ -145,7 +145,7 @@ def _serving_states(answer: Document, target: PreTrainedModel, drafter: Drafter)
     positions = torch.arange(tokens.shape[1], device=target.device)[None]
     slots = torch.zeros(1, dtype=torch.int64, device=target.device)
     rows = SlotCache(1, len(answer)).rows(slots, positions, len(answer))
-    return Target(target, drafter.taps).forward(tokens, positions, rows).features
+    return Target(target, drafter.aux_layers).forward(tokens, positions, rows).features
 
 
 def _other_text(answers: Sequence[Document], generations: Sequence[Generation]) -> Iterator[Cause]:
@@ -170,7 +170,7 @@ def _other_states(batch: Batch, served: Tensor | None, recipe: Recipe) -> Iterat
     if served is None:
         return
     trained = batch.last if batch.features is None else batch.features
-    names = (FINAL,) if batch.features is None or recipe.taps is None else recipe.taps.states
+    names = (FINAL,) if batch.features is None or recipe.aux_layers is None else recipe.aux_layers.states
     width = trained.shape[-1] // len(names)
     pairs = zip(trained.float().split(width, -1), served.float().split(width, -1), strict=True)
     for name, (mine, theirs) in zip(names, pairs, strict=True):

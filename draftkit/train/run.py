@@ -235,13 +235,13 @@ def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int
 def _state_source(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) -> StatesOf:
     """What finds the target's states of a row: the target in this process, or the files of `config.states`."""
     if not config.states:
-        online = OnlineStates(target, recipe.taps)
+        online = OnlineStates(target, recipe.aux_layers)
         return lambda row: online.states(row["tokens"], row["positions"], row["documents"])
     files = OfflineStates(
         Path(config.states),
         data=Path(config.data),
         target=locate(config.target).path,
-        taps=recipe.taps,
+        aux_layers=recipe.aux_layers,
         dtype=target.dtype,
     )
 
@@ -283,7 +283,7 @@ def _decoding(
     settings = config.validation
     if not settings.decode:
         return None
-    source = OnlineStates(target, recipe.taps)
+    source = OnlineStates(target, recipe.aux_layers)
 
     def states_of(document: Document) -> States:
         row = row_tensors([document], len(document))

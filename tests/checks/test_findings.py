@@ -133,7 +133,7 @@ def test_findings_are_shown_with_their_fix(draftkit: Command, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [64, 1024])
-def test_initialisations_look_random_and_tables_do_not(dtype: torch.dtype, width: int, tmp_path: Path) -> None:
+def test_initializations_look_random_and_tables_do_not(dtype: torch.dtype, width: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     matrices = {
         "normal": torch.randn(4000, width) * 0.02,

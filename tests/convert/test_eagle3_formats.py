@@ -14,7 +14,7 @@ import torch
 from fixtures import pico
 from fixtures.published import all_published
 from fixtures.published.checkpoint import Tensors, randoms
-from fixtures.published.eagle3 import MODELOPT, MODELOPT_EAGLE, SPECFORGE, YARN, config, eagle3, quantised
+from fixtures.published.eagle3 import MODELOPT, MODELOPT_EAGLE, SPECFORGE, YARN, config, eagle3, quantized
 from fixtures.published.layers import VD, H, V, vocabulary_map
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -300,11 +300,11 @@ def test_safeailabs_layout_needs_to_know_the_target(tmp_path: Path) -> None:
         plan_conversion(unified(tmp_path / "source", EAGLE3), to="eagle")
 
 
-def test_quantised_weights_go_where_they_are_understood(target: Path, tmp_path: Path) -> None:
+def test_quantized_weights_go_where_they_are_understood(target: Path, tmp_path: Path) -> None:
     source = ALL["modelopt-fp8"].write(tmp_path / "source")
     plan = partial(plan_conversion, str(source), target=str(target))
     assert refusal_by_vllm(plan(to="vllm").require_draft().spec) is None
-    with pytest.raises(LayoutError, match="weights are quantised"):
+    with pytest.raises(LayoutError, match="weights are quantized"):
         plan(to="eagle")
     out = convert_checkpoint(str(source), tmp_path / "out", to="sglang", target=str(target))
     assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_algo"] == "FP8"
@@ -314,8 +314,8 @@ def test_quantised_weights_go_where_they_are_understood(target: Path, tmp_path: 
     assert torch.equal(written[f"midlayer.{name}_scale"], read[f"layers.0.{name}_scale"])
 
 
-def test_sglang_has_no_quantised_fusion(target: Path, tmp_path: Path) -> None:
-    tensors = quantised(torch.float16)
+def test_sglang_has_no_quantized_fusion(target: Path, tmp_path: Path) -> None:
+    tensors = quantized(torch.float16)
     tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
     tensors |= {"fc.weight_scale": torch.tensor(1.0), "fc.input_scale": torch.tensor(1.0)}
     source = foreign(tmp_path / "source", config(**MODELOPT, quantization_config={"quant_algo": "FP8"}), tensors)
@@ -351,11 +351,11 @@ def both_norms(values: dict[str, Any], tensors: Tensors) -> None:
 
 
 def unexplained(values: dict[str, Any], tensors: Tensors) -> None:
-    tensors.update(quantised(torch.float16))
+    tensors.update(quantized(torch.float16))
 
 
 def unscaled(values: dict[str, Any], tensors: Tensors) -> None:
-    tensors.update(quantised(torch.float16))
+    tensors.update(quantized(torch.float16))
     values["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
     del tensors["layers.0.self_attn.v_proj.weight_scale"]
 
@@ -520,7 +520,7 @@ def test_a_parallel_draft_is_what_vllm_asks_for(name: str, target: Path, tmp_pat
     assert "embed_tokens.weight" in tensors
 
 
-# --- quantised weights in draftkit's own models
+# --- quantized weights in draftkit's own models
 
 SCALES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, list[int] | None]] = {
     "tensor": (lambda weight: torch.tensor(0.5), "weight_scale", None),
@@ -531,7 +531,7 @@ SCALES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, list[int] |
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_a_quantised_draft_computes_with_its_scales(name: str, tmp_path: Path) -> None:
+def test_a_quantized_draft_computes_with_its_scales(name: str, tmp_path: Path) -> None:
     make, suffix, block = SCALES[name]
     tensors = eagle3(torch.float32, first="layers.0.", t2d=False)
     plain = dict(tensors)

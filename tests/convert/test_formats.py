@@ -1,4 +1,4 @@
-"""Every published layout: recognised, accounted for, converted byte for byte, and written back where possible."""
+"""Every published layout: recognized, accounted for, converted byte for byte, and written back where possible."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def restated(stated: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 
 @each
-def test_recognised_by_exactly_one_format(published: Published, tmp_path: Path) -> None:
+def test_recognized_by_exactly_one_format(published: Published, tmp_path: Path) -> None:
     conversion = planned(published, tmp_path)
     assert conversion.reading is not None
     assert published.format == detect(conversion.reading.checkpoint).NAME

@@ -391,9 +391,9 @@ def test_fp8_keeps_its_scales_and_says_so(tmp_path: Path) -> None:
     assert draft.tensors[f"{name}_scale_inv"].dtype == "F32"
 
 
-def test_packed_weights_are_refused_by_the_name_of_their_quantiser(tmp_path: Path) -> None:
+def test_packed_weights_are_refused_by_the_name_of_their_quantizer(tmp_path: Path) -> None:
     config = ALL["llama-tied"].config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    with pytest.raises(FormatError, match="quantised by gptq, which packs them in a way of its own"):
+    with pytest.raises(FormatError, match="quantized by gptq, which packs them in a way of its own"):
         plan_conversion(str(write("llama-tied", tmp_path, config=config)))
 
 

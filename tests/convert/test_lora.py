@@ -349,16 +349,16 @@ def test_one_of_two_tied_matrices_cannot_change_alone(options: dict[str, Any], t
         plan_conversion(str(tmp_path / "adapter"))
 
 
-def test_quantised_weights_take_no_adapter(tmp_path: Path) -> None:
+def test_quantized_weights_take_no_adapter(tmp_path: Path) -> None:
     adapter = save_adapter(llama(), tmp_path)
     weights = load_file(tmp_path / "base" / "model.safetensors")
-    quantised = {n: t.to(torch.float8_e4m3fn) if "q_proj" in n else t.bfloat16() for n, t in weights.items()}
-    save_file(quantised, tmp_path / "base" / "model.safetensors")
+    quantized = {n: t.to(torch.float8_e4m3fn) if "q_proj" in n else t.bfloat16() for n, t in weights.items()}
+    save_file(quantized, tmp_path / "base" / "model.safetensors")
     config = json.loads((tmp_path / "base" / "config.json").read_text())
     (tmp_path / "base" / "config.json").write_text(
         json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
     )
-    with pytest.raises(FormatError, match=r"q_proj\.weight: F8_E4M3, quantised; name the model that was quantised"):
+    with pytest.raises(FormatError, match=r"q_proj\.weight: F8_E4M3, quantized; name the model that was quantized"):
         plan_conversion(str(adapter))
 
 

@@ -36,7 +36,7 @@ from draftkit.data.target_states import StateSettings, open_states_job
 from draftkit.engines.vllm.states import VllmExtractor, Worker, layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.safetensors_file import read_safetensors
-from draftkit.models.target import FINAL, Taps
+from draftkit.models.target import FINAL, AuxLayers
 
 LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)
@@ -169,9 +169,11 @@ def copied(stored: Path, tmp_path: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("taps", [Taps(LAYERS), Taps((5, 2, FINAL)), Taps((FINAL,)), None])
-def test_what_is_read_is_what_the_target_computes(taps: Taps | None, stored: Path, data: Path, folder: Path) -> None:
-    source = OfflineStates(stored, data=data, target=folder, taps=taps, dtype=torch.float32, verify=True)
+@pytest.mark.parametrize("aux_layers", [AuxLayers(LAYERS), AuxLayers((5, 2, FINAL)), AuxLayers((FINAL,)), None])
+def test_what_is_read_is_what_the_target_computes(
+    aux_layers: AuxLayers | None, stored: Path, data: Path, folder: Path
+) -> None:
+    source = OfflineStates(stored, data=data, target=folder, aux_layers=aux_layers, dtype=torch.float32, verify=True)
     documents, model, row = random_documents(LENGTHS), pico.llama(), (5, 0, 3, 2)
     features, last = source.states_of(row, 200)
     expected = torch.cat([alone(model, documents[i], LAYERS) for i in row])
@@ -179,11 +181,11 @@ def test_what_is_read_is_what_the_target_computes(taps: Taps | None, stored: Pat
     torch.testing.assert_close(last[0, :size], expected[:, -1], rtol=1e-4, atol=1e-4)
     assert last.shape == (1, 200, pico.HIDDEN)
     assert not last[0, size:].any()
-    if taps is None:
+    if aux_layers is None:
         assert features is None
         return
     assert features is not None
-    order = [(*LAYERS, FINAL).index(state) for state in taps.states]
+    order = [(*LAYERS, FINAL).index(state) for state in aux_layers.states]
     torch.testing.assert_close(features[0, :size], expected[:, order].flatten(1), rtol=1e-4, atol=1e-4)
     assert not features[0, size:].any()
 
@@ -204,15 +206,17 @@ def test_the_plan_is_what_is_written(encoding: Encoding, data: Path, folder: Pat
     assert (plan.documents, plan.tokens, plan.shards) == (len(LENGTHS), sum(LENGTHS), len(manifest.shards))
     assert plan.seconds > 0
     assert manifest == read_manifest(out)
-    source = OfflineStates(out, data=data, target=folder, taps=Taps(LAYERS))
+    source = OfflineStates(out, data=data, target=folder, aux_layers=AuxLayers(LAYERS))
     assert source.states_of([2], 64).last.dtype == torch.bfloat16
 
 
 def test_states_in_eight_bits_are_near_those_in_full(stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
-    exact = OfflineStates(stored, data=data, target=folder, taps=None, dtype=torch.float32).states_of(range(7), 208)
+    exact = OfflineStates(stored, data=data, target=folder, aux_layers=None, dtype=torch.float32).states_of(
+        range(7), 208
+    )
     for encoding, limit in (("bf16", 0.003), ("int8", 0.02), ("fp8", 0.03)):
         write(data, tmp_path / encoding, folder, encoding=encoding)
-        source = OfflineStates(tmp_path / encoding, data=data, target=folder, taps=None, dtype=torch.float32)
+        source = OfflineStates(tmp_path / encoding, data=data, target=folder, aux_layers=None, dtype=torch.float32)
         error = (source.states_of(range(7), 208).last - exact.last).norm() / exact.last.norm()
         assert error < limit
 
@@ -305,7 +309,7 @@ def test_damaged_shards_are_named(
     spoil(copied / "states-00001.safetensors")
 
     def use() -> None:
-        source = OfflineStates(copied, data=data, target=folder, taps=None, verify=verify)
+        source = OfflineStates(copied, data=data, target=folder, aux_layers=None, verify=verify)
         assert not verify
         source.states_of([0], 64)  # in a shard that is whole
         source.states_of([4], 64)
@@ -320,11 +324,11 @@ def test_states_of_something_else_are_refused(stored: Path, data: Path, folder: 
     for changes, message in (
         ({"target": other}, "by another target"),
         ({"data": changed}, "of other documents"),
-        ({"taps": Taps((2, 3))}, r"layers \[3\] are not stored"),
+        ({"aux_layers": AuxLayers((2, 3))}, r"layers \[3\] are not stored"),
     ):
         with pytest.raises(DraftkitError, match=message):
-            OfflineStates(stored, **({"data": data, "target": folder, "taps": None} | changes))
-    source = OfflineStates(stored, data=data, target=folder, taps=None)
+            OfflineStates(stored, **({"data": data, "target": folder, "aux_layers": None} | changes))
+    source = OfflineStates(stored, data=data, target=folder, aux_layers=None)
     with pytest.raises(DraftkitError, match="document 7 has no states"):
         source.states_of([7], 64)
 
@@ -334,7 +338,7 @@ def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -
     del manifest["shards"][1]
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DraftkitError, match=r"states of \d of 7 documents"):
-        OfflineStates(copied, data=data, target=folder, taps=None)
+        OfflineStates(copied, data=data, target=folder, aux_layers=None)
 
 
 @pytest.mark.parametrize("edit", [{"schema": 2}, {"encoding": "int4"}, {"num_documents": 3}, {"shards": [{}]}])
@@ -344,7 +348,7 @@ def test_a_manifest_that_says_nonsense_is_refused(
     path = copied / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
     with pytest.raises(DraftkitError, match=r"manifest\.json"):
-        OfflineStates(copied, data=data, target=folder, taps=None)
+        OfflineStates(copied, data=data, target=folder, aux_layers=None)
 
 
 def test_documents_with_states_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:

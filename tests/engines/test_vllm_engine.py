@@ -222,12 +222,12 @@ def test_an_output_that_a_draft_changes_is_seen(journal: Journal, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words"), [("dies", "no memory is left for the cache"), ("vanishes", "INFO loading the model")]
+    ("behavior", "words"), [("dies", "no memory is left for the cache"), ("vanishes", "INFO loading the model")]
 )
 def test_a_vllm_that_fails_is_quoted(
-    behaviour: str, words: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    behavior: str, words: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_VLLM", behaviour)
+    monkeypatch.setenv("FAKE_VLLM", behavior)
     with pytest.raises(DraftkitError, match=words):
         measured()
 

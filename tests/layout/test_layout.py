@@ -203,7 +203,7 @@ def test_all_wrong_facts_are_listed_at_once() -> None:
     data: Any = SPECS["p-eagle"].to_dict()
     architecture = data["architecture"]
     del architecture["vocab_size"], architecture["decoder"]["rope"]["base"]
-    architecture |= {"colour": "red", "final_norm": 1, "feedback": "sideways", "aux_layer_ids": [2, "6"]}
+    architecture |= {"color": "red", "final_norm": 1, "feedback": "sideways", "aux_layer_ids": [2, "6"]}
     architecture["decoder"] |= {"head_dim": True, "rms_norm_eps": "1e-5"}
     architecture["parallel"] = "yes"
     with pytest.raises(LayoutError) as error:
@@ -212,7 +212,7 @@ def test_all_wrong_facts_are_listed_at_once() -> None:
     for problem in (
         "vocab_size: missing",
         "decoder.rope.base: missing",
-        "colour: unknown",
+        "color: unknown",
         "final_norm: 1 is not bool",
         "feedback: 'sideways' is not one of ['pre_norm', 'post_norm']",
         "aux_layer_ids[1]: '6' is not int",

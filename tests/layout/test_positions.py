@@ -32,7 +32,9 @@ def limited(name: str, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> Dr
 
 
 def generate(drafter: Drafter, slots: int = 1, **options: Any) -> list[Generation]:
-    engine = Engine(Target(zoo_target(), drafter.taps), drafter, num_speculative_tokens=K, num_slots=slots, **options)
+    engine = Engine(
+        Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=K, num_slots=slots, **options
+    )
     return engine.generate([replace(r, max_new_tokens=40, ignore_eos=True) for r in requests()[:slots]])
 
 

@@ -120,7 +120,7 @@ def test_a_draft_that_overflows_is_told(name: str) -> None:
     assert drafter.module is not None
     linears = [part for part in drafter.module.modules() if isinstance(part, torch.nn.Linear)]
     hook = linears[0].register_forward_hook(lambda _module, _arguments, output: output * INF)
-    engine = Engine(Target(zoo_target(), drafter.taps), drafter, num_speculative_tokens=3, num_slots=2)
+    engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=2)
     try:
         with pytest.raises(
             NonFiniteError, match=r"the draft's forward gives NaN or infinity: it begins in .*after \d+ tok"

@@ -1,4 +1,4 @@
-"""Targets: transformers' families through draftkit's attention, hidden-state taps, refusals, stale cache entries.
+"""Targets: transformers' families through draftkit's attention, hidden-state aux_layers, refusals, stale cache entries.
 
 Every model is random and tiny; the reference is the same checkpoint loaded by transformers with eager attention.
 """
@@ -34,7 +34,7 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.eagle import EagleModel
 from draftkit.models.footprint import footprint
 from draftkit.models.positions import Positions
-from draftkit.models.target import FINAL, Taps, Target, load_target
+from draftkit.models.target import FINAL, AuxLayers, Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache
@@ -224,12 +224,12 @@ def test_taps_equal_hidden_states(family: Family) -> None:
     hook.remove()
     states = [*hidden[:-1], inputs[0]]
 
-    for taps, expected in (
-        (Taps(ids), [states[i] for i in ids]),
-        (Taps((FINAL,)), [hidden[-1]]),
-        (Taps((FINAL, LAYERS, 0, LAYERS)), [hidden[-1], states[LAYERS], states[0], states[LAYERS]]),
+    for aux_layers, expected in (
+        (AuxLayers(ids), [states[i] for i in ids]),
+        (AuxLayers((FINAL,)), [hidden[-1]]),
+        (AuxLayers((FINAL, LAYERS, 0, LAYERS)), [hidden[-1], states[LAYERS], states[0], states[LAYERS]]),
     ):
-        target = Target(family.model, taps)
+        target = Target(family.model, aux_layers)
         positions = torch.arange(20)[None]
         rows = SlotCache(1, 20).rows(torch.tensor([0]), positions, 20)
         features = target.forward(tokens, positions, rows, last_only=True).features
@@ -241,7 +241,7 @@ def test_taps_equal_hidden_states(family: Family) -> None:
 @pytest.mark.parametrize("ids", [(0, LAYERS + 1), (-2, 2)], ids=str)
 def test_impossible_taps_are_refused(ids: tuple[int, ...]) -> None:
     with pytest.raises(TargetError, match=rf"ids from 0 to {LAYERS}"):
-        Target(pico.llama(num_hidden_layers=LAYERS), Taps(ids))
+        Target(pico.llama(num_hidden_layers=LAYERS), AuxLayers(ids))
 
 
 def test_states_that_are_not_one_vector_per_token_are_refused() -> None:
@@ -260,7 +260,7 @@ def test_states_that_are_not_one_vector_per_token_are_refused() -> None:
     )
     model.set_attn_implementation(NAME)
     with pytest.raises(TargetError, match=r"states of Gemma3nTextModel's layers have shape \[4, 1, 5, 64\]"):
-        prefill(Target(model, Taps((1,))), [random_tokens(5)])
+        prefill(Target(model, AuxLayers((1,))), [random_tokens(5)])
 
 
 # Refusals that need no weights
@@ -634,7 +634,7 @@ def run_poisoned(target: LlamaForCausalLM, make: MakeDrafter, poisoned: tuple[in
     `poisoned` (0, 0) spares exactly the committed ones of either; −1 takes the last committed one as well.
     """
     drafter = make(target)
-    engine = Engine(Target(target, drafter.taps), drafter, num_speculative_tokens=4, num_slots=3)
+    engine = Engine(Target(target, drafter.aux_layers), drafter, num_speculative_tokens=4, num_slots=3)
     propose, proposals = drafter.propose, []
 
     def recorded(committed: Committed, k: int, draw: Draw) -> Proposal:

@@ -103,7 +103,7 @@ def documents(path: Path, tokens: Iterable[int], target: Path) -> Path:
 
 def generate(model: PreTrainedModel, drafter: Drafter | None) -> list[Generation]:
     engine = Engine(
-        Target(model, drafter.taps if drafter else None),
+        Target(model, drafter.aux_layers if drafter else None),
         drafter,
         num_speculative_tokens=3 if drafter else 0,
         num_slots=2,
@@ -456,8 +456,8 @@ def test_heads_that_nothing_runs_pruned(tmp_path: Path, running_target: Path) ->
             open_head(replace(draft, spec=spec), owner)
 
 
-def test_a_quantised_head(tmp_path: Path, running_target: Path) -> None:
+def test_a_quantized_head(tmp_path: Path, running_target: Path) -> None:
     draft: Draft = read_draft(convert_checkpoint(str(causal_lm(tmp_path / "draft")), tmp_path / "out"))
     tensors = draft.tensors | {HEAD: replace(draft.tensors[HEAD], dtype="F8_E4M3")}
-    with pytest.raises(FormatError, match="the head is quantised: F8_E4M3"):
+    with pytest.raises(FormatError, match="the head is quantized: F8_E4M3"):
         open_head(replace(draft, tensors=tensors), open_vocabulary(Located(running_target, "target")))

@@ -1,4 +1,4 @@
-"""Model cards: what they say of a draft, which measurements count, where the licence comes from."""
+"""Model cards: what they say of a draft, which measurements count, where the license comes from."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def readme(folder: Path, header: str) -> None:
     (folder / "README.md").write_text(f"---\n{header}\n---\n# A model\n")
 
 
-def test_the_licence_is_inherited(draft: Path, tmp_path: Path) -> None:
+def test_the_license_is_inherited(draft: Path, tmp_path: Path) -> None:
     source, target = (tmp_path / name for name in ("source", "target"))
     for folder in (source, target):
         folder.mkdir()
@@ -183,10 +183,10 @@ def test_the_licence_is_inherited(draft: Path, tmp_path: Path) -> None:
     card = card_of(draft)
     assert card.data.license is None
     assert f"Unknown: none is stated by its source, {source} or its target, {target}." in card.text
-    readme(target, "license: other\nlicense_name: community\nlicense_link: https://example.org/licence")
+    readme(target, "license: other\nlicense_name: community\nlicense_link: https://example.org/license")
     card = card_of(draft)
     assert (card.data.license, card.data.license_name) == ("other", "community")
-    assert f"[community](https://example.org/licence), inherited from its target, {target}." in card.text
+    assert f"[community](https://example.org/license), inherited from its target, {target}." in card.text
     (draft / "README.md").unlink()
     readme(source, "license: mit")
     assert f"`mit`, inherited from its source, {source}." in card_of(draft).text

@@ -231,7 +231,7 @@ def test_each_run_has_its_own_plain_decoding() -> None:
     assert lines(drawn)[2:] == [[2, 4], [3, 6]]
 
 
-def test_svg_has_the_colours_of_the_page_and_nothing_from_elsewhere(drawn: dict[str, Figure]) -> None:
+def test_svg_has_the_colors_of_the_page_and_nothing_from_elsewhere(drawn: dict[str, Figure]) -> None:
     text = svg(drawn["speed-by-k-batch-4"])
     assert "var(--series-1)" in text
     assert not any(light in text for light, _ in PALETTE.values())
@@ -239,7 +239,7 @@ def test_svg_has_the_colours_of_the_page_and_nothing_from_elsewhere(drawn: dict[
     assert "zoo:eagle3" in text
 
 
-def test_palette_colours_are_distinct() -> None:
+def test_palette_colors_are_distinct() -> None:
     assert len({light for light, _ in PALETTE.values()}) == len(PALETTE)
 
 

@@ -58,8 +58,8 @@ class Shown:
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
-    def colour(self, selector: str, name: str) -> tuple[float, ...]:
-        """A computed colour as red, green and blue."""
+    def color(self, selector: str, name: str) -> tuple[float, ...]:
+        """A computed color as red, green and blue."""
         text = self.page.locator(selector).first.evaluate(f"e => getComputedStyle(e)['{name}']")
         return tuple(float(part) for part in text[text.index("(") + 1 : -1].split(",")[:3])
 
@@ -113,21 +113,21 @@ def test_text_stands_out_from_its_background(show, scheme: str) -> None:
         **{f".legend .{kind}": f".legend .{kind}" for kind in ("accepted", "recovered", "bonus", "plain")},
     }
     contrasts = {
-        selector: contrast(shown.colour(selector, "color"), shown.colour(background, "backgroundColor"))
+        selector: contrast(shown.color(selector, "color"), shown.color(background, "backgroundColor"))
         for selector, background in behind.items()
     }
     assert {selector: ratio for selector, ratio in contrasts.items() if ratio < 4.5} == {}
 
 
-def test_plots_follow_the_colour_scheme(show) -> None:
-    inks = [show(color_scheme=scheme).colour(".plot text", "fill") for scheme in ("light", "dark")]
+def test_plots_follow_the_color_scheme(show) -> None:
+    inks = [show(color_scheme=scheme).color(".plot text", "fill") for scheme in ("light", "dark")]
     assert max(inks[0]) < 128 < min(inks[1])
 
 
 def test_it_prints_in_light_with_rejected_tokens_in_the_text(show, tmp_path: Path) -> None:
     shown = show(viewport=DESKTOP, color_scheme="dark")
     shown.page.emulate_media(media="print", color_scheme="dark")
-    assert shown.colour("body", "backgroundColor") == (255, 255, 255)
+    assert shown.color("body", "backgroundColor") == (255, 255, 255)
     assert shown.page.locator(".generation .rejected").first.is_visible()
     assert not shown.page.locator(".proposal").first.is_visible()
     paper = shown.page.pdf(path=tmp_path / "report.pdf", format="A4")
@@ -183,6 +183,6 @@ def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def _luminance(colour: tuple[float, ...]) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in colour)]
+def _luminance(color: tuple[float, ...]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

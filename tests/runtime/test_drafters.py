@@ -238,8 +238,8 @@ def pard2(load: Load, bias: bool = False, features: bool = True) -> Case:
     drafter = load(config, w, warp, features=features)
     if not features:
         return Case(drafter, partial(pard_reference, w, 300))
-    assert drafter.taps is not None
-    assert drafter.taps.states == (FINAL, 5, 1)
+    assert drafter.aux_layers is not None
+    assert drafter.aux_layers.states == (FINAL, 5, 1)
     return Case(drafter, partial(pard2_reference, w | warp, 300, 0.3), feature_size=3 * H)
 
 
@@ -462,7 +462,7 @@ def sampled() -> tuple[Request, ...]:
 
 def generate(drafter: Drafter | None, wanted: Sequence[Request], num_slots: int, k: int = 3) -> list[Generation]:
     engine = Engine(
-        Target(target(), drafter.taps if drafter else None), drafter, num_speculative_tokens=k if drafter else 0,
+        Target(target(), drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=k if drafter else 0,
         num_slots=num_slots, verification="coupled", draft_sampling=DraftSampling(mode="probabilistic"),
     )  # fmt: skip
     return engine.generate(wanted)
@@ -532,7 +532,7 @@ def test_features_of_pard2_are_the_hidden_states_that_transformers_numbers(bias:
     drafter = pard2(load, bias).drafter
     tokens, positions = torch.tensor([requests()[0].prompt]), torch.arange(15)[None]
     rows = SlotCache(1, 15).rows(torch.tensor([0]), positions, 15)
-    features = Target(target(), drafter.taps).forward(tokens, positions, rows).features
+    features = Target(target(), drafter.aux_layers).forward(tokens, positions, rows).features
     reference = pico.llama(eos_token_id=None)(tokens, output_hidden_states=True).hidden_states
     assert features is not None
     torch.testing.assert_close(features, torch.cat([reference[i] for i in (-1, 5, -8)], dim=-1), rtol=1e-4, atol=1e-4)

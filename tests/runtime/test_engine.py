@@ -34,7 +34,7 @@ def run(
     wanted: tuple[Request, ...], name: str | None, k: int = 4, num_slots: int = 3, **options: Any
 ) -> list[Generation]:
     drafter = zoo_drafter(name) if name else None
-    target = Target(zoo_target(), drafter.taps if drafter else None)
+    target = Target(zoo_target(), drafter.aux_layers if drafter else None)
     engine = Engine(target, drafter, num_speculative_tokens=k if name else 0, num_slots=num_slots, **options)
     return engine.generate(wanted)
 

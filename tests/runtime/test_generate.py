@@ -19,7 +19,7 @@ TOKENIZER = load_tokenizer(path("target"), "target")
 
 def engine(**options: object) -> Engine:
     drafter = zoo_drafter("eagle3")
-    return Engine(Target(zoo_target(), drafter.taps), drafter, num_speculative_tokens=4, num_slots=2, **options)
+    return Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=4, num_slots=2, **options)
 
 
 def test_prompts_of_every_kind() -> None:

@@ -24,7 +24,7 @@ def pool_bytes(cache: SlotCache) -> int:
 
 def test_caches_take_what_was_planned(case: Case) -> None:  # noqa: F811
     drafter = case.drafter
-    engine = Engine(Target(target(), drafter.taps), drafter, num_speculative_tokens=3, num_slots=2)
+    engine = Engine(Target(target(), drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=2)
     engine.generate([[5, 6, 7]], max_new_tokens=6)
     positions = 2 * (3 + 6 + 3 + 1)
     assert pool_bytes(engine._cache) == positions * engine.target.position_bytes > 0
@@ -49,7 +49,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("little_memory")
 def test_what_cannot_fit_fails_first() -> None:
     drafter = zoo_drafter("eagle3")
-    engine = Engine(Target(zoo_target(), drafter.taps), drafter, num_speculative_tokens=4, num_slots=4096)
+    engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=4, num_slots=4096)
     with pytest.raises(DraftkitError, match=r"4096 sequences need .* GiB of memory, 0.04 GiB are free") as error:
         engine.generate([[5, 6, 7]], max_new_tokens=64)
     most = int(str(error.value).rsplit(" ", 1)[1].rstrip(")"))

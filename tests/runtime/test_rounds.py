@@ -65,7 +65,8 @@ def ngram() -> Drafter:
 
 def decode(drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int) -> list[list[int]]:
     engine = Engine(
-        Target(target(), drafter.taps if drafter else None), drafter, num_speculative_tokens=k, num_slots=num_slots,
+        Target(target(), drafter.aux_layers if drafter else None), drafter,
+        num_speculative_tokens=k, num_slots=num_slots,
         verification="coupled", draft_sampling=DraftSampling(mode="probabilistic"),
     )  # fmt: skip
     return [generation.tokens for generation in engine.generate(wanted)]
@@ -133,7 +134,7 @@ def check_host(
 
     monkeypatch.setattr(Rounds, "run", watched)
     engine = Engine(
-        Target(target(), drafter.taps if drafter else None), drafter, num_speculative_tokens=2 if drafter else 0,
+        Target(target(), drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=2 if drafter else 0,
         num_slots=1, verification=mode, draft_sampling=DraftSampling(mode="probabilistic"),
     )  # fmt: skip
     engine.generate([[5, 6]], sampling, max_new_tokens=2)

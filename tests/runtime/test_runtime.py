@@ -65,7 +65,7 @@ def transformers_output(eos_token_id: int | None = None) -> tuple[list[int], ...
 def generate(
     drafter: Drafter | None, k: int, num_slots: int, eos_token_ids: frozenset[int] | None = None
 ) -> list[Generation]:
-    target = Target(zoo_target(), drafter.taps if drafter else None)
+    target = Target(zoo_target(), drafter.aux_layers if drafter else None)
     if eos_token_ids is not None:
         target.eos_token_ids = eos_token_ids
     return Engine(target, drafter, num_speculative_tokens=k, num_slots=num_slots).generate(requests())
@@ -136,7 +136,7 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     """After all its rejections the draft's keys and values are those of the same tokens read at once."""
     drafter = zoo_drafter(name)
     assert isinstance(drafter, EagleDrafter | CausalLMDrafter)
-    target = Target(zoo_target(), drafter.taps)
+    target = Target(zoo_target(), drafter.aux_layers)
     request = requests()[3]
     (generation,) = Engine(target, drafter, num_speculative_tokens=4, num_slots=1).generate([request])
     assert any(r.accepted < 4 for r in generation.rounds)
@@ -149,7 +149,7 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     rows = SlotCache(1, len(known)).rows(torch.tensor([0]), positions, len(known))
     features = target.forward(tokens[None], positions, rows).features
     drafter.prefill(0, tokens, None if features is None else features[0])
-    valid = len(known) - (drafter.taps is not None)  # a head's last row still waits for its token
+    valid = len(known) - (drafter.aux_layers is not None)  # a head's last row still waits for its token
     for layer, pools in drafter.cache.layers.items():
         for fresh, used in zip(pools, kept[layer], strict=True):
             torch.testing.assert_close(used[:, :, :valid], fresh[:, :, :valid], rtol=1e-4, atol=1e-4)
@@ -158,7 +158,7 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
 def test_request_that_ends_with_its_first_token() -> None:
     request = Request("one", requests()[0].prompt, 1)
     drafter = zoo_drafter("eagle")
-    engine = Engine(Target(zoo_target(), drafter.taps), drafter, num_speculative_tokens=4, num_slots=2)
+    engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=4, num_slots=2)
     first, again = engine.generate([request, request])
     assert first.tokens == again.tokens == transformers_output()[0][:1]
     assert first.rounds == []

@@ -218,7 +218,7 @@ def texts(verdict: Verdict) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mode", modes(0))
 def test_a_request_does_not_notice_its_batch(mode: str, seed: int) -> None:
-    """Neither slot, neighbours, padding nor K: alone with just its own drafts it gets the same tokens."""
+    """Neither slot, neighbors, padding nor K: alone with just its own drafts it gets the same tokens."""
     whole = random_round(seed)
     verdict = whole.verify(modes(4)[mode])
     together = texts(verdict)

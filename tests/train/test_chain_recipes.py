@@ -84,7 +84,7 @@ def packed(feature_size: int, documents: tuple[int, ...] = (0, 1, 2), padding: i
 
 
 def batch_of(recipe: Recipe, *documents: int) -> Batch:
-    size = recipe.draft.spec.feature_size if recipe.taps is not None else 0
+    size = recipe.draft.spec.feature_size if recipe.aux_layers is not None else 0
     return packed(size, documents, padding=0) if documents else packed(size)
 
 
@@ -163,7 +163,7 @@ def all_served(recipe: Recipe, folder: Path) -> Tensor:
     drafter = load_drafter(saved(recipe, folder), serving_target())
     batch = batch_of(recipe)
     states = batch.last if batch.features is None else batch.features
-    features = None if drafter.taps is None else states[0]
+    features = None if drafter.aux_layers is None else states[0]
     drafted = batch.drafted(K)
     out = []
     for anchor in range(batch.tokens.shape[1]):
@@ -559,9 +559,9 @@ def test_draft_models_that_cannot_be_trained(tmp_path: Path) -> None:
     draft = saved(recipe, tmp_path / "draft")
     with pytest.raises(DraftkitError, match="the draft has 320 tokens, the target 300"):
         DraftModel.start(Origin(pico.llama(vocab_size=300), draft), LLAMA)
-    quantised = replace(draft, spec=replace(draft.spec, quantization={"quant_method": "fp8"}))
-    with pytest.raises(DraftkitError, match="quantised"):
-        DraftModel.start(Origin(target(), quantised), LLAMA)
+    quantized = replace(draft, spec=replace(draft.spec, quantization={"quant_method": "fp8"}))
+    with pytest.raises(DraftkitError, match="quantized"):
+        DraftModel.start(Origin(target(), quantized), LLAMA)
     capped = Gemma2Config(**SMALL, final_logit_softcapping=30.0)
     with pytest.raises(TargetError, match="the draft's logits are changed by final_logit_softcapping"):
         DraftModel.start(Origin(target(), foreign(Gemma2ForCausalLM(capped), tmp_path / "gemma")), LLAMA)

@@ -17,7 +17,7 @@ from draftkit.data.states import OnlineStates, States
 from draftkit.data.training_target import ATTENTION as TARGET_ATTENTION
 from draftkit.data.training_target import load_training_target
 from draftkit.loading import open_draft
-from draftkit.models.target import Taps, Target
+from draftkit.models.target import AuxLayers, Target
 from draftkit.runtime import ATTENTION, Engine
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
@@ -51,7 +51,7 @@ def recipe(target: PreTrainedModel) -> Eagle3:
 
 
 def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Document], States]:
-    source = OnlineStates(target, Taps(layers))
+    source = OnlineStates(target, AuxLayers(layers))
 
     def states_of(document: Document) -> States:
         row = row_tensors([document], len(document))
@@ -63,12 +63,12 @@ def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Docume
 def gap(
     target: PreTrainedModel, answers: list[Document], trained: Eagle3, layers: tuple[int, ...] | None = None
 ) -> Gap:
-    assert trained.taps is not None
+    assert trained.aux_layers is not None
 
     def save(out: Path, tensors: dict[str, Tensor]) -> None:
         save_draft(out, trained.spec, tensors, target="zoo:target")
 
-    states_of = states(target, layers or trained.taps.states)
+    states_of = states(target, layers or trained.aux_layers.states)
     return report_gap(
         trained, answers, target, states_of=states_of, save_draft=save, k=4, mode="greedy", temperature=0.0
     )

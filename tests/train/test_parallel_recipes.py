@@ -100,7 +100,7 @@ def packed(recipe: Recipe) -> Batch:
     positions = torch.cat([torch.arange(size) for size in (*sizes, PADDING)])[None]
     numbers = torch.tensor([n for n, size in enumerate(sizes) for _ in range(size)] + [-1] * PADDING)[None]
     supervised = torch.tensor([i >= prompt for size, prompt in DOCUMENTS for i in range(size)] + [False] * PADDING)
-    states = OnlineStates(target(), recipe.taps).states(tokens, positions, numbers)
+    states = OnlineStates(target(), recipe.aux_layers).states(tokens, positions, numbers)
     return Batch(tokens, positions, numbers, supervised[None], *states)
 
 
@@ -429,14 +429,14 @@ def test_saved_drafts_are_what_was_trained(causal_lm: Draft, tmp_path: Path) -> 
         options = recipe.options_type(mask_token_id=None)
         again = type(recipe).start(Origin(target(), draft), options)
         assert without_dtype(again.spec) == without_dtype(recipe.spec)
-        assert again.taps == recipe.taps
+        assert again.aux_layers == recipe.aux_layers
         torch.testing.assert_close(again.tensors(), recipe.tensors(), rtol=0, atol=0)
     model = pico.llama(rms_norm_eps=1e-5)
     model.set_attn_implementation("draftkit")
     drafter = load_drafter(draft, model)
     assert isinstance(drafter, Pard2Drafter)
-    assert drafter.taps == recipe.taps
-    assert drafter.taps.states == (FINAL, 5, 1)
+    assert drafter.aux_layers == recipe.aux_layers
+    assert drafter.aux_layers.states == (FINAL, 5, 1)
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "pard-2"])
@@ -474,7 +474,7 @@ def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[
     model, trained, requests = zoo
     with open_draft(name, "zoo:target") as draft:
         drafter = load_drafter(draft, model)
-        engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=K, num_slots=1)
+        engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=K, num_slots=1)
         generations = engine.generate(requests)
         origin = Origin(trained, draft)
         recipe = PEagle.start(origin, PEagleOptions()) if name == "zoo:p-eagle" else Pard.start(origin, PardOptions())
@@ -485,7 +485,7 @@ def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[
     supervised = torch.cat(
         [torch.arange(len(t)) >= len(g.request.prompt) for t, g in zip(texts, generations, strict=True)]
     )
-    states = OnlineStates(trained, recipe.taps).states(tokens, positions, documents)
+    states = OnlineStates(trained, recipe.aux_layers).states(tokens, positions, documents)
     batch = Batch(tokens, positions, documents, supervised[None], *states)
     rounds = walk(batch, recipe.chains(batch, K), "greedy")
     for n, (text, generation) in enumerate(zip(texts, generations, strict=True)):
@@ -504,11 +504,11 @@ def test_a_parallel_draft_made_of_eagle3_begins_as_it(
     tokens = torch.tensor(requests[0].prompt)[None]
     positions = torch.arange(tokens.shape[1])[None]
     documents, supervised = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
-    states = OnlineStates(trained, older.taps).states(tokens, positions, documents)
+    states = OnlineStates(trained, older.aux_layers).states(tokens, positions, documents)
     batch = Batch(tokens, positions, documents, supervised, *states)
     logits = trained.get_output_embeddings()(batch.last)
     assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, depth=DEPTH, magnitude=logits)
-    assert newer.taps == older.taps
+    assert newer.aux_layers == older.aux_layers
     newer(batch).loss.backward()
     assert all(layer.mlp.down_proj.weight.grad.abs().sum() > 0 for layer in newer.draft.layers)
 
@@ -578,9 +578,9 @@ def test_drafts_of_another_kind_are_refused(causal_lm: Draft) -> None:
         PEagle.start(Origin(target(), causal_lm), PEagleOptions())
     with pytest.raises(DraftkitError, match="320 tokens, the target 64"):
         Pard.start(Origin(pico.llama(vocab_size=64), causal_lm), PardOptions())
-    quantised = replace(causal_lm, spec=replace(causal_lm.spec, quantization={"quant_method": "fp8"}))
-    with pytest.raises(DraftkitError, match="quantised"):
-        Pard.start(Origin(target(), quantised), PardOptions())
+    quantized = replace(causal_lm, spec=replace(causal_lm.spec, quantization={"quant_method": "fp8"}))
+    with pytest.raises(DraftkitError, match="quantized"):
+        Pard.start(Origin(target(), quantized), PardOptions())
     with open_draft("zoo:eagle3", "zoo:target") as draft, pytest.raises(DraftkitError, match="eagle3"):
         Pard.start(Origin(target(), draft), PardOptions())
 

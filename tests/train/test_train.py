@@ -93,7 +93,7 @@ def test_checkpoints_are_drafts(whole: Path, target: Path) -> None:
     for folder in ("checkpoint-4", "checkpoint-8", "draft"):
         draft = read_draft(whole / folder)
         assert draft.spec.method == "eagle3"
-        assert load_drafter(draft, model).taps is not None
+        assert load_drafter(draft, model).aux_layers is not None
         assert (whole / folder / "train.yaml").is_file()
         assert json.loads((whole / folder / "versions.json").read_text())["torch"] == torch.__version__
     assert_same(

@@ -64,7 +64,7 @@ def test_british_names_are_read(caplog: pytest.LogCaptureFixture) -> None:
     assert british == american
     assert american.optimization.clip == 2
     assert "setting optimisation is written optimization" in caplog.text
-    assert "setting normalised is written normalized" in caplog.text
+    assert "setting normalized is written normalized" in caplog.text
 
 
 def test_pard_says_at_once_that_it_needs_a_draft(draftkit: Command) -> None:

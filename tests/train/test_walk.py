@@ -58,7 +58,7 @@ def decoded(name: str, wanted: list[Request], slots: int) -> tuple[list[Generati
         drafter = load_drafter(draft, model)
         kind = recipe_class(name)
         recipe = kind.start(Origin(teacher(), draft), kind.options_type())
-    engine = Engine(Target(model, drafter.taps), drafter, num_speculative_tokens=K, num_slots=slots)
+    engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=K, num_slots=slots)
     return engine.generate(wanted), recipe.eval()
 
 
@@ -69,7 +69,7 @@ def as_batch(generations: list[Generation], recipe: Recipe) -> Batch:
         documents.append(Document.of(g.request.id, [*g.request.prompt, *g.tokens], [(begin, g.length)]))
     size = sum(len(document) for document in documents) + 3
     row = {name: tensor[None] for name, tensor in row_tensors(documents, size).items()}
-    states = OnlineStates(teacher(), recipe.taps).states(row["tokens"], row["positions"], row["documents"])
+    states = OnlineStates(teacher(), recipe.aux_layers).states(row["tokens"], row["positions"], row["documents"])
     return Batch(**row, features=states.features, last=states.last)
 
 

@@ -23,7 +23,7 @@ ARCHITECTURES = {"Eagle3LlamaForCausalLM", "CosyVoice3Eagle3LlamaForCausalLM"}
 MARKS = {"modal_type", "early_stop_method"}
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """By its class name, or the keys that only its configs have."""
     marked = ARCHITECTURES & set(checkpoint.architectures) or MARKS & checkpoint.config.keys()
     return 3 if marked and "midlayer.self_attn.o_proj.weight" in checkpoint.tensors else 0

@@ -46,7 +46,7 @@ READ = LAYER_KEYS | {
 }
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """Its prefix or class name, or, after its script for vLLM, the flag in the config."""
     layer = "layers.0.hidden_norm.weight"
     marked = "LlamaEagle3DraftModel" in checkpoint.architectures or "parallel_drafting" in checkpoint.config

@@ -23,7 +23,7 @@ NORMS = {"layers.0.input_layernorm.weight", "norm.weight"}
 OTHERS = {"enorm.weight", "hnorm.weight", "layers.0.hidden_norm.weight", "lm_head.weight"}
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """`fc` twice as wide as high with both norms, or its class's name as well."""
     tensors = checkpoint.tensors
     fc = tensors["fc.weight"].shape if "fc.weight" in tensors else ()

@@ -23,7 +23,7 @@ EMBEDDINGS = {
 }
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     embeddings = EMBEDDINGS | BASE_MODELS.keys()
     return int(is_causal_lm(checkpoint) or bool(embeddings & checkpoint.tensors.keys()))
 

@@ -32,7 +32,7 @@ DESTINATION = "eagle"
 METHODS = ("eagle",)
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """`fc` twice as wide as high, and a first layer with attention but without an input norm or a hidden norm."""
     tensors = checkpoint.tensors
     fc = tensors["fc.weight"].shape if "fc.weight" in tensors else ()

@@ -35,7 +35,7 @@ DESTINATION = "eagle"
 METHODS = ("eagle3",)
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     return int("midlayer.self_attn.o_proj.weight" in checkpoint.tensors)
 
 
@@ -70,7 +70,7 @@ def _refuse_inexpressible(outgoing: Outgoing, eagle: EagleSpec) -> None:
     elif eagle.aux_layer_ids is None or len(eagle.aux_layer_ids) != 3:
         problem = f"the draft captures layers {eagle.aux_layer_ids}, and its class captures three"
     elif outgoing.draft.spec.quantization is not None:
-        problem = "the weights are quantised, and its class loads plain ones"
+        problem = "the weights are quantized, and its class loads plain ones"
     else:
         target = outgoing.need_target("its number of layers, which decides what the reference captures")
         if (ids := target.default_aux_layer_ids()) != eagle.aux_layer_ids:

@@ -37,7 +37,7 @@ VARIANTS = {
     "target_parameters": "it adapts parameters that are not the weight of a module",
     "trainable_token_indices": "it replaces rows of the embedding",
 }
-UNCHANGED_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # initialisations that leave W as it was
+UNCHANGED_BASE = (None, True, False, "gaussian", "eva", "orthogonal")  # initializations that leave W as it was
 UNUSED = {
     "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules",
     "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "megatron_core",
@@ -99,7 +99,7 @@ class Changes:
     saved: dict[str, TensorHandle]
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     return 9 if checkpoint.adapter is not None else 0
 
 
@@ -198,7 +198,7 @@ def _check_names(
         if MAGNITUDE in factors and not settings.dora:
             problems.append(f"{name}: lora_{MAGNITUDE} is there, and use_dora is not true")
         if name in base and base[name].dtype not in FLOATS:
-            problems.append(f"{name}: {base[name].dtype}, quantised; name the model that was quantised as the base")
+            problems.append(f"{name}: {base[name].dtype}, quantized; name the model that was quantized as the base")
     if problems:
         listing = "\n    ".join(sorted(problems))
         raise FormatError(

@@ -66,7 +66,7 @@ class Heads:
         return next((handle for name, handle in self.tensors.items() if _is_to_logits(name)), None)
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     return 2 if any(BLOCK.fullmatch(_unified(name)) for name in checkpoint.tensors) else 0
 
 

@@ -35,7 +35,7 @@ LSTM_TENSORS = ("forget_emb.", "forget_proj.", "projs.", "cell_ln.")
 ALL, NONE = "all", "none"  # which copies of tied weights a file holds; in between, their names
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     ours = any(name.startswith(("speculator.emb.", "speculator.head.")) for name in checkpoint.tensors)
     return 2 if ours or _arctic(checkpoint) else 0
 

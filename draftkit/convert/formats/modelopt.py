@@ -18,7 +18,7 @@ TITLE = "EAGLE-3 (NVIDIA ModelOpt export, layers.0. names)"
 DIALECT = Dialect(NAME)
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """The norm of layer 0's hidden input, which a draft without captured layers may lack."""
     first_layer = "layers.0.self_attn.o_proj.weight" in checkpoint.tensors
     last_state = eagle_config(checkpoint).get("use_aux_hidden_state") is False and "fc.weight" not in checkpoint.tensors

@@ -26,7 +26,7 @@ TITLE = "EAGLE-1 (NVIDIA ModelOpt export)"
 NORMS = {"enorm.weight", "hnorm.weight", "layers.0.input_layernorm.weight", "norm.weight"}
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """`fc` twice as wide as high beside its config, or beside norms that EAGLE-1 does not have."""
     tensors = checkpoint.tensors
     fc = tensors["fc.weight"].shape if "fc.weight" in tensors else ()

@@ -19,7 +19,7 @@ TITLE = "EAGLE-3 (NVIDIA ModelOpt export from Megatron, midlayer. names)"
 DEEP = "midlayer.0.self_attn.o_proj.weight"
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     tensors = checkpoint.tensors
     exported = is_marked(checkpoint) or ("d2t" in tensors and "t2d" not in tensors)
     return 3 if DEEP in tensors or ("midlayer.self_attn.o_proj.weight" in tensors and exported) else 0

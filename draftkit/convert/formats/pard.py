@@ -21,7 +21,7 @@ DESTINATION = "pard"
 METHODS = ("pard",)
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     marked = "pard_token" in checkpoint.config or checkpoint.config.get("spd_type") == "pard"
     return 2 if marked and is_causal_lm(checkpoint) else 0
 

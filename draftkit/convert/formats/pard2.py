@@ -30,7 +30,7 @@ DEFAULTS = {"pard2_target_dim": 4096, "pard2_scale": 0.02, "pard2_proj_bias": Fa
 WEIGHT, BIAS_TENSOR = "target_proj.weight", "target_proj.bias"
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     config = checkpoint.config
     marked = config.get("spd_type") == "pard2" or config.get("pard2") is True or WEIGHT in checkpoint.tensors
     return 3 if marked and is_causal_lm(checkpoint) else 0

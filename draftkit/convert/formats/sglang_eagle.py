@@ -2,7 +2,7 @@
 
 SafeAILab's tensors under the architecture `LlamaForCausalLMEagle`, whose `fc` always has a bias and whose attention has
 biases in all four projections or in none: what a draft lacks is written as zeros, since SGLang leaves it as
-initialised. Source: SGLang `python/sglang/srt/models/llama_eagle.py`, `llama.py`.
+initialized. Source: SGLang `python/sglang/srt/models/llama_eagle.py`, `llama.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ METHODS = ("eagle",)
 ARCHITECTURE = "LlamaForCausalLMEagle"
 
 
-def recognise(checkpoint: Checkpoint) -> int:
-    return 2 if ARCHITECTURE in checkpoint.architectures and reference.recognise(checkpoint) else 0
+def recognize(checkpoint: Checkpoint) -> int:
+    return 2 if ARCHITECTURE in checkpoint.architectures and reference.recognize(checkpoint) else 0
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
@@ -50,7 +50,7 @@ def _zero_biases(outgoing: Outgoing, runs: EagleSpec, attention: bool) -> list[M
     """The biases that SGLang's class has and this draft has not."""
     decoder = replace(runs.decoder, qkv_bias=attention, output_bias=attention)
     loaded = DraftSpec(architecture=replace(runs, decoder=decoder, fusion_bias=True), dtype=outgoing.draft.spec.dtype)
-    why = "SGLang leaves an absent bias as initialised"
+    why = "SGLang leaves an absent bias as initialized"
     return [
         Move("fill", (), name, loaded.dtype, tensor.shape, reason=why, number=0)
         for name, tensor in loaded.tensors().items()

@@ -30,7 +30,7 @@ METHODS = ("eagle3",)
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     is_eagle3 = "midlayer.self_attn.o_proj.weight" in checkpoint.tensors
     return 2 if is_eagle3 and ARCHITECTURE in checkpoint.architectures else 0
 
@@ -43,7 +43,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 def export(outgoing: Outgoing) -> Export:
     eagle = outgoing.draft.spec.architecture
     assert isinstance(eagle, EagleSpec)
-    _refuse_quantised_fusion(outgoing)
+    _refuse_quantized_fusion(outgoing)
     runs = plain_eagle3(eagle, replace(engine_decoder(eagle.decoder), qkv_bias=False, output_bias=False))
     moves = kept(outgoing, runs, _names(eagle), without=["lm_head.weight"])
     moves += [outgoing.borrowed("lm_head.weight"), *_vocabulary_map(eagle)]
@@ -101,12 +101,12 @@ def _vocabulary_map(eagle: EagleSpec) -> list[Move]:
     ]
 
 
-def _refuse_quantised_fusion(outgoing: Outgoing) -> None:
+def _refuse_quantized_fusion(outgoing: Outgoing) -> None:
     """Raise `LayoutError` where `fc` lies in fp8: SGLang loads it as a plain matrix."""
     fusion = outgoing.draft.tensors.get("fc.weight")
     if fusion is not None and fusion.dtype in QUANTIZED:
         raise LayoutError(
-            f"fc.weight is {fusion.dtype}, and SGLang does not quantise fc",
+            f"fc.weight is {fusion.dtype}, and SGLang does not quantize fc",
             where=outgoing.draft.path,
-            hint="use --to vllm, or a draft whose fc is not quantised",
+            hint="use --to vllm, or a draft whose fc is not quantized",
         )

@@ -18,7 +18,7 @@ TITLE = "P-EAGLE (SpecForge layout)"
 DIALECT = Dialect(NAME, rope="unscaled")
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     first_layer = "layers.0.self_attn.o_proj.weight" in checkpoint.tensors
     return 3 if first_layer and "PEagleDraftModel" in checkpoint.architectures else 0
 

@@ -2,7 +2,7 @@
 
 `speculators_model_type` in the config; sizes nested in `transformer_layer_config`, layer ids at the top in convention
 S; `embed_tokens` is stored, `d2t` and `t2d` only for a reduced vocabulary. The library's `Eagle3Converter` drops
-tensors that its class lacks with no more than a warning; such files are recognised where they contradict themselves.
+tensors that its class lacks with no more than a warning; such files are recognized where they contradict themselves.
 Source: `speculators/models/eagle3`, `models/peagle`, `convert/eagle/eagle3_converter.py`.
 """
 
@@ -41,7 +41,7 @@ DIALECT = Dialect(NAME, residual_note="the library's default; vLLM takes an abse
 CONVERTED = "Eagle3Speculator"  # the class that Eagle3Converter saves
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """Every type of the library but its first, which has a format of its own."""
     return 5 if checkpoint.config.get("speculators_model_type", "eagle") != "eagle" else 0
 

@@ -27,7 +27,7 @@ NAMES = {
 }
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     return 5 if checkpoint.config.get("speculators_model_type") == "eagle" else 0
 
 

@@ -29,7 +29,7 @@ PREFIXES = {"model.model.": "", "model.lm_head.": "lm_head.", "model.": ""}
 INPUT_NORM, OUTPUT_NORM, HEAD = "layers.0.input_layernorm.weight", "norm.weight", "lm_head.weight"
 
 
-def recognise(checkpoint: Checkpoint) -> int:
+def recognize(checkpoint: Checkpoint) -> int:
     """The nested config, or EAGLE-1 with a head."""
     if checkpoint.config.get("model_type") == "eagle" and isinstance(checkpoint.config.get("model"), dict):
         return 3

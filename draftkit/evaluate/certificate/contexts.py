@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 
@@ -60,8 +60,8 @@ class _Recorder:
         self.logits: dict[int, Tensor] = {}
 
     @property
-    def taps(self) -> Taps | None:
-        return self._drafter.taps
+    def aux_layers(self) -> AuxLayers | None:
+        return self._drafter.aux_layers
 
     @property
     def max_tokens(self) -> int | None:

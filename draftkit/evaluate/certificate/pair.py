@@ -65,7 +65,7 @@ class Pair:
         """
         drafter = drafter or self.drafter
         engine = Engine(
-            target(self.model, drafter.taps),
+            target(self.model, drafter.aux_layers),
             drafter,
             num_speculative_tokens=k,
             num_slots=min(num_slots, len(requests)),

@@ -12,7 +12,7 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.positions import longest_sequence
 from draftkit.models.causal_lm import load_causal_lm, load_pard2
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import Taps, Target
+from draftkit.models.target import AuxLayers, Target
 from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
@@ -38,7 +38,7 @@ class CausalLMDrafter:
         self.max_positions = longest_sequence(model.model.config.to_dict())
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         return None
 
     @property

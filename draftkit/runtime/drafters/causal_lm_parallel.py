@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.models.causal_lm import Pard2Model
-from draftkit.models.target import Taps, Target
+from draftkit.models.target import AuxLayers, Target
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
@@ -56,18 +56,18 @@ class Pard2Drafter(PardDrafter):
     def __init__(
         self,
         model: Pard2Model,
-        taps: Taps,
+        aux_layers: AuxLayers,
         mask_token_id: int,
         vocabulary: SharedVocabulary | None = None,
         head_ids: Tensor | None = None,
     ):
         super().__init__(model.lm, mask_token_id, vocabulary, head_ids)
         self.projected = model
-        self._taps = taps
+        self._aux_layers = aux_layers
 
     @property
-    def taps(self) -> Taps:
-        return self._taps
+    def aux_layers(self) -> AuxLayers:
+        return self._aux_layers
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         assert features is not None

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.folder import Draft
 from draftkit.models.eagle import EagleModel, EagleOutput, load_eagle
-from draftkit.models.target import FINAL, Taps
+from draftkit.models.target import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -31,8 +31,8 @@ class EagleDrafter:
         self.cache = SlotCache(0, 0)
 
     @property
-    def taps(self) -> Taps:
-        return Taps(self.model.spec.aux_layer_ids or (FINAL,))
+    def aux_layers(self) -> AuxLayers:
+        return AuxLayers(self.model.spec.aux_layer_ids or (FINAL,))
 
     @property
     def module(self) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from draftkit.models.target import FINAL, Taps
+from draftkit.models.target import FINAL, AuxLayers
 from draftkit.runtime.drafters.protocol import Committed
 
 
@@ -18,8 +18,8 @@ class LastStateDrafter:
         self.module = module
 
     @property
-    def taps(self) -> Taps:
-        return Taps((FINAL,))
+    def aux_layers(self) -> AuxLayers:
+        return AuxLayers((FINAL,))
 
     @property
     def position_bytes(self) -> int:

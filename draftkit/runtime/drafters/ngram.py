@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
 
@@ -33,7 +33,7 @@ class NgramDrafter:
         self.context = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [slots + 1, C]
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         return None
 
     @property

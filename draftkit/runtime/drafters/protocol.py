@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 
 
 class Committed(NamedTuple):
@@ -18,7 +18,7 @@ class Committed(NamedTuple):
     `slots` int64 [B], ascending, then −1 in rows without a sequence. `tokens` int64 [B, J], of which the first `counts`
     int64 [B] ≥ 1 are real; the rest is padding that a drafter may compute on and must not depend on. `start` int64 [B]:
     the position of `tokens[:, 0]`. `features` [B, J, F]: `features[:, j]` are the target's hidden states at position
-    start − 1 + j, from which it emitted `tokens[:, j]`; None when the drafter taps nothing. `length`: a bound above
+    start − 1 + j, from which it emitted `tokens[:, j]`; None when the drafter captures nothing. `length`: a bound above
     every position that drafting K tokens can reach, that of the last draft token included.
     """
 
@@ -54,7 +54,7 @@ class Drafter(Protocol):
     """Proposes K tokens a round for every active slot."""
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         """The target's hidden states that it reads, None for none."""
 
     @property

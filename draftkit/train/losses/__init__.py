@@ -1,1 +1,1 @@
-"""What all recipes minimise: one table of losses, computed in float32 without ever keeping a row of logits."""
+"""What all recipes minimize: one table of losses, computed in float32 without ever keeping a row of logits."""

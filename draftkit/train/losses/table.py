@@ -1,6 +1,6 @@
 """Every loss between the laws of draft and target, with its derivative.
 
-n rows, V draft vocabulary; p is the target's law restricted to V and renormalised, q the draft's. A loss gives, beside
+n rows, V draft vocabulary; p is the target's law restricted to V and renormalized, q the draft's. A loss gives, beside
 its value, its `slope` c_v = ∂ loss / ∂ log q_v with the q_v taken as free; the gradient by the draft's logits is then
 c − q·Σ_v c_v for each of them, and the slope of a weighted sum is the weighted sum of the slopes.
 """

@@ -8,7 +8,7 @@ from draftkit.train.recipes.recipe import Origin, Recipe
 
 
 def require_causal_lm(origin: Origin, methods: tuple[str, ...]) -> CausalLMSpec:
-    """The architecture of the origin's draft. Raises `DraftkitError` where it is none of `methods`, quantised, or of
+    """The architecture of the origin's draft. Raises `DraftkitError` where it is none of `methods`, quantized, or of
     another vocabulary than the target."""
     assert origin.draft is not None
     spec, where = origin.draft.spec.architecture, origin.draft.path
@@ -17,7 +17,7 @@ def require_causal_lm(origin: Origin, methods: tuple[str, ...]) -> CausalLMSpec:
             f"the draft is of the kind {origin.draft.spec.method}", where=where, expected=" or ".join(methods)
         )
     if origin.draft.spec.quantization is not None:
-        raise DraftkitError("the draft's weights are quantised", where=where, hint="train the original checkpoint")
+        raise DraftkitError("the draft's weights are quantized", where=where, hint="train the original checkpoint")
     size = origin.target.config.get_text_config().vocab_size
     if spec.vocab_size != size:
         raise DraftkitError(

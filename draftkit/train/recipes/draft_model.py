@@ -18,7 +18,7 @@ from draftkit.data.samples import Document
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.target import Taps, load_target
+from draftkit.models.target import AuxLayers, load_target
 from draftkit.requests import SamplingParameters
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.head import Head
@@ -87,7 +87,7 @@ class DraftModel(Recipe):
         self.loss = parse_loss(options.loss)
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         return None
 
     def forward(self, batch: Batch) -> Outcome:
@@ -191,7 +191,7 @@ def _require_smaller(config: LlamaConfig, target: PreTrainedModel) -> None:
 
 
 def fresh_draft_model(spec: CausalLMSpec) -> LlamaForCausalLM:
-    """A new draft in float32, initialised as transformers does."""
+    """A new draft in float32, initialized as transformers does."""
     config = LlamaConfig.from_dict(spec.config)
     config._attn_implementation = PACKED_ATTENTION
     return LlamaForCausalLM(config)

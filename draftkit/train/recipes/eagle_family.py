@@ -15,7 +15,7 @@ from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel, load_eagle
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 from draftkit.train.attention import NAME as CHAIN_ATTENTION
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.chain import Step, chain_steps
@@ -47,9 +47,9 @@ class EagleFamily(Recipe):
         self.head: TargetHead = target_head(origin.target, draft.target_ids, temperature)
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         ids = self.draft.spec.aux_layer_ids
-        return None if ids is None else Taps(ids)
+        return None if ids is None else AuxLayers(ids)
 
     def steps(self, batch: Batch, drafted: Tensor, *, detached: bool = False) -> list[Step]:
         return list(chain_steps(self.draft, batch, drafted, detached=detached))

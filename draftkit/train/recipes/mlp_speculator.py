@@ -17,7 +17,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 from draftkit.train.batch import Batch
 from draftkit.train.losses.head import Head
 from draftkit.train.losses.linear import LinearLoss, linear_loss
@@ -79,7 +79,7 @@ class MlpSpeculator(Recipe):
         self.reduction = Reduction(normalized=False)
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         return None
 
     def forward(self, batch: Batch) -> Outcome:

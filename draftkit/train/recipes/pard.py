@@ -17,7 +17,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.target import FINAL, Taps, load_target
+from draftkit.models.target import FINAL, AuxLayers, load_target
 from draftkit.train.batch import Batch, ahead
 from draftkit.train.losses.head import Head, rows_at_once
 from draftkit.train.losses.linear import LinearLoss, linear_loss
@@ -95,11 +95,11 @@ class Pard(Recipe):
         self.loss = parse_loss(options.loss)
 
     @property
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         if self.features is None:
             return None
         states = (index % self.num_states for index in self.features.layer_ids)  # transformers' last one is normed
-        return Taps(tuple(FINAL if state == self.num_states - 1 else state for state in states))
+        return AuxLayers(tuple(FINAL if state == self.num_states - 1 else state for state in states))
 
     def forward(self, batch: Batch) -> Outcome:
         k = self.options.steps

@@ -17,7 +17,7 @@ from draftkit.data.samples import Document
 from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.target import Taps
+from draftkit.models.target import AuxLayers
 from draftkit.train.batch import Batch
 from draftkit.train.lora import merged_state
 
@@ -84,7 +84,7 @@ class Recipe(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def taps(self) -> Taps | None:
+    def aux_layers(self) -> AuxLayers | None:
         """The target's states that the draft reads, as `Batch.features`; None where the last ones are enough."""
 
     @abstractmethod

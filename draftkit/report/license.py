@@ -1,4 +1,4 @@
-"""The licence of a draft: stated by its publisher, inherited from what it was made of, or unknown. Never invented."""
+"""The license of a draft: stated by its publisher, inherited from what it was made of, or unknown. Never invented."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ KEYS = ("license", "license_name", "license_link")
 
 
 @dataclass(frozen=True)
-class Licence:
+class License:
     """`metadata`: the keys of the card's header, none when unknown. `text`: what the card says, a sentence or two."""
 
     metadata: dict[str, str]
     text: str
 
 
-def find_licence(provenance: Provenance, folder: Path, given: str | None = None, target: str | None = None) -> Licence:
-    """The licence of the draft in `folder`.
+def find_license(provenance: Provenance, folder: Path, given: str | None = None, target: str | None = None) -> License:
+    """The license of the draft in `folder`.
 
     `given` goes first, then what the folder's README.md says, then the cards of the source and of the `target`, read
     from the Hub or from their folders. A card that cannot be had counts as one that says nothing.
@@ -35,10 +35,10 @@ def find_licence(provenance: Provenance, folder: Path, given: str | None = None,
     name, metadata = next(((n, found) for n, found in inherited.items() if found), ("", {}))
     own = {"license": given} if given else _stated_in(folder / "README.md")
     if own and own != metadata:
-        return Licence(own, f"{_named(own)}, as its publisher states.")
+        return License(own, f"{_named(own)}, as its publisher states.")
     if metadata:
-        return Licence(metadata, f"{_named(metadata)}, inherited from {name}.")
-    return Licence({}, f"Unknown: none is stated by {' or '.join(inherited) or 'anyone'}.")
+        return License(metadata, f"{_named(metadata)}, inherited from {name}.")
+    return License({}, f"Unknown: none is stated by {' or '.join(inherited) or 'anyone'}.")
 
 
 def _stated_by(source: str, revision: str | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from draftkit.io.dtypes import QUANTIZED, torch_dtype
 from draftkit.layout.schema import SCALES
 
 
-def dequantised(tensors: Mapping[str, Tensor], quantization: Mapping[str, object] | None) -> dict[str, Tensor]:
+def dequantized(tensors: Mapping[str, Tensor], quantization: Mapping[str, object] | None) -> dict[str, Tensor]:
     """The tensors with every fp8 weight [out, in] in fp32, times its scale, and without the scales."""
     if quantization is None:
         return dict(tensors)
