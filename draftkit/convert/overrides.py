@@ -43,12 +43,19 @@ def _leaves(record: dict[str, object], *path: str) -> Iterator[tuple[str, object
 
 
 def parse_override(text: str) -> object:
-    """The value of an override: a JSON value, a comma-separated list of them, or else the text itself."""
+    """The value of an override: a JSON value, a comma-separated list of them, or else the text itself.
+
+    Raises `LayoutError` for text that no file can hold.
+    """
     for candidate in (text, f"[{text}]") if "," in text else (text,):
         try:
             return parse(candidate.replace("True", "true").replace("False", "false"))
         except ValueError:
             continue
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise LayoutError(f"{text!r} cannot be written", expected="valid Unicode") from error
     return text
 
 

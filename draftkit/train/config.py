@@ -175,13 +175,18 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
 
 
 def american(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings by the names that they have now; older ones are British."""
+    """The settings by the names that they have now; older ones are British.
+
+    Raises `DraftkitError` for one that is given as both.
+    """
     renamed: dict[str, object] = {}
     for name, value in settings.items():
         now = BRITISH.get(name, name)
         if now != name:
+            if now in settings:
+                raise DraftkitError(f"setting {now} is given twice, as {name} too", hint="give it once")
             _log.warning("setting %s is written %s; both are read", name, now)
-        renamed = _merged(renamed, {now: american(value) if isinstance(value, dict) else value})
+        renamed[now] = american(value) if isinstance(value, dict) else value
     return renamed
 
 

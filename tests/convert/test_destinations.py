@@ -83,6 +83,7 @@ BAD_OVERRIDES = {
     "unknown": ({"rope_tehta": "1"}, "there is no fact rope_tehta", "rope_theta"),
     "too deep": ({"rope_scaling": "[" * 200 + "]" * 200}, "is not dict", ""),
     "a number without end": ({"rope_scaling": '{"factor": 1' + "0" * 400 + "}"}, "is not dict", ""),
+    "half a character": ({"hidden_act": "\ud800"}, "cannot be written", ""),
     "ill-typed": ({"norm_before_residual": "maybe"}, "'maybe' is not bool", ""),
     "no choice": ({"feedback": "sideways"}, "'sideways' is not one of", "post_norm"),
     "unsorted": ({"aux_layer_ids": "5,4,2"}, "aux_layer_ids are [5, 4, 2]", "ascending"),

@@ -67,6 +67,13 @@ def test_british_names_are_read(caplog: pytest.LogCaptureFixture) -> None:
     assert "setting normalized is written normalized" in caplog.text
 
 
+def test_a_setting_under_both_names_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("optimisation: {lr: 1e-3}\noptimization: {clip: 1.0}\n")
+    with pytest.raises(DraftkitError, match="optimization is given twice, as optimisation too"):
+        read_config(file, [], FLAGS)
+
+
 def test_pard_says_at_once_that_it_needs_a_draft(draftkit: Command) -> None:
     refused = draftkit("train", "--recipe", "pard", "--target", "T", "--data", "D", "--out", "O")
     assert (refused.code, "as --draft" in refused.err) == (1, True)
