@@ -33,7 +33,7 @@ os.environ |= {
     "HF_HUB_DISABLE_XET": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TOKENIZERS_PARALLELIZM": "false",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 os.environ |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 ROOT = Path(__file__).parents[1]

@@ -104,7 +104,7 @@ def cost_of(plan: Plan, draft: str, k: int) -> MemoryCost:
 
 
 def tensor_parallel(cost: MemoryCost, ranks: int) -> RankCost:
-    """The cost under tensor parallelizm, where every rank is a device like the measured one.
+    """The cost under tensor parallelism, where every rank is a device like the measured one.
 
     With R ranks of M bytes, weights of W (target) and D (draft) bytes, KV of t and d bytes a sequence, each split
     evenly by attention heads, a rank holds
