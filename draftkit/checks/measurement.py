@@ -1,12 +1,13 @@
-"""The usual mistakes of measuring speculative decoding, told from what was measured."""
+"""The usual mistakes of measuring speculative decoding, told from what was asked and measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from draftkit.evaluate.datasets import PromptSet
+from draftkit.checks.registry import check
+from draftkit.finding import Finding
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
 
@@ -16,36 +17,49 @@ COLD = 5  # times the median that a slowest first token may take
 
 
 @dataclass(frozen=True)
-class Warned:
-    """A reason to doubt a number."""
+class Asked:
+    """The prompts of a measurement as the target sees them.
 
-    name: str
-    message: str
+    `first_ids`: the tokens of the first one, `bos` the token that begins a sequence. `turns`: how many each has.
+    `masked`: the rows of `source` that hold a placeholder.
+    """
 
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
+    source: str
+    turns: Sequence[int]
+    masked: int
+    first_ids: Sequence[int]
+    bos: int | None
 
 
-def mistakes_of_prompts(
-    prompts: PromptSet, first_ids: Sequence[int], bos: int | None, settings: Settings
-) -> Iterator[Warned]:
-    """What is doubtful about the prompts as the target sees them."""
-    if bos is not None and list(first_ids[:2]) == [bos, bos]:
-        yield Warned(
+@check
+def double_bos(asked: Asked) -> Iterator[Finding]:
+    if asked.bos is not None and list(asked.first_ids[:2]) == [asked.bos, asked.bos]:
+        yield Finding(
             "double-bos",
-            f"the prompts begin with two beginning-of-sequence tokens ({', '.join(map(str, first_ids[:4]))} …): the "
-            "template writes one and the tokenizer another",
+            "warning",
+            f"the prompts begin with two beginning-of-sequence tokens ({', '.join(map(str, asked.first_ids[:4]))} …): "
+            "the template writes one and the tokenizer another",
         )
-    several = sum(len(prompt.turns) > 1 for prompt in prompts.prompts)
+
+
+@check
+def first_turn_only(asked: Asked, settings: Settings) -> Iterator[Finding]:
+    several = sum(turns > 1 for turns in asked.turns)
     if several and settings.turns == "first":
-        yield Warned(
+        yield Finding(
             "first-turn-only",
-            f"{several} of {len(prompts.prompts)} prompts have further turns, which were not asked (--turns all)",
+            "warning",
+            f"{several} of {len(asked.turns)} prompts have further turns, which were not asked (--turns all)",
         )
-    if prompts.masked:
-        yield Warned(
+
+
+@check
+def masked_prompts(asked: Asked) -> Iterator[Finding]:
+    if asked.masked:
+        yield Finding(
             "masked-prompts",
-            f"{prompts.masked} rows of {prompts.source} hold a placeholder instead of a prompt and were left out: not "
+            "warning",
+            f"{asked.masked} rows of {asked.source} hold a placeholder instead of a prompt and were left out: not "
             "comparable with figures for the whole set; pass the file that the publisher's script prepares",
         )
 
@@ -55,47 +69,67 @@ def name_of(cell: Mapping[str, Any]) -> str:
     return f"{cell['draft']}, K={cell['num_speculative_tokens']}, concurrency {cell['concurrency']}"
 
 
-def mistakes_of_cell(cell: Mapping[str, Any], settings: Settings) -> Iterator[Warned]:
-    """What is doubtful about a cell of the result."""
-    name = name_of(cell)
+@check
+def loops(cell: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     if is_looping(cell["repetition"]):
         forced = "; --ignore-eos makes outputs run on after their end" if settings.ignore_eos else ""
-        yield Warned(
+        yield Finding(
             "loops",
+            "warning",
             f"at T={cell['temperature']:g} {100 * cell['repetition']:.0f} % of the output repeats itself, which is "
             f"easy to draft: acceptance lengths are higher than those of real text{forced}",
         )
+
+
+@check
+def beyond_positions(cell: Mapping[str, Any]) -> Iterator[Finding]:
     if beyond := cell.get("num_drafts_beyond"):
-        yield Warned(
+        yield Finding(
             "beyond-positions",
-            f"{name}: in {beyond} of {cell['num_drafts']} rounds a sequence was too long for the draft; vLLM drafts "
-            "nothing there and counts the round, and so did this measurement",
+            "warning",
+            f"{name_of(cell)}: in {beyond} of {cell['num_drafts']} rounds a sequence was too long for the draft; vLLM "
+            "drafts nothing there and counts the round, and so did this measurement",
         )
+
+
+@check
+def latency_disagrees(cell: Mapping[str, Any]) -> Iterator[Finding]:
+    """One request at a time: a round's chunk comes after as many tokens' times as it emits."""
     itl, tpot = cell["itl_ms"], cell["tpot_ms"]
     emitted = cell["acceptance_length_by_convention"].get("eagle")
-    if itl and tpot and emitted and cell["concurrency"] == 1:
-        ratio = itl["mean"] / tpot["mean"]
-        if abs(ratio / emitted - 1) > CONSISTENT:
-            yield Warned(
-                "latency-disagrees",
-                f"{name}: chunks are {ratio:.2f} times as far apart as tokens, and rounds emit {emitted:.2f}: times "
-                "were disturbed, or most answers are too short to tell",
-            )
+    if not (itl and tpot and emitted and cell["concurrency"] == 1):
+        return
+    ratio = itl["mean"] / tpot["mean"]
+    if abs(ratio / emitted - 1) > CONSISTENT:
+        yield Finding(
+            "latency-disagrees",
+            "warning",
+            f"{name_of(cell)}: chunks are {ratio:.2f} times as far apart as tokens, and rounds emit {emitted:.2f}: "
+            "times were disturbed, or most answers are too short to tell",
+        )
+
+
+@check
+def no_warm_up(cell: Mapping[str, Any]) -> Iterator[Finding]:
     ttft = cell["ttft_quantiles_ms"]
     if ttft and cell["num_prompts"] >= 8 and ttft[100] > COLD * max(ttft[90], 1e-9):
-        yield Warned(
+        yield Finding(
             "no-warm-up",
-            f"{name}: one first token took {ttft[100]:.0f} ms, nine of ten at most {ttft[90]:.0f}: something was still "
-            "warming up",
+            "warning",
+            f"{name_of(cell)}: one first token took {ttft[100]:.0f} ms, nine of ten at most {ttft[90]:.0f}: something "
+            "was still warming up",
         )
+
+
+@check
+def unequal_baseline(cell: Mapping[str, Any]) -> Iterator[Finding]:
     baseline = cell["baseline_output_tokens"]
-    if (
-        cell["temperature"] == 0
-        and baseline is not None
-        and abs(cell["output_tokens"] / max(baseline, 1) - 1) > SAME_WORK
-    ):
-        yield Warned(
+    if cell["temperature"] or baseline is None:
+        return
+    if abs(cell["output_tokens"] / max(baseline, 1) - 1) > SAME_WORK:
+        yield Finding(
             "unequal-baseline",
-            f"{name}: {cell['output_tokens']} tokens with the draft and {baseline} without one: the speed-up compares "
-            "different texts",
+            "warning",
+            f"{name_of(cell)}: {cell['output_tokens']} tokens with the draft and {baseline} without one: the speed-up "
+            "compares different texts",
         )

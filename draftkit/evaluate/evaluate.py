@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.checks.measurement import Warned, mistakes_of_cell, mistakes_of_prompts, name_of
+from draftkit.checks.measurement import Asked, name_of
+from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.cells import cell_of
@@ -24,6 +25,7 @@ from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance, template_sha256
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.evaluate.vllm_measure import check_with_vllm, measure_with_vllm, run_plain
+from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
@@ -76,7 +78,9 @@ def evaluate_draft(
         prompts, tokenizer, asked = _prompts(target, settings)
         device = device_named(settings.device)
         first_ids = asked.first_requests[0].prompt
-        warned = [*mistakes_of_prompts(prompts, first_ids, tokenizer.bos_token_id, settings)]
+        turns = [len(prompt.turns) for prompt in prompts.prompts]
+        seen = Asked(prompts.source, turns, prompts.masked, first_ids, tokenizer.bos_token_id)
+        warned = findings(Evidence(asked=seen, settings=settings), "measurement")
         made = provenance(device, dtype_named(settings.dtype, device), tokenizer, prompts, first_ids, settings)
         if saved is not None:
             saved.begin(made)
@@ -96,20 +100,20 @@ def evaluate_draft(
         except DraftkitError as error:
             if vllm is None or isinstance(error, NonFiniteError):  # another engine would measure garbage
                 raise
-            warned.append(Warned("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
+            warned.append(_warning("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
         if vllm is not None:
             if vllm.url is not None and any(cell["engine"] == "vllm" for cell in cells):
-                warned.append(Warned("server-resumed", "kept figures of a server, whose weights cannot be compared"))
+                warned.append(_warning("server-resumed", "kept figures of a server, whose weights cannot be compared"))
             measured.append(_with_vllm(target, drafts, asked, digests, sweep, vllm, done, on_progress))
         for cell in itertools.chain.from_iterable(measured):
-            warned += [Warned(**concern) for concern in cell.pop("warnings", ())]
+            warned += [_warning(**concern) for concern in cell.pop("warnings", ())]
             if reason := replaced_by(cell, cells):
-                warned.append(Warned("measured-again", f"{name_of(cell)}: measured again, because {reason}"))
+                warned.append(_warning("measured-again", f"{name_of(cell)}: measured again, because {reason}"))
             cells.append(cell)
             if saved is not None:
                 saved.add(cell)
         for cell in cells:
-            warned += mistakes_of_cell(cell, settings)
+            warned += findings(Evidence(cell=cell, settings=settings), "measurement")
         result: dict[str, Any] = {"schema": SCHEMA, "provenance": made, "cells": cells}
         if evaluation is not None:
             own = [cell for cell in cells if cell["engine"] == "draftkit"]
@@ -117,10 +121,14 @@ def evaluate_draft(
                 evaluation.predict(own)
             if advise:
                 result["speed_models"] = [evaluation.speed_model(source, own) for source in drafts]
-        result["warnings"] = [warning.to_dict() for warning in dict.fromkeys(warned)]
+        result["warnings"] = [{"name": w.name, "message": w.message} for w in dict.fromkeys(warned)]
         if saved is not None:
             saved.write(result)
         return result
+
+
+def _warning(name: str, message: str) -> Finding:
+    return Finding(name, "warning", message)
 
 
 def _with_vllm(

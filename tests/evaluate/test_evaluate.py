@@ -19,7 +19,8 @@ from fixtures import pico
 
 import draftkit
 from draftkit import zoo
-from draftkit.checks.measurement import mistakes_of_cell, mistakes_of_prompts
+from draftkit.checks.measurement import Asked
+from draftkit.checks.registry import Evidence, findings
 from draftkit.data.regenerate import Dialogue
 from draftkit.data.rows import read_rows
 from draftkit.data.spans import Renderer
@@ -339,6 +340,10 @@ def test_speed_up_of_long_answers_is_length_times_step_over_round() -> None:
     assert model["mean_error"] == pytest.approx(1 - 2.2 * 10 / 12 / 2)
 
 
+def doubts(**measured: Any) -> list[str]:
+    return [finding.name for finding in findings(Evidence(settings=QUICK, **measured), "measurement")]
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
@@ -355,13 +360,12 @@ def test_usual_mistakes_are_noticed(changes: dict[str, Any], name: str | None) -
         "itl_ms": {"mean": 3.0}, "tpot_ms": {"mean": 1.0}, "acceptance_length_by_convention": {"eagle": 3.0},
         "ttft_quantiles_ms": [1.0] * 101, "num_prompts": 8, "output_tokens": 100, "baseline_output_tokens": 100,
     }  # fmt: skip
-    assert [w.name for w in mistakes_of_cell(sound | changes, QUICK)] == ([name] if name else [])
+    assert doubts(cell=sound | changes) == ([name] if name else [])
 
 
 def test_two_beginnings_are_noticed() -> None:
-    prompts = load_prompt_set("zoo", 2)
-    assert [w.name for w in mistakes_of_prompts(prompts, (1, 1, 5), 1, QUICK)] == ["double-bos"]
-    assert not [*mistakes_of_prompts(prompts, (1, 5, 1), 1, QUICK)]
+    assert doubts(asked=Asked("zoo", [1, 1], 0, (1, 1, 5), 1)) == ["double-bos"]
+    assert doubts(asked=Asked("zoo", [1, 1], 0, (1, 5, 1), 1)) == []
 
 
 def test_conventions_count_the_same_rounds() -> None:
@@ -468,7 +472,7 @@ def test_masked_rows_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> N
     FakeHub([{"question_id": "1", "turns": [masked]}, {"question_id": "2", "turns": ["real"]}], monkeypatch)
     found = load_prompt_set("speed-bench")
     assert ([p.text for p in found.prompts], found.masked) == (["real"], 1)
-    assert [w.name for w in mistakes_of_prompts(found, (1,), None, QUICK)] == ["masked-prompts"]
+    assert doubts(asked=Asked(found.source, [1], found.masked, (1,), None)) == ["masked-prompts"]
 
 
 def test_both_sources_of_mt_bench_have_names_of_their_own() -> None:

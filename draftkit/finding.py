@@ -1,0 +1,26 @@
+"""What is wrong or doubtful, wherever it is found: with a checkpoint, a pair, data, a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note", "ok"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")  # the worst first
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found; `ok` says what was looked at and is as it should be.
+
+    `where`: the file, tensor or document that shows it. `cost`: what happens to whoever ignores it. `fix`: the option
+    or command that mends it. `source`: where it is documented.
+    """
+
+    name: str
+    severity: Severity
+    message: str
+    where: str = ""
+    cost: str = ""
+    fix: str = ""
+    source: str = ""
