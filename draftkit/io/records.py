@@ -1,7 +1,8 @@
 """Frozen dataclasses to JSON values and back, strictly: no fact is missing, unknown or of another type.
 
 Only a field with a default may be missing: it is younger than some of the folders. A field's type may carry checks, as
-`Annotated[int, Bounds(1)]`: callables that raise `DraftkitError` for a value of that type that will not do.
+`Annotated[int, Bounds(1)]`: callables that raise `DraftkitError` for a value of that type that will not do. A record
+that does not hold together may raise `ValueError` when it is made.
 """
 
 from __future__ import annotations
@@ -54,50 +55,104 @@ def _plain(value: object) -> object:
 
 def from_dict(cls: type[Record], data: object, where: object, what: str = "the draftkit block") -> Record:
     """Build `cls` from what `to_dict` gave. Raises `LayoutError` that lists every problem of `what` at once."""
-    problems: list[str] = []
-    record = _read(cls, data, cls.__name__, problems)
+    record, problems = read_record(cls, data, path=cls.__name__)
     if problems:
         raise LayoutError(f"{what} is not valid:\n    " + "\n    ".join(problems), where=where)
     return typing.cast(Record, record)
 
 
-def _read(kind: object, value: object, path: str, problems: list[str]) -> object:
-    """`value` as type `kind`; a mismatch is appended to `problems`."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return _read_checked(arguments[0], arguments[1:], value, path, problems)
-    if dataclasses.is_dataclass(kind):
-        return _read_record(typing.cast(type, kind), value, path, problems)
-    if origin is typing.Literal:
-        if value not in arguments:
-            problems.append(f"{path}: {value!r} is not one of {list(arguments)}{did_you_mean(value, arguments)}")
+def read_record(
+    cls: type[Record], data: object, *, path: str = "", measured: bool = False
+) -> tuple[Record | None, list[str]]:
+    """`cls` from JSON values, and every problem with them, each under its place after `path`; None where there are any.
+
+    `measured`: the values are those of a file of measurements, to which later versions and other programs add and from
+    which they leave out. Unknown keys are passed over, null stands for a default, and so does a mean of nothing:
+    statistics that are all null.
+    """
+    reader = _Reader(measured, [])
+    record = reader.record(cls, data, path)
+    return typing.cast("Record | None", record), reader.problems
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Appends every mismatch to `problems`."""
+
+    measured: bool
+    problems: list[str]
+
+    def read(self, kind: object, value: object, path: str) -> object:
+        """`value` as type `kind`."""
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin is typing.Annotated:
+            return self.checked(arguments[0], arguments[1:], value, path)
+        if dataclasses.is_dataclass(kind):
+            return self.record(typing.cast(type, kind), value, path)
+        if origin is typing.Literal:
+            if value not in arguments:
+                shown = f"{excerpt(value)} is not one of {list(arguments)}"
+                self.problems.append(f"{path}: {shown}{did_you_mean(value, arguments)}")
+            return value
+        if origin in (typing.Union, types.UnionType):
+            if type(None) in arguments and (value is None or (self.measured and _is_of_nothing(value))):
+                return None
+            return self.read(next(a for a in arguments if a is not type(None)), value, path)
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(self.read(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        if origin is dict and isinstance(value, dict):
+            return {name: self.read(arguments[1], item, f"{path}.{name}") for name, item in value.items()}
+        return self.plain(typing.cast(type, origin or kind), value, path)
+
+    def plain(self, kind: type, value: object, path: str) -> object:
+        """A value of one type: text, number, truth value, or anything where the type is `object`."""
+        if kind is float and type(value) is int:
+            value = _float(value)
+        if kind is not object and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            self.problems.append(f"{path}: {excerpt(value)} is not {kind.__name__}")
+        elif self.measured and isinstance(value, float) and not math.isfinite(value):
+            self.problems.append(f"{path}: {value} is not a finite number")
         return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
+
+    def checked(
+        self, kind: object, checks: Iterable[typing.Callable[[typing.Any], object]], value: object, path: str
+    ) -> object:
+        before = len(self.problems)
+        read = self.read(kind, value, path)
+        if len(self.problems) == before and read is not None:
+            for check in checks:
+                try:
+                    check(read)
+                except DraftkitError as error:
+                    self.problems.append(f"{path}: {error}")
+        return read
+
+    def record(self, cls: type, value: object, path: str) -> object:
+        if not isinstance(value, dict):
+            self.problems.append(f"{path}: {excerpt(value)} is not an object")
             return None
-        return _read(next(a for a in arguments if a is not type(None)), value, path, problems)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_read(arguments[0], item, f"{path}[{i}]", problems) for i, item in enumerate(value))
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float(value)
-    expected = typing.cast(type, origin or kind)
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        problems.append(f"{path}: {value!r} is not {expected.__name__}")
-    return value
+        before, prefix = len(self.problems), f"{path}." if path else ""
+        if self.measured:
+            value = {name: item for name, item in value.items() if name in _kinds(cls)}
+            value = {name: item for name, item in value.items() if item is not None or name in _required(cls)}
+        self.problems.extend(f"{prefix}{name}: missing" for name in _required(cls) if name not in value)
+        for name in value.keys() - _kinds(cls).keys():
+            self.problems.append(f"{prefix}{name}: unknown{did_you_mean(name, _kinds(cls))}")
+        fields = {
+            name: self.read(kind, value[name], prefix + name) for name, kind in _kinds(cls).items() if name in value
+        }
+        if len(self.problems) > before:
+            return None  # a record may check itself, and must not see ill-typed fields
+        try:
+            return cls(**fields)
+        except ValueError as error:
+            self.problems.append(f"{path}: {error}" if path else str(error))
+            return None
 
 
-def _read_checked(
-    kind: object, checks: Iterable[typing.Callable[[typing.Any], object]], value: object, path: str, problems: list[str]
-) -> object:
-    before = len(problems)
-    read = _read(kind, value, path, problems)
-    if len(problems) == before and read is not None:
-        for check in checks:
-            try:
-                check(read)
-            except DraftkitError as error:
-                problems.append(f"{path}: {error}")
-    return read
+def _is_of_nothing(value: object) -> bool:
+    """Whether all statistics in an object are null: those of no samples."""
+    return isinstance(value, dict) and bool(value) and all(part is None for part in value.values())
 
 
 def _float(value: int) -> float:
@@ -113,19 +168,21 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def _read_record(cls: type, value: object, path: str, problems: list[str]) -> object:
-    if not isinstance(value, dict):
-        problems.append(f"{path}: {value!r} is not an object")
-        return None
-    kinds = _kinds(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
-    problems += [f"{path}.{name}: missing" for name in required if name not in value]
-    problems += [f"{path}.{name}: unknown{did_you_mean(name, names)}" for name in value if name not in names]
-    fields = {name: _read(kinds[name], value[name], f"{path}.{name}", problems) for name in names if name in value}
-    return None if problems else cls(**fields)  # a record may check itself, and must not see ill-typed fields
+def excerpt(value: object) -> str:
+    """A value as an error quotes it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 @functools.cache
 def _kinds(cls: type) -> dict[str, object]:
-    return typing.get_type_hints(cls, include_extras=True)
+    """The fields of a record, in their order, with their types."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@functools.cache
+def _required(cls: type) -> tuple[str, ...]:
+    """The fields that have no default."""
+    fields = dataclasses.fields(cls)
+    return tuple(f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING)

@@ -6,23 +6,17 @@ that are optional here: older files, and other engines, lack them.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from draftkit.errors import FormatError, SourceError
 from draftkit.io.jsonfile import read_object
+from draftkit.io.records import read_record
 
 SCHEMA = 1
 QUANTILES = 101  # the 0th … 100th percentile
-
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -256,76 +250,9 @@ def result_from(data: Mapping[str, object], where: Path) -> Result:
         raise FormatError(
             f"{where.name} {what}", where=f"{where}: schema", expected=f"{SCHEMA}, from draftkit eval --json"
         )
-    problems: list[str] = []
-    result = _read_record(Result, {**data, "path": where.name}, "", problems)
+    result, problems = read_record(Result, {**data, "path": where.name}, measured=True)
     if problems:
         raise FormatError(
             f"{where.name} is not a result of draftkit eval:\n    " + "\n    ".join(problems), where=where
         )
     return typing.cast(Result, result)
-
-
-def _read(kind: object, value: object, key: str, problems: list[str]) -> object:
-    """`value` as type `kind`; a mismatch is appended to `problems`."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _read_record(typing.cast(type, kind), value, key, problems)
-    if origin is types.UnionType:
-        return None if _is_unmeasured(value) else _read(arguments[0], value, key, problems)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_read(arguments[0], item, f"{key}[{i}]", problems) for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {name: _read(arguments[1], item, f"{key}.{name}", problems) for name, item in value.items()}
-    if kind is float and type(value) in (int, float):
-        if not math.isfinite(typing.cast(float, value)):
-            problems.append(f"{key}: {value} is not a finite number")
-        return value
-    if kind is not object and type(value) is not kind:
-        problems.append(f"{key}: {_excerpt(value)} is not {NAMES[typing.cast(type, origin or kind)]}")
-    return value
-
-
-def _is_unmeasured(value: object) -> bool:
-    """Null, or a mean of nothing: statistics that are all null."""
-    return value is None or (isinstance(value, dict) and bool(value) and all(part is None for part in value.values()))
-
-
-NAMES = {
-    str: "a text",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    tuple: "a list",
-    dict: "an object",
-}
-
-
-def _read_record(cls: type[Record], value: object, key: str, problems: list[str]) -> Record | None:
-    if not isinstance(value, dict):
-        problems.append(f"{key}: {_excerpt(value)} is not an object")
-        return None
-    before, prefix, fields = len(problems), f"{key}." if key else "", {}
-    kinds = _kinds(typing.cast(type, cls))
-    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
-        required = item.default is item.default_factory is dataclasses.MISSING
-        if value.get(item.name) is not None or (required and item.name in value):
-            fields[item.name] = _read(kinds[item.name], value[item.name], prefix + item.name, problems)
-        elif required:
-            problems.append(f"{prefix}{item.name}: missing")
-    if len(problems) > before:
-        return None  # a record checks itself, and must not see ill-typed fields
-    try:
-        return cls(**fields)
-    except ValueError as error:
-        problems.append(f"{key}: {error}" if key else str(error))
-        return None
-
-
-@functools.cache
-def _kinds(cls: type) -> dict[str, object]:
-    return typing.get_type_hints(cls)
-
-
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} …"
