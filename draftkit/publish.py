@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.convert.finite import check_finite
+from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.hub.upload import Uploaded, check_repo_id, upload
 from draftkit.io.atomic import temporary_folder, write_file
@@ -34,7 +35,8 @@ BESIDE = (
 class Publication:
     """What a push uploads. `files`: a path in the repository → a file here, or its bytes.
 
-    `left_out`: what else lies in the folder. `num_results`: entries of the card's `model-index`.
+    `left_out`: what else lies in the folder. `num_results`: entries of the card's `model-index`. `notes`: what vLLM
+    cannot read from the folder.
     """
 
     repo: str
@@ -42,6 +44,7 @@ class Publication:
     left_out: tuple[str, ...]
     card: str
     num_results: int
+    notes: tuple[str, ...]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -136,7 +139,7 @@ def plan_push(
             expected="what `draftkit eval --json` printed for this draft, as --results FILE",
             hint="measure it first, or push with --allow-unmeasured",
         )
-    return Publication(repo, files, _left_out(folder, files), text, num_results)
+    return Publication(repo, files, _left_out(folder, files), text, num_results, tuple(method_note(draft.spec)))
 
 
 def upload_draft(publication: Publication, *, private: bool = False, revision: str | None = None) -> Uploaded:

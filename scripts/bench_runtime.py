@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.serve import vllm_settings
+from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import Draft, read_draft
@@ -140,7 +140,7 @@ class Bench:
         """A process with vLLM's engine, and what runs it at a batch size."""
         settings = None
         if draft is not None:
-            settings = vllm_settings(draft.spec, draft.path) | {"num_speculative_tokens": K}
+            settings = speculative_config(draft.spec, draft.path, K)
         job = {
             "target": str(zoo.path("target")),
             "speculative": settings,

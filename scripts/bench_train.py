@@ -45,12 +45,12 @@ from safetensors.torch import save_file
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.serve import vllm_settings
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.samples import Document, read_training_documents
 from draftkit.data.states import OnlineStates
 from draftkit.data.training_target import load_training_target
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
+from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
@@ -209,7 +209,7 @@ class Bench:
             return None
         target = zoo.path("target")
         tokenizer = load_tokenizer(target, "target")
-        settings = vllm_settings(read_draft(draft).spec, draft) | {"num_speculative_tokens": K}
+        settings = speculative_config(read_draft(draft).spec, draft, K)
         job: dict[str, object] = {
             "target": str(target),
             "speculative": settings,

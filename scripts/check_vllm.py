@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.serve import vllm_settings
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.families import ngram
+from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
@@ -202,16 +203,17 @@ class Comparison:
             # The fold for vLLM changes the tensors within their rounding; both engines must run the same ones.
             draft = read_draft(served if case.to in ("unified", "vllm") else unified)
             refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
-            self._add(case.name, load_drafter(draft, self.model), vllm_settings(draft.spec, served), refusal)
+            settings = speculative_config(draft.spec, served, self.options.k)
+            self._add(case.name, load_drafter(draft, self.model), settings, refusal)
 
     def add_draft(self, name: str, folder: Path) -> None:
         """A draft in the unified layout, as it is."""
         draft = read_draft(folder)
-        settings, refusal = vllm_settings(draft.spec, folder), refusal_by_vllm(draft.spec)
-        self._add(name, load_drafter(draft, self.model), settings, refusal)
+        settings = speculative_config(draft.spec, folder, self.options.k)
+        self._add(name, load_drafter(draft, self.model), settings, refusal_by_vllm(draft.spec))
 
     def add_ngram(self, name: str, least: int, most: int) -> None:
-        settings = {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}
+        settings = ngram.speculative_config(least, most, self.options.k)
         self._add(name, NgramDrafter(self.model.config.vocab_size, min_n=least, max_n=most), settings, None)
 
     def _add(self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None) -> None:
@@ -221,7 +223,7 @@ class Comparison:
         row = [name, str(drafts), str(accepted), f"{1 + sum(accepted) / sum(len(g.rounds) for g in ours):.4f}"]
         job: dict[str, object] = {
             "target": str(zoo.path("target")),
-            "speculative": settings | {"num_speculative_tokens": self.options.k},
+            "speculative": settings,
             "prompts": [request.prompt for request in self.requests],
             "max_new_tokens": self.options.max_new_tokens,
             "eos_token_ids": sorted(Target(self.model).eos_token_ids),

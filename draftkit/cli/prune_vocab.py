@@ -33,6 +33,7 @@ def prune_vocab(
 ) -> None:
     """Let a draft propose the most frequent tokens only, which makes each of its steps cheaper."""
     quiet_transformers()
+    from draftkit.engines.vllm.serve import method_note
     from draftkit.errors import DraftkitError
     from draftkit.prepare.prune import plan_pruning
     from draftkit.report.pruning import show_pruning
@@ -48,5 +49,7 @@ def prune_vocab(
         return
     show_pruning(console(), result)
     if not plan:
+        for note in method_note(pruning.source.spec):
+            print(note, file=sys.stderr)
         named = target or pruning.source.provenance.target or "TARGET"
         print(f"next: draftkit eval --target {named} --draft {out}", file=sys.stderr)

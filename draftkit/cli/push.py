@@ -48,6 +48,8 @@ def push(
     else:
         print(f"{uploaded.url}: " + (f"commit {uploaded.commit}" if uploaded.new else "nothing has changed"))
         at = "" if revision is None else f"@{revision}"
+        for note in publication.notes:
+            print(note, file=sys.stderr)
         print(f"next: draftkit eval --target TARGET --draft {repo}{at}", file=sys.stderr)
 
 

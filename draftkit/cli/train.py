@@ -82,7 +82,7 @@ def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
 
 
 def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
-    from draftkit.convert.serve import serving_notes
+    from draftkit.engines.serving import serving_notes
     from draftkit.layout.folder import read_draft
 
     if as_json:
@@ -95,6 +95,6 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if length is not None:
         print(f"acceptance length {length:.3f} at K={run.validation.k} on held-out documents")
     print(trained.draft)
-    for line in serving_notes(read_draft(trained.draft), trained.draft):
+    for line in serving_notes(read_draft(trained.draft)):
         print(line, file=sys.stderr)
     print(f"next: draftkit eval --target {run.target} --draft {trained.draft}", file=sys.stderr)

@@ -1,8 +1,4 @@
-"""The config of the speculators library (0.9): what of it is no fact of a draft, how it is written, what it cannot say.
-
-Its classes load the file strictly, and vLLM reads the same config: `speculators_config` for the target and the draft
-length, `transformer_layer_config` as the draft's own (`vllm/transformers_utils/configs/speculators`).
-"""
+"""The config of the speculators library: what of it is no fact of a draft, how it is written, what it cannot say."""
 
 from __future__ import annotations
 
@@ -10,26 +6,28 @@ from dataclasses import replace
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
-from draftkit.convert.serve import AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS, local_name, stated_tokens
+from draftkit.engines.serving import local_name, stated_tokens, usual_tokens
+from draftkit.engines.speculators import (
+    ARCHITECTURES,
+    LAYER_CONFIG,
+    SERVING,
+    VERSION,
+    serving_config,
+    verifier_name,
+)
 from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder, layer_keys, rope_keys
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
-
-VERSION = "0.9.0"
-LAYER_CONFIG = "transformer_layer_config"
-ARCHITECTURES = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel"}  # by `speculators_model_type`
 
 
 def note_target(facts: Facts) -> str | None:
     """The target that the file names, as a fact, and what else of its serving settings is no fact."""
     for key in ("auto_map", "speculators_version"):
         facts.drop(key, "about the library's own loading")
-    settings = facts.mapping("speculators_config") or {}
-    verifier = settings.get("verifier")
-    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    facts.drop("speculators_config", "how the draft is to be served")
-    return facts.record("target", name, "stated", "named by the file") if isinstance(name, str) else None
+    name = verifier_name({SERVING: facts.mapping(SERVING)})
+    facts.drop(SERVING, "how the draft is to be served")
+    return None if name is None else facts.record("target", name, "stated", "named by the file")
 
 
 def speculators_config(outgoing: Outgoing, eagle: EagleSpec) -> dict[str, object]:
@@ -40,7 +38,7 @@ def speculators_config(outgoing: Outgoing, eagle: EagleSpec) -> dict[str, object
         "architectures": [ARCHITECTURES[kind]],
         "speculators_model_type": kind,
         "speculators_version": VERSION,
-        "speculators_config": _serving(outgoing, kind),
+        SERVING: _serving(outgoing, kind),
         "draft_vocab_size": eagle.draft_vocab_size,
         "target_hidden_size": None if width == eagle.decoder.hidden_size else width,
         "eagle_aux_hidden_state_layer_ids": list(eagle.aux_layer_ids or ()),
@@ -97,16 +95,11 @@ def library_eagle(eagle: EagleSpec) -> EagleSpec:
 
 def _serving(outgoing: Outgoing, kind: str) -> object:
     """How the draft is served: the target, and how many tokens are drafted. A draft that came with it keeps its own."""
-    if "speculators_config" in outgoing.draft.provenance.dropped_config:
-        return outgoing.draft.provenance.dropped_config["speculators_config"]
+    if SERVING in outgoing.draft.provenance.dropped_config:
+        return outgoing.draft.provenance.dropped_config[SERVING]
     target = outgoing.need_target("the name and architectures of the target")
-    tokens = stated_tokens(outgoing.draft) or (AUTOREGRESSIVE_TOKENS if kind == "eagle3" else PARALLEL_TOKENS)
-    return {
-        "algorithm": kind,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-        "verifier": {"name_or_path": local_name(target.name), "architectures": list(target.architectures)},
-    }
+    tokens = stated_tokens(outgoing.draft) or usual_tokens(outgoing.draft.spec)
+    return serving_config(kind, tokens, local_name(target.name), target.architectures)
 
 
 def _layer_config(eagle: EagleSpec) -> dict[str, object]:

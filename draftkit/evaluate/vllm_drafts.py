@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.convert.serve import vllm_settings
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.families import ngram
+from draftkit.engines.vllm.serve import speculative_config
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
@@ -31,16 +32,15 @@ def served_draft(source: str, target: str, settings: Settings) -> Iterator[Serve
     Foreign checkpoints are converted into a temporary folder, and so are drafts of which vLLM runs another form only.
     Raises `DraftkitError` with the reason when vLLM cannot run the draft, or cannot draft as `settings` say.
     """
-    wanted = {"num_speculative_tokens": settings.num_speculative_tokens} | _drawing(settings)
+    k, drawing = settings.num_speculative_tokens, _drawing(settings)
     if is_ngram(source):
         least, most = ngram_sizes(source)
-        looked_up = {"method": "ngram", "prompt_lookup_min": least, "prompt_lookup_max": most}
-        yield ServedDraft("ngram", looked_up | wanted)
+        yield ServedDraft("ngram", ngram.speculative_config(least, most, k) | drawing)
         return
     with open_draft(source, target) as draft, temporary_folder() as scratch:
         if refusal_by_vllm(draft.spec) is not None:
             draft = read_draft(convert_checkpoint(source, scratch / "draft", to="vllm", target=target))
-        yield ServedDraft(draft.spec.method, vllm_settings(draft.spec, draft.path) | wanted)
+        yield ServedDraft(draft.spec.method, speculative_config(draft.spec, draft.path, k) | drawing)
 
 
 def _drawing(settings: Settings) -> dict[str, object]:

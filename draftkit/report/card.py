@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from draftkit.checks.checkpoint import findings_of_draft
-from draftkit.convert.api import Conversion
-from draftkit.convert.destinations import UNIFIED
 from draftkit.convert.fold import remedy_for_vllm
-from draftkit.convert.serve import SGLANG_ALGORITHMS, method_note, serve_commands
+from draftkit.engines import sglang
+from draftkit.engines.serving import most_tokens, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError
-from draftkit.hub.locate import Located
 from draftkit.io.finite import FLOATING
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
@@ -116,10 +115,10 @@ def render_card(given: CardInput) -> str:
         by_convention=convention_table(rows),
         by_category=category_table(rows),
         speed=speed_table(rows),
-        advice=_advice(given.results),
+        advice=_advice(given),
         runs=runs_table(given.results),
         figures=[(path, Path(path).stem.replace("-", " ")) for path in given.figures],
-        best=_best(rows),
+        best=_best(given),
         commands=_commands(given),
         serving_notes=_serving_notes(given.draft),
         measure=f"draftkit eval --target {_quoted(given.target)} --draft {shlex.quote(given.name)}",
@@ -168,30 +167,40 @@ def _facts(given: CardInput) -> dict[str, str]:
     return facts
 
 
-def _fastest(rows: Sequence[Row]) -> tuple[float, Cell] | None:
-    """The measured setting with the highest speed-up; None where no speed-up was measured."""
-    gains = [(cell.times_faster, cell) for _, cell in rows if cell.times_faster is not None]
+def _fastest(given: CardInput) -> tuple[float, Cell] | None:
+    """The measured setting with the highest speed-up, of those that the draft was trained for; None without any."""
+    most = most_tokens(given.draft)
+    cells = [cell for _, cell in given.rows if most is None or cell.num_speculative_tokens <= most]
+    gains = [(cell.times_faster, cell) for cell in cells if cell.times_faster is not None]
     return max(gains, key=lambda pair: pair[0], default=None)
 
 
-def _best(rows: Sequence[Row]) -> str:
+def _best(given: CardInput) -> str:
     """Which of the measured K was the fastest, where there were several."""
-    fastest = _fastest(rows)
-    if fastest is None or len({cell.num_speculative_tokens for _, cell in rows}) < 2:
+    fastest = _fastest(given)
+    if fastest is None or len({cell.num_speculative_tokens for _, cell in given.rows}) < 2:
         return ""
     gain, cell = fastest
     return (
-        f"Of the lengths measured, K = {cell.num_speculative_tokens} was the fastest ({gain:.2f}× at concurrency "
-        f"{cell.concurrency}); the commands have it."
+        f"Of the lengths measured{_trained_for(given)}, K = {cell.num_speculative_tokens} was the fastest "
+        f"({gain:.2f}× at concurrency {cell.concurrency}); the commands have it."
     )
 
 
-def _advice(results: Sequence[Result]) -> list[str]:
-    """What the speed models of the results say."""
+def _trained_for(given: CardInput) -> str:
+    """The limit that holds among the lengths measured, where some are beyond it."""
+    most = most_tokens(given.draft)
+    beyond = most is not None and any(cell.num_speculative_tokens > most for _, cell in given.rows)
+    return f" up to the {most} tokens that it was trained for" if beyond else ""
+
+
+def _advice(given: CardInput) -> list[str]:
+    """What the speed models of the results say, but for lengths that the draft was not trained for."""
     lines = []
-    for number, result in enumerate(results, start=1):
+    most = most_tokens(given.draft)
+    for number, result in enumerate(given.results, start=1):
         for model in result.speed_models:
-            if model.best_k is not None:
+            if model.best_k is not None and (most is None or model.best_k <= most):
                 stop = model.stop_above
                 end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
                 lines.append(f"Run {number}: by the times of its rounds, K = {model.best_k} is best{end}.")
@@ -201,15 +210,12 @@ def _advice(results: Sequence[Result]) -> list[str]:
 def _commands(given: CardInput) -> dict[str, str]:
     """Engine → the commands that serve the target with this draft."""
     draft = given.draft
-    if draft.provenance.target is None:
-        draft = replace(draft, provenance=replace(draft.provenance, target=given.target))
-    stored = Conversion(Located(draft.path, given.name), UNIFIED, None, None, draft, None)
-    fastest = _fastest(given.rows)
+    fastest = _fastest(given)
     k = None if fastest is None else fastest[1].num_speculative_tokens
-    commands = serve_commands(stored, Path(given.name), k)
-    if "SGLang" not in commands and draft.spec.method in SGLANG_ALGORITHMS:
+    commands = serve_commands(draft, Path(given.name), target=given.target, k=k)
+    if "SGLang" not in commands and sglang.serves(draft.spec):
         folder = f"{short_name(given.name)}-sglang"
-        served = serve_commands(replace(stored, destination="sglang"), Path(folder), k)["SGLang"]
+        served = serve_commands(draft, Path(folder), layout="sglang", target=given.target, k=k)["SGLang"]
         target = _quoted(given.target)
         convert = f"draftkit convert {shlex.quote(given.name)} {shlex.quote(folder)} --to sglang --target {target}"
         commands["SGLang"] = f"{convert}\n{served}"

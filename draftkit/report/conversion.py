@@ -15,8 +15,9 @@ from draftkit.convert.detect import all_formats
 from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.convert.serve import method_note, serve_commands
+from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.serve import method_note
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import to_dict
 from draftkit.layout.folder import Draft
@@ -53,9 +54,11 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
             f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
             + (f" But {remedy}." if remedy else "")
         )
-    for engine, command in serve_commands(conversion, out, local=True).items():
+    target = conversion.target.name if conversion.target else None
+    commands = serve_commands(draft, out, layout=conversion.destination, target=target, local=True)
+    for engine, command in commands.items():
         console.print(f"{engine}: {command}", soft_wrap=True, markup=False)
-    if conversion.destination != "speculators" and refusal_by_vllm(draft.spec) is None:
+    if conversion.destination != "speculators":  # whose config says it
         for note in method_note(draft.spec):
             console.print(note, soft_wrap=True)
 
@@ -87,6 +90,8 @@ def show_draft(console: Console, draft: Draft) -> None:
     if reason := refusal_by_vllm(draft.spec):
         remedy = remedy_for_vllm(draft.spec)
         console.print(f"marked so that vLLM refuses it: {reason}" + (f"; {remedy}" if remedy else ""))
+    for note in method_note(draft.spec):
+        console.print(note, soft_wrap=True)
     _show(console, facts_table(draft.provenance.facts))
     console.print(_tensors_table(draft.tensors))
     _show_findings(console, findings_of_draft(draft))

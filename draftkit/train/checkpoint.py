@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftkit.convert.serve import TOKENS_FACT
 from draftkit.convert.unified import write_draft
+from draftkit.engines.serving import TOKENS_FACT
 from draftkit.io.dtypes import torch_dtype
 from draftkit.io.handles import memory_handle
 from draftkit.layout.architecture import Architecture

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
+from fixtures import eval_results
 
 from draftkit import zoo
-from draftkit.convert.serve import local_name, serving_notes, stated_tokens
+from draftkit.engines.serving import local_name, serving_notes, stated_tokens
+from draftkit.engines.vllm.serve import method_note
 from draftkit.layout.folder import read_draft
+from draftkit.publish import plan_push, write_card
 from draftkit.train.checkpoint import load_tensors, save_draft
 
 
@@ -32,7 +35,7 @@ def test_no_more_tokens_than_were_trained(tmp_path: Path, draftkit: Command) -> 
     save_draft(tmp_path / "trained", spec, tensors, target="zoo:target", speculative_tokens=4)
     draft = read_draft(tmp_path / "trained")
     assert stated_tokens(draft) == 4
-    line, note = serving_notes(draft, tmp_path / "trained")
+    line, note = serving_notes(draft)
     assert json.loads(shlex.split(line)[-1])["num_speculative_tokens"] == 4
     assert "parallel_drafting" in note
     ran = draftkit("convert", tmp_path / "trained", tmp_path / "out", "--to", "speculators", "--target", "zoo:target")
@@ -44,3 +47,32 @@ def test_no_more_tokens_than_were_trained(tmp_path: Path, draftkit: Command) -> 
 
 def test_names_of_the_hub_stay() -> None:
     assert local_name("org/model") == "org/model"
+
+
+@pytest.mark.parametrize("name", ["eagle3", "p-eagle", "pard"])
+def test_every_command_that_shows_a_folder_says_what_vllm_cannot_read_there(
+    name: str, tmp_path: Path, draftkit: Command
+) -> None:
+    draft, known = tmp_path / "draft", name == "eagle3"
+    draftkit("convert", f"zoo:{name}", draft, "--target", "zoo:target")
+    assert ('cannot read "method"' in draftkit("inspect", draft).out) != known
+    assert plan_push(draft, "org/draft", allow_unmeasured=True).notes == tuple(method_note(read_draft(draft).spec))
+    assert (not method_note(read_draft(draft).spec)) == known
+
+
+@pytest.mark.parametrize("trained", [None, 4])
+def test_a_card_proposes_no_more_tokens_than_were_trained(
+    trained: int | None, tmp_path: Path, draftkit: Command
+) -> None:
+    draftkit("convert", "zoo:p-eagle", tmp_path / "converted", "--target", "zoo:target")
+    spec, tensors = read_draft(tmp_path / "converted").spec, load_tensors(tmp_path / "converted")
+    folder = tmp_path / "draft"
+    save_draft(folder, spec, tensors, target="zoo:target", speculative_tokens=trained)
+    speeds = {2: 110.0, 4: 150.0, 8: 180.0}
+    cells = [eval_results.cell(folder, num_speculative_tokens=k, tokens_per_second=v) for k, v in speeds.items()]
+    model = {"draft": str(folder), "best_k": 8}
+    write_card(folder, [eval_results.write(tmp_path / "result.json", *cells, speed_models=[model])])
+    card, best = (folder / "README.md").read_text(), 8 if trained is None else trained
+    assert f'"num_speculative_tokens": {best},' in card
+    assert f"K = {best} was the fastest" in card
+    assert ("K = 8 is best" in card) == (trained is None)

@@ -18,14 +18,13 @@ from draftkit.convert.llama_config import losses
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.convert.speculators import (
-    ARCHITECTURES,
-    LAYER_CONFIG,
     has_attention_bias,
     library_eagle,
     note_target,
     refuse_inexpressible,
     speculators_config,
 )
+from draftkit.engines.speculators import ARCHITECTURES, LAYER_CONFIG
 from draftkit.errors import FormatError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft

@@ -12,7 +12,8 @@ from draftkit.convert.decoder import check_target, has_bias, read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.fusion import fusion_spec
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.convert.speculators import LAYER_CONFIG, note_target
+from draftkit.convert.speculators import note_target
+from draftkit.engines.speculators import LAYER_CONFIG
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 

@@ -1,0 +1,77 @@
+"""The commands that serve a draft's folder: what they have in common over the engines; each has a file of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from draftkit import zoo
+from draftkit.engines import sglang, speculators
+from draftkit.engines.vllm import serve as vllm
+from draftkit.layout.folder import Draft
+from draftkit.layout.spec import DraftSpec
+
+AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS = 3, 8  # usual draft lengths to start from; the best one is measured
+TOKENS_FACT = "speculative_tokens"  # the draft tokens a round that a draft was trained for
+
+
+def serve_commands(
+    draft: Draft,
+    folder: Path,
+    *,
+    layout: str = "unified",
+    target: str | None = None,
+    k: int | None = None,
+    local: bool = False,
+) -> dict[str, str]:
+    """Engine → the command that serves the target with the draft in `folder`; engines that cannot are left out.
+
+    `layout`: that of the folder, as `--to` names it. `target`: the draft's own when None. `k`: draft tokens a round;
+    None for what the draft states, or a usual number. `local`: with the paths of this machine, for its terminal;
+    otherwise names stay as they are, as for a card.
+    """
+    target = target or draft.provenance.target or "TARGET"
+    tokens = k or stated_tokens(draft) or usual_tokens(draft.spec)
+    if local:
+        target, folder = local_name(target), folder.absolute()
+    engines = {"vLLM": vllm, "SGLang": sglang}
+    return {
+        name: engine.serve_command(draft.spec, target, folder, tokens)
+        for name, engine in engines.items()
+        if engine.loads(draft.spec, layout)
+    }
+
+
+def serving_notes(draft: Draft) -> list[str]:
+    """The vLLM command for a draft's folder on this machine, and what vLLM cannot read from the folder itself."""
+    if not vllm.loads(draft.spec, "unified"):
+        return []
+    return [f"vLLM: {serve_commands(draft, draft.path, local=True)['vLLM']}", *vllm.method_note(draft.spec)]
+
+
+def local_name(source: str) -> str:
+    """A source as other programs on this machine find it: the path of a zoo model, an absolute one for a folder."""
+    if source.startswith("zoo:"):
+        return str(zoo.path(source.removeprefix("zoo:")))
+    return os.path.abspath(source) if os.path.isdir(source) else source
+
+
+def usual_tokens(spec: DraftSpec) -> int:
+    """The draft tokens a round to start from: all that the weights are made for, or a usual number."""
+    own = spec.architecture.draft_tokens
+    usual = AUTOREGRESSIVE_TOKENS if spec.architecture.parallel is None else PARALLEL_TOKENS
+    return usual if own is None else own
+
+
+def stated_tokens(draft: Draft) -> int | None:
+    """The draft tokens a round that a draft's own file or its training names, None where nothing does."""
+    for fact in draft.provenance.facts:
+        if fact.name == TOKENS_FACT:
+            return int(fact.value)
+    return speculators.proposed_tokens(draft.provenance.dropped_config)
+
+
+def most_tokens(draft: Draft) -> int | None:
+    """The draft tokens a round beyond which a draft was not trained; None of a chain, which may go on."""
+    own = draft.spec.architecture.draft_tokens
+    return stated_tokens(draft) if own is None and draft.spec.architecture.parallel is not None else own

@@ -1,0 +1,42 @@
+"""vLLM 0.32 is told of a draft: its `speculative_config`, and the command with it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.layout.spec import DraftSpec
+
+LAYOUTS = ("unified", "vllm", "speculators", "hf", "pard")  # of folders that vLLM loads, as `--to` names them
+
+
+def loads(spec: DraftSpec, layout: str) -> bool:
+    """Whether vLLM runs a draft's folder in a layout, and rightly."""
+    return layout in LAYOUTS and refusal_by_vllm(spec) is None
+
+
+def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, object]:
+    """vLLM's `speculative_config` for a draft in `folder` that proposes `tokens` a round."""
+    settings: dict[str, object] = {
+        "model": str(folder),
+        "method": spec.architecture.SERVED_AS["vllm"][spec.method],
+        "num_speculative_tokens": tokens,
+    }
+    return settings | ({} if spec.architecture.parallel is None else {"parallel_drafting": True})
+
+
+def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:
+    """The command that serves the target with a draft."""
+    settings = json.dumps(speculative_config(spec, folder, tokens))
+    return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
+
+
+def method_note(spec: DraftSpec) -> list[str]:
+    """What a folder of the unified layout does not tell vLLM; nothing of a draft that vLLM refuses."""
+    if spec.architecture.parallel is None or refusal_by_vllm(spec) is not None:
+        return []
+    return [
+        'vLLM cannot read "method" and "parallel_drafting" from the folder: without both it fails or drafts wrongly.'
+    ]
