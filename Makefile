@@ -11,8 +11,10 @@ demo: $(VENV)/installed
 	$(BIN)/draftkit convert zoo:eagle build/demo/eagle
 	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --concurrency 4 --max-new-tokens 96
 
+# The second step runs the Triton kernels, in Triton's interpreter: a process has one way to run them.
 test: $(VENV)/installed-dev browser
 	$(BIN)/python -m pytest --numprocesses=auto
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto
 
 # The report's tests look for a browser, and skip where there is none.
 browser:

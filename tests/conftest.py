@@ -9,12 +9,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures import kernels, pico
+from fixtures.drafter_cases import case, load  # noqa: F401
 from transformers.utils import logging
 
 from draftkit.cli import main
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where Triton interprets its kernels, what is marked `interpreter` runs and nothing else; elsewhere the rest.
+
+    A GPU runs both: there the kernels run natively.
+    """
+    chosen, others = [], []
+    for item in items:
+        marked = item.get_closest_marker("interpreter") is not None
+        (chosen if kernels.NATIVE or marked == kernels.INTERPRETED else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import Command
-from test_train import documents
+from fixtures.documents import documents
 from transformers import AutoModelForCausalLM
 
 from draftkit.checks.data import check_data

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from safetensors.torch import load_file, save_file
-from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import NonFiniteError
 from draftkit.io import finite

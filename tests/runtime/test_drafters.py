@@ -1,324 +1,34 @@
-"""Every drafter against straight-line references, over random acceptance, and in the engine.
-
-The references follow the published descriptions (facts: runtime.md 1.12, formats.md 10–13). They work on the foreign
-checkpoint's own tensors and recompute everything from position 0; they share no code with modules, caches or
-transformers.
-"""
+"""Every drafter against straight-line references, over random acceptance, and in the engine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
 from fixtures import pico
-from fixtures.published import medusa, mlp_speculator, speculators
-from test_eagle_reference import attend, eagle3_reference, eagle_reference, mlp, rms
+from fixtures.draft_references import H, K, Tensors, V, chain, llama, pard_reference
+from fixtures.drafter_cases import CASES, Case, Load, llama_draft, mlp_head, p_eagle, pard2, requests, sampled, target
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from draftkit.convert.api import convert_checkpoint
-from draftkit.doctor.patient import changed
 from draftkit.errors import DraftkitError, LayoutError, TargetError
-from draftkit.layout.families.causal_lm import CausalLMSpec
-from draftkit.layout.folder import read_draft
-from draftkit.loading import load_drafter
-from draftkit.models.target import FINAL, Target
+from draftkit.models.target import Target
 from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
-from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
-
-V, H, LAYERS = pico.VOCABULARY, pico.HIDDEN, pico.LAYERS
-K = 4
-BASE = 500000.0  # of rope, in the drafts made here
-Tensors = dict[str, Tensor]
-# Chain and parallel drafts as a reference sees them: committed tokens [n] and the target's features [n−1, F] of all but
-# the newest one → the logits of K draft positions [K, Vd].
-Reference = Callable[[Tensor, Tensor], Tensor]
-
-
-# --- References
-
-
-def llama(w: Tensors, x: Tensor, base: float = BASE) -> Tensor:
-    """The logits [T, V] of a Llama for input embeddings [T, H] at positions 0 … T−1."""
-    for index in range(sum(name.endswith("o_proj.weight") for name in w)):
-        prefix = f"model.layers.{index}."
-        x = x + attend(rms(x, w[f"{prefix}input_layernorm.weight"]), w, prefix, base)
-        x = x + mlp(rms(x, w[f"{prefix}post_attention_layernorm.weight"]), w, prefix)
-    return rms(x, w["model.norm.weight"]) @ w["lm_head.weight"].T
-
-
-def chain(next_logits: Callable[[Tensor], Tensor], ids: Tensor | None, tokens: Tensor) -> Tensor:
-    """K greedy steps of `next_logits` [Vd] on a growing sequence; `ids` are the target's of the draft's."""
-    rows = []
-    for _ in range(K):
-        rows.append(next_logits(tokens))
-        best = rows[-1].argmax()
-        tokens = torch.cat((tokens, (best if ids is None else ids[best])[None]))
-    return torch.stack(rows)
-
-
-def causal_lm_reference(w: Tensors, tokens: Tensor, _: Tensor) -> Tensor:
-    return chain(lambda known: llama(w, w["model.embed_tokens.weight"][known])[-1], None, tokens)
-
-
-def pard_reference(w: Tensors, mask: int, tokens: Tensor, _: Tensor) -> Tensor:
-    tokens = torch.cat((tokens, torch.full((K - 1,), mask)))
-    return llama(w, w["model.embed_tokens.weight"][tokens])[-K:]
-
-
-def pard2_reference(w: Tensors, mask: int, scale: float, tokens: Tensor, features: Tensor) -> Tensor:
-    """Features one to the right, none at first; mask rows repeat the last."""
-    tokens = torch.cat((tokens, torch.full((K - 1,), mask)))
-    shifted = torch.cat((torch.zeros(1, features.shape[1]), features, features[-1:].repeat(K - 1, 1)))
-    added = shifted @ w["target_proj.weight"].T + w.get("target_proj.bias", 0.0)
-    return llama(w, w["model.embed_tokens.weight"][tokens] + scale * added)[-K:]
-
-
-def eagle_chain(w: Tensors, kind: str, head: Tensor, tokens: Tensor, features: Tensor) -> Tensor:
-    forward = eagle3_reference if kind == "eagle3" else eagle_reference
-    hidden = features @ w["fc.weight"].T if kind == "eagle3" else features
-    ids = w["d2t"] + torch.arange(len(w["d2t"])) if "d2t" in w else torch.arange(V)
-    rows, tokens = [], tokens[1:]
-    for _ in range(K):
-        head_input, feedback = forward(w, tokens, hidden, 10000.0)
-        rows.append(head_input[-1] @ head.T)
-        tokens = torch.cat((tokens, ids[rows[-1].argmax()][None]))
-        hidden = torch.cat((hidden, feedback[-1:]))
-    return torch.stack(rows)
-
-
-def p_eagle_reference(w: Tensors, mask: int, normed_residual: bool, tokens: Tensor, features: Tensor) -> Tensor:
-    """Features of real rows, the learned vector for mask rows; both through the norms and fc."""
-    features = torch.cat((features, w["mask_hidden"][0].expand(K - 1, -1)))
-    if "input_norm.weight" in w:
-        features = rms(features, w["input_norm.weight"])
-    if "fc_norm.0.weight" in w:
-        parts = zip(features.split(H, dim=1), (w[f"fc_norm.{i}.weight"] for i in range(3)), strict=True)
-        features = torch.cat([rms(part, weight) for part, weight in parts], dim=1)
-    x = features @ w["fc.weight"].T
-    tokens = torch.cat((tokens[1:], torch.full((K - 1,), mask)))
-    embedding = rms(w["embed_tokens.weight"][tokens], w["layers.0.input_layernorm.weight"])
-    normed = rms(x, w["layers.0.hidden_norm.weight"])
-    x = (normed if normed_residual else x) + attend(torch.cat((embedding, normed), dim=1), w, "layers.0.", BASE)
-    x = x + mlp(rms(x, w["layers.0.post_attention_layernorm.weight"]), w, "layers.0.")
-    x = x + attend(rms(x, w["layers.1.input_layernorm.weight"]), w, "layers.1.", BASE)
-    x = x + mlp(rms(x, w["layers.1.post_attention_layernorm.weight"]), w, "layers.1.")
-    return rms(x, w["norm.weight"])[-K:] @ w["lm_head.weight"].T
-
-
-def mlp_speculator_reference(w: Tensors, config: dict[str, Any], tokens: Tensor, features: Tensor) -> Tensor:
-    def norm(x: Tensor) -> Tensor:
-        return x / torch.sqrt((x * x).mean() + 1e-6)
-
-    steps, inner, tied = config["n_predict"], config["inner_dim"], config["tie_weights"]
-    state_weight = 0.5 ** (0.5 / steps)
-    ratio = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
-    state, token, rows = features[-1], tokens[-1], []
-    if config["scale_input"]:
-        state = norm(state) / math.sqrt(2)
-    for i in range(K):
-        own, projection = (0, min(i, 1)) if tied else (i, i)
-        z = w[f"speculator.emb.{own}.weight"][token]
-        x = w[f"speculator.proj.{projection}.weight"] @ state + ratio * z
-        x = w[f"speculator.ln.{own}.weight"] * norm(x) + w[f"speculator.ln.{own}.bias"]
-        state = x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
-        rows.append(w[f"speculator.head.{own}.weight"] @ state)
-        token = rows[-1].argmax()
-    return torch.stack(rows)
-
-
-def medusa_reference(
-    blocks: Sequence[tuple[Tensor, Tensor | None]], heads: list[Tensor], _: Tensor, f: Tensor
-) -> Tensor:
-    rows = []
-    for (weight, bias), head in zip(blocks[:K], heads, strict=False):
-        x = weight @ f[-1] if bias is None else weight @ f[-1] + bias
-        rows.append(head @ (f[-1] + x * torch.sigmoid(x)))
-    return torch.stack(rows)
-
-
-# --- Drafters, loaded from foreign checkpoints
-
-
-@dataclass(frozen=True)
-class Case:
-    """A drafter, its reference, the target's ids of its own, and the width of the features it reads."""
-
-    drafter: Drafter
-    reference: Reference
-    ids: Tensor | None = None
-    feature_size: int = 0
-
-
-@cache
-def target() -> PreTrainedModel:
-    model = pico.llama(eos_token_id=None)
-    model.set_attn_implementation(ATTENTION)
-    return model
-
-
-@pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Drafter]:
-    """Write a foreign checkpoint, convert it (`known`: for the target) and load its drafter.
-
-    `warp` are the weights beside PARD-2's model, `tokenizers` those of target and draft.
-    """
-    target_folder = tmp_path_factory.mktemp("target")
-    target().save_pretrained(target_folder)
-
-    def loaded(
-        config: dict[str, Any],
-        tensors: Tensors,
-        warp: Tensors | None = None,
-        tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None,
-        known: bool = True,
-        features: bool = True,
-    ) -> Drafter:
-        folder = tmp_path_factory.mktemp("draft")
-        source = pico.write_checkpoint(folder / "source", config, tensors, safetensors=True)
-        if warp is not None:
-            torch.save(warp, source / "warp_model.bin")
-        if tokenizers is not None:
-            tokenizers[1].save_pretrained(source)
-        out = convert_checkpoint(str(source), folder / "draft", target=str(target_folder) if known else None)
-        draft = read_draft(out)
-        if not features:
-            lm = draft.spec.architecture.expect(CausalLMSpec)
-            draft = changed(draft, replace(lm, target_features=None))
-        return load_drafter(draft, target(), tokenizers[0] if tokenizers else None)
-
-    return loaded
-
-
-Load = Callable[..., Drafter]
-
-
-def llama_draft(**keys: Any) -> tuple[dict[str, Any], Tensors]:
-    model = pico.llama(seed=1, num_hidden_layers=2, rms_norm_eps=1e-5)
-    return model.config.to_dict() | keys, dict(model.state_dict())
-
-
-def draft_model(load: Load) -> Case:
-    config, w = llama_draft()
-    return Case(load(config, w), partial(causal_lm_reference, w))
-
-
-def pard(load: Load) -> Case:
-    config, w = llama_draft(pard_token=300, spd_type="pard")
-    drafter = load(config, w)
-    assert isinstance(drafter, PardDrafter)
-    return Case(drafter, partial(pard_reference, w, 300))
-
-
-def pard2(load: Load, bias: bool = False, features: bool = True) -> Case:
-    layers = [-1, 5, -8]
-    config, w = llama_draft(
-        pard_token=300, spd_type="pard2", pard2_scale=0.3, pard2_target_dim=3 * H, pard2_target_layers=layers,
-        pard2_proj_bias=bias,
-    )  # fmt: skip
-    torch.manual_seed(2)
-    warp = {"target_proj.weight": torch.randn(H, 3 * H) * 0.2} | ({"target_proj.bias": torch.randn(H)} if bias else {})
-    drafter = load(config, w, warp, features=features)
-    if not features:
-        return Case(drafter, partial(pard_reference, w, 300))
-    assert drafter.aux_layers is not None
-    assert drafter.aux_layers.states == (FINAL, 5, 1)
-    return Case(drafter, partial(pard2_reference, w | warp, 300, 0.3), feature_size=3 * H)
-
-
-def eagle(load: Load) -> Case:
-    config, w = pico.eagle_config(), pico.eagle_tensors(dtype=torch.float32)
-    return Case(load(config, w), partial(eagle_chain, w, "eagle", target().lm_head.weight), feature_size=H)
-
-
-def eagle3(load: Load) -> Case:
-    config, w = pico.eagle3_config(), pico.eagle3_tensors(embed=True, dtype=torch.float32)
-    ids = w["d2t"] + torch.arange(len(w["d2t"]))
-    return Case(load(config, w), partial(eagle_chain, w, "eagle3", w["lm_head.weight"]), ids, 3 * H)
-
-
-def p_eagle(load: Load, joint: bool = False, per_layer: bool = False, mask: int = 319) -> Case:
-    config = speculators.peagle_config(
-        {"num_hidden_layers": 2},
-        norm_before_fc=joint,
-        fc_norm=per_layer,
-        norm_before_residual=joint,
-        mask_token_id=mask,
-    )
-    w = speculators.eagle3_tensors(torch.float32, layers=2, mask=True, joint=joint, per_layer=per_layer)
-    ids = w["d2t"] + torch.arange(len(w["d2t"]))
-    return Case(load(config, w), partial(p_eagle_reference, w, mask, joint), ids, 3 * H)
-
-
-def mlp_head(load: Load, tied: bool) -> Case:
-    config = mlp_speculator.mlp_config(tie_weights=tied, scale_input=tied)
-    make = mlp_speculator.tied if tied else partial(mlp_speculator.untied, steps=4, inner=48)
-    w = make(torch.float32)
-    return Case(load(config, w), partial(mlp_speculator_reference, w, config), feature_size=H)
-
-
-def medusa_heads(load: Load) -> Case:
-    w = medusa.original(torch.float32)
-    blocks = [(w[f"{h}.0.linear.weight"], w[f"{h}.0.linear.bias"]) for h in range(5)]
-    heads = [w[f"{h}.1.weight"] for h in range(5)]
-    return Case(load(medusa.CONFIG, w), partial(medusa_reference, blocks, heads), feature_size=H)
-
-
-def medusa_shared(load: Load) -> Case:
-    w = medusa.truncated(torch.float32, rows=128, shared=True)
-    config = medusa.VLLM | {"original_lm_head": True, "truncated_vocab_size": 128}
-    blocks = [(w[f"blocks.{h}.layers.0.weight"], None) for h in range(5)]
-    reference = partial(medusa_reference, blocks, [w["lm_head.weight"]] * 5)
-    return Case(load(config, w), reference, w["token_map"], feature_size=H)
-
-
-def medusa_borrowed(load: Load) -> Case:
-    w = medusa.original(torch.float32, matrices=False)
-    blocks = [(w[f"{h}.0.linear.weight"], w[f"{h}.0.linear.bias"]) for h in range(5)]
-    reference = partial(medusa_reference, blocks, [target().lm_head.weight] * 5)
-    return Case(load(medusa.CONFIG | {"version": "2"}, w), reference, feature_size=H)
-
-
-CASES: dict[str, Callable[[Load], Case]] = {
-    "draft model": draft_model,
-    "PARD": pard,
-    "PARD-2": pard2,
-    "PARD-2, bias": partial(pard2, bias=True),
-    "PARD-2, target-independent": partial(pard2, features=False),
-    "EAGLE-1": eagle,
-    "EAGLE-3": eagle3,
-    "P-EAGLE": p_eagle,
-    "P-EAGLE, joint norm, norm before residual": partial(p_eagle, joint=True),
-    "P-EAGLE, norm per layer": partial(p_eagle, per_layer=True),
-    "MLP speculator": partial(mlp_head, tied=True),
-    "MLP speculator, untied": partial(mlp_head, tied=False),
-    "Medusa": medusa_heads,
-    "Medusa, shared head and fewer tokens": medusa_shared,
-    "Medusa, the target's head": medusa_borrowed,
-}
-
-
-@pytest.fixture(params=CASES, scope="module")
-def case(request: pytest.FixtureRequest, load: Load) -> Case:
-    return CASES[request.param](load)
-
 
 # --- Made-up decoding: a target whose tokens, features and verdicts are random
 
@@ -439,25 +149,6 @@ def test_caches_equal_those_of_a_fresh_prefill(case: Case) -> None:
 
 
 # --- In the engine
-
-
-@cache
-def requests() -> tuple[Request, ...]:
-    """Prompts that repeat themselves, so that n-grams are found, of several lengths."""
-    generator = torch.Generator().manual_seed(5)
-    prompts = [torch.randint(3, V, (size,), generator=generator).tolist() * times for size, times in SHAPES]
-    return tuple(Request(str(i), tuple(prompt), 6 + 2 * i) for i, prompt in enumerate(prompts))
-
-
-SHAPES = ((5, 3), (1, 1), (9, 1), (3, 6))
-
-
-def sampled() -> tuple[Request, ...]:
-    """The same at temperatures 0.7 and 1 in turn."""
-    return tuple(
-        Request(r.id, r.prompt, r.max_new_tokens, SamplingParameters(temperature=(0.7, 1.0)[i % 2], seed=i))
-        for i, r in enumerate(requests())
-    )
 
 
 def generate(drafter: Drafter | None, wanted: Sequence[Request], num_slots: int, k: int = 3) -> list[Generation]:

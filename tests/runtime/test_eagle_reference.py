@@ -1,8 +1,4 @@
-"""EAGLE and EAGLE-3 modules against a reference in straight-line tensor code, written from the published descriptions.
-
-The reference works on the foreign checkpoint's own tensors and recomputes everything from position 0 at every step; it
-shares no code with the module, the cache or transformers.
-"""
+"""EAGLE and EAGLE-3 modules against a reference in straight-line tensor code."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
-from torch import Tensor
+from fixtures.draft_references import eagle3_reference, eagle_reference
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.layout.folder import read_draft
@@ -22,67 +18,7 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
 from draftkit.runtime.drawing import draw_greedy
 
-HEADS, KV_HEADS, HEAD_DIM, EPS = 4, 2, 16, 1e-5
 K = 5
-
-
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * weight
-
-
-def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary embedding of [T, heads, d], pairing feature i with i + d/2."""
-    half = HEAD_DIM // 2
-    angles = positions[:, None].double() * base ** (-2 * torch.arange(half).double() / HEAD_DIM)
-    cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def attend(x: Tensor, w: dict[str, Tensor], prefix: str, base: float) -> Tensor:
-    """Causal attention of rows [T, in] at positions 0 … T−1, one head and one row at a time."""
-    rows, positions = len(x), torch.arange(len(x))
-
-    def project(name: str, heads: int) -> Tensor:
-        out = x @ w[f"{prefix}self_attn.{name}_proj.weight"].T
-        bias = w.get(f"{prefix}self_attn.{name}_proj.bias")
-        return (out if bias is None else out + bias).view(rows, heads, HEAD_DIM)
-
-    q = rotate(project("q", HEADS), positions, base)
-    k = rotate(project("k", KV_HEADS), positions, base)
-    v = project("v", KV_HEADS)
-    out = torch.zeros(rows, HEADS, HEAD_DIM)
-    for head in range(HEADS):
-        group = head // (HEADS // KV_HEADS)
-        for row in range(rows):
-            scores = k[: row + 1, group] @ q[row, head] / HEAD_DIM**0.5
-            out[row, head] = scores.softmax(0) @ v[: row + 1, group]
-    return out.view(rows, -1) @ w[f"{prefix}self_attn.o_proj.weight"].T
-
-
-def mlp(x: Tensor, w: dict[str, Tensor], prefix: str) -> Tensor:
-    gate, up, down = (w[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
-    return (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
-
-
-def eagle_reference(w: dict[str, Tensor], tokens: Tensor, hidden: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """EAGLE-1: fc over [embedding, hidden] at every row; layer 0 without input norm; no final norm."""
-    x = torch.cat((w["embed_tokens.weight"][tokens], hidden), dim=-1) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
-    for index in range(sum(name.endswith("o_proj.weight") for name in w)):
-        prefix = f"layers.{index}."
-        normed = x if index == 0 else rms(x, w[f"{prefix}input_layernorm.weight"])
-        x = x + attend(normed, w, prefix, base)
-        x = x + mlp(rms(x, w[f"{prefix}post_attention_layernorm.weight"]), w, prefix)
-    return x, x
-
-
-def eagle3_reference(w: dict[str, Tensor], tokens: Tensor, hidden: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """EAGLE-3: attention over [normed embedding, normed hidden], residual un-normed, feedback before the final norm."""
-    embedding = rms(w["embed_tokens.weight"][tokens], w["midlayer.input_layernorm.weight"])
-    both = torch.cat((embedding, rms(hidden, w["midlayer.hidden_norm.weight"])), dim=-1)
-    x = hidden + attend(both, w, "midlayer.", base)
-    x = x + mlp(rms(x, w["midlayer.post_attention_layernorm.weight"]), w, "midlayer.")
-    return rms(x, w["norm.weight"]), x
 
 
 CASES = {

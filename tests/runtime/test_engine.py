@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.sampling_statistics import same_law
-from test_runtime import requests, zoo_drafter, zoo_target
+from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target

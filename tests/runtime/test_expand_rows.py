@@ -1,52 +1,31 @@
-"""Input preparation: vLLM's published layouts, and kernel and reference against the rule written row by row.
-
-The kernel runs natively on CUDA, else in Triton's interpreter, which must be chosen before Triton is imported anywhere:
-one test starts this file again in a process of its own.
-"""
+"""Input preparation: vLLM's published layouts, and kernel and reference against the rule written row by row."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures.kernels import DEVICE, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.runtime.ops import expand_rows as module
-from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.expand_rows import Rows, expand_rows
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NATIVE = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if NATIVE else "cpu"
-RUNS_KERNEL = uses_triton(torch.ones(1, device=DEVICE))
+# By the reference, or by the kernel; each computes where it runs.
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param(DEVICE, marks=pytest.mark.interpreter, id="kernel")])
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
-def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-v", "--noconftest", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "passed" in ran.stdout
-
-
-def expanded(*arguments: Any, **options: Any) -> Rows:
-    """`expand_rows` by the kernel where this process runs it, else by the reference."""
-
+def expanded(device: str, *arguments: Any, **options: Any) -> Rows:
     def moved(value: Any, device: str) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
-    rows = expand_rows(*(moved(a, DEVICE) for a in arguments), **{k: moved(v, DEVICE) for k, v in options.items()})
+    rows = expand_rows(*(moved(a, device) for a in arguments), **{k: moved(v, device) for k, v in options.items()})
     return Rows(*(moved(part, "cpu") for part in rows))
 
 
@@ -85,15 +64,16 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+@devices
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_of_vllm(name: str) -> None:
+def test_layouts_of_vllm(name: str, device: str) -> None:
     layout = LAYOUTS[name]
     kept = [seen[int(layout.shifts) : len(seen) - r] for seen, r in zip(SEEN, REJECTED, strict=True)]
     committed = [[*tokens, following] for tokens, following in zip(kept, NEXT, strict=True)]
     columns = max(map(len, SEEN)) + (not layout.shifts)
     padded = torch.tensor([tokens + [7] * (columns - len(tokens)) for tokens in committed])
     rows = expanded(
-        padded, torch.tensor([len(tokens) for tokens in committed]), torch.tensor(POSITIONS), LIMIT,
+        device, padded, torch.tensor([len(tokens) for tokens in committed]), torch.tensor(POSITIONS), LIMIT,
         masks=layout.slots - 1, mask_token=MASK,
     )  # fmt: skip
     ids: list[int] = []
@@ -110,13 +90,14 @@ def test_layouts_of_vllm(name: str) -> None:
     assert sampled == [int(x) for x in layout.sampled.split()]
 
 
-def test_hidden_states_of_vllms_p_eagle_layout() -> None:
+@devices
+def test_hidden_states_of_vllms_p_eagle_layout(device: str) -> None:
     """Input rows 0, 1 of request 0 and 4 … 7 of request 1 and 8, 9 of request 2 stay with their tokens."""
     hidden = torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, torch.nan]])[..., None]
     tokens = torch.tensor([[11, 101, 0, 0], [21, 22, 23, 102], [31, 103, 0, 0]])
     rows = expanded(
-        tokens, torch.tensor([2, 4, 2]), torch.tensor(POSITIONS), LIMIT, masks=2, mask_token=MASK, hidden=hidden,
-        mask_hidden=torch.tensor([-5.0]),
+        device, tokens, torch.tensor([2, 4, 2]), torch.tensor(POSITIONS), LIMIT, masks=2, mask_token=MASK,
+        hidden=hidden, mask_hidden=torch.tensor([-5.0]),
     )  # fmt: skip
     assert rows.hidden is not None
     assert rows.hidden[..., 0].tolist() == [[0, 1, -5, -5, 0, 0], [4, 5, 6, 7, -5, -5], [8, 9, -5, -5, 0, 0]]
@@ -159,11 +140,12 @@ def batches(draw: Callable[..., Any]) -> Batch:
     )
 
 
+@devices
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(batches())
-def test_every_row_follows_the_rule(batch: Batch) -> None:
+@given(batch=batches())
+def test_every_row_follows_the_rule(batch: Batch, device: str) -> None:
     masks, hidden, mask_hidden = (batch.options.get(name, 0) for name in ("masks", "hidden", "mask_hidden"))
-    rows = expanded(batch.tokens, batch.counts, batch.first, batch.limit, **batch.options)
+    rows = expanded(device, batch.tokens, batch.counts, batch.first, batch.limit, **batch.options)
     spare = batch.limit - 1
     assert (rows.hidden is None) == ("hidden" not in batch.options)
     for b, count in enumerate(batch.counts.tolist()):
@@ -179,31 +161,20 @@ def test_every_row_follows_the_rule(batch: Batch) -> None:
         assert rows.sampled[b].tolist() == [max(count - 1, 0) + step for step in range(masks + 1)]
 
 
-@pytest.mark.skipif(not RUNS_KERNEL, reason="runs in the interpreter's process")
+@pytest.mark.interpreter
 def test_the_kernel_is_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     monkeypatch.setattr(module, "expand_rows_reference", lambda *_: ran.append("reference"))
-    expanded(
-        torch.ones(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 4
-    )
+    one = torch.ones(1, dtype=torch.int64)
+    expanded(DEVICE, one[None], one, one, 4)
     assert not ran
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("absent", [(), ("mask_hidden",), ("hidden", "mask_hidden", "out_hidden")])
-def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To machine code of compute capability 9.0."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = module._expand_kernel
+def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("triton")
     pointers = dict.fromkeys(("tokens", "counts", "first", "out_tokens", "out_positions", "sampled"), "*i64")
     pointers |= dict.fromkeys(("hidden", "mask_hidden", "out_hidden"), "*bf16")
     constants = {"BLOCK": 1024, **dict.fromkeys(absent)}
-    types = {name: pointers.get(name, "i32") for name in kernel.arg_names} | dict.fromkeys(constants, "constexpr")
-    source, options = ASTSource(kernel, types, constants), {"enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert compiled.asm["cubin"]
+    assert compiled(module._expand_kernel, pointers, constants, tmp_path, enable_fp_fusion=False).asm["cubin"]

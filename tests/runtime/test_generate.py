@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from hypothesis import given
 from hypothesis import strategies as st
-from test_runtime import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
 from draftkit.models.chat import load_tokenizer

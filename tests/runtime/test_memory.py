@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 from conftest import Command
-from test_drafters import Case, case, load, target  # noqa: F401
-from test_runtime import zoo_drafter, zoo_target
+from fixtures.drafter_cases import Case, target
+from fixtures.zoo_models import zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
@@ -22,7 +22,7 @@ def pool_bytes(cache: SlotCache) -> int:
     return sum(pool.nbytes for pools in cache.layers.values() for pool in pools)
 
 
-def test_caches_take_what_was_planned(case: Case) -> None:  # noqa: F811
+def test_caches_take_what_was_planned(case: Case) -> None:
     drafter = case.drafter
     engine = Engine(Target(target(), drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=2)
     engine.generate([[5, 6, 7]], max_new_tokens=6)

@@ -1,20 +1,17 @@
 """Rounds can be captured in CUDA graphs: nothing in them looks at the host, and replayed ones give the same tokens.
 
-Without a GPU a capture is stood in for by running the round again on the capture's own memory; the kernels run in
-Triton's interpreter, in a process of their own.
+Without a GPU a capture is stood in for by running the round again on the capture's own memory.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from fixtures import pico
-from test_drafters import Case, Load, V, case, load, requests, sampled, target  # noqa: F401
+from fixtures.drafter_cases import Case, V, requests, sampled, target
+from fixtures.kernels import NATIVE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,7 +29,8 @@ from draftkit.runtime.rounds import Rounds
 torch.set_num_threads(1)
 
 CUTS = SamplingParameters(temperature=0.9, top_k=9, top_p=0.9, min_p=0.01)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# The references look at the host; the drafts and targets of this file are on the CPU.
+interpreted = pytest.mark.skipif(NATIVE, reason="rounds on the CPU have kernels in the interpreter only")
 # What reads a tensor on the host, copies from it, or has a result whose shape depends on values.
 ON_THE_HOST = {"_local_scalar_dense", "is_nonzero", "lift_fresh", "nonzero", "masked_select", "unique", "equal"}
 
@@ -89,7 +87,7 @@ def check_replayed(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> 
     assert sizes == {1, 2, 4}  # three sequences ran as four rows
 
 
-def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(case.drafter, monkeypatch)
 
 
@@ -108,17 +106,6 @@ def test_a_capture_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_module, "CudaCapture", Fails)
     with pytest.warns(UserWarning, match="without CUDA graphs, and slower: operation not permitted when stream is"):
         assert decode(ngram(), requests(), 3, 4) == expected
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
-def test_rounds_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-k", "host", __file__]
-    ran = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "passed" in ran.stdout
 
 
 def check_host(
@@ -142,12 +129,14 @@ def check_host(
     assert not watch.found
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter's process")
-def test_rounds_never_look_at_the_host(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.mark.interpreter
+@interpreted
+def test_rounds_never_look_at_the_host(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_host(case.drafter, monkeypatch, CUTS, "rejection")
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter's process")
+@pytest.mark.interpreter
+@interpreted
 @pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("mode", ["rejection", "coupled", "block"])
 @pytest.mark.parametrize("drafter", [None, ngram()], ids=["no draft", "n-gram"])
@@ -157,7 +146,6 @@ def test_no_kind_of_round_looks_at_the_host(
     check_host(drafter, monkeypatch, sampling, mode)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the references look")
 def test_the_watch_sees_the_references_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="tolist"):
         check_host(None, monkeypatch, CUTS, "rejection")

@@ -8,12 +8,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from transformers import AutoModelForCausalLM
 
 from draftkit import zoo
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.cache import SlotCache
@@ -24,27 +23,6 @@ from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
 
 DRAFTS = ("eagle", "eagle-bias", "eagle3", "draft-model")
-LENGTHS = (5, 40, 17, 64, 33, 9, 50, 26)
-
-
-@lru_cache
-def zoo_target() -> PreTrainedModel:
-    model, _ = load_model("zoo:target", device="cpu", dtype=torch.float32)
-    return model
-
-
-@lru_cache
-def zoo_drafter(name: str) -> Drafter:
-    with open_draft(f"zoo:{name}", "zoo:target") as draft:
-        return load_drafter(draft, zoo_target())
-
-
-@lru_cache
-def requests() -> tuple[Request, ...]:
-    """Eight prompts of different lengths, each with its own limit."""
-    _, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
-    prompts = load_prompts("zoo", limit=8)
-    return tuple(Request(p.id, encode_prompt(p, tokenizer), length) for p, length in zip(prompts, LENGTHS, strict=True))
 
 
 @lru_cache

@@ -1,21 +1,16 @@
-"""The Triton kernels agree with their torch references, and compile for a GPU without one.
-
-Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
-starts this file again in a process of its own, and the others wait for that process.
-"""
+"""The Triton kernels of sampling agree with their torch references, and compile for a GPU without one."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures.kernels import DEVICE, NATIVE, compiled, references_only
 from fixtures.sampling_rounds import Round, random_round
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +19,7 @@ from torch import Tensor
 from draftkit.requests import SamplingParameters
 from draftkit.runtime import verification
 from draftkit.runtime.drawing import draw
-from draftkit.runtime.ops import backend, fused_verification, noise, random, residual_mass, sample
+from draftkit.runtime.ops import fused_verification, noise, random, residual_mass, sample
 from draftkit.runtime.ops import row_statistics as statistics
 from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
 from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
@@ -39,21 +34,7 @@ import triton.language as tl
 
 torch.set_num_threads(1)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NATIVE = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if NATIVE else "cpu"
-runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
 SIZES = (5, 33, 1030)  # the last takes two blocks of noise
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
-def test_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "passed" in ran.stdout
 
 
 def moved(value: Any, device: str) -> Any:
@@ -74,8 +55,7 @@ def with_kernels(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def reference(function: Callable[..., Any], *arguments: Any) -> Any:
     """The same with the torch references."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_INTERPRETED", False)
+    with references_only():
         return function(*(moved(argument, "cpu") for argument in arguments))
 
 
@@ -83,7 +63,7 @@ def a_round(seed: int, **shape: int) -> Round:
     return reference(partial(random_round, seed, **shape))
 
 
-@runs_kernels
+@pytest.mark.interpreter
 def test_noise_is_equal_bit_for_bit() -> None:
     @triton.jit
     def store_noise(race, gumbel, seed, position, origin, purpose, COUNTERS: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -101,7 +81,7 @@ def test_noise_is_equal_bit_for_bit() -> None:
     assert torch.equal(gumbel.cpu(), random.gumbel(row, 4 * counters))
 
 
-@runs_kernels
+@pytest.mark.interpreter
 def test_uniform_numbers_are_equal_bit_for_bit() -> None:
     stream = acceptance_stream(torch.arange(60) * 2**33 - 5, torch.arange(60), 7)
     assert torch.equal(with_kernels(noise.uniform, stream), random.uniform(stream))
@@ -116,7 +96,7 @@ cuts = st.builds(
 )
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @settings(max_examples=300 if NATIVE else 30, deadline=None, derandomize=True)
 @given(
     st.lists(cuts, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from([1, 5, 33, 8200]), st.booleans(),
@@ -140,7 +120,7 @@ def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse
     torch.testing.assert_close(*laws, atol=1e-6, rtol=1e-5)
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", SIZES)
 def test_samples_are_equal_and_their_probabilities_close(size: int, dtype: torch.dtype) -> None:
@@ -160,7 +140,7 @@ def test_samples_are_equal_and_their_probabilities_close(size: int, dtype: torch
     torch.testing.assert_close(probs, expected_probs, equal_nan=True)
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("probabilistic", [True, False])
 @pytest.mark.parametrize("size", SIZES)
 def test_acceptance_and_recovery(size: int, probabilistic: bool) -> None:
@@ -183,7 +163,7 @@ def test_acceptance_and_recovery(size: int, probabilistic: bool) -> None:
     assert ((token >= 0) & (token < size)).all()
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("size", [5, 33, 4100])
 def test_residual_mass(size: int) -> None:
     whole = a_round(2, rows=3, k=2, size=size).poisoned()
@@ -196,7 +176,7 @@ def test_residual_mass(size: int) -> None:
     assert not kernel[~wanted].any()
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_matches(k: int) -> None:
     drafted = a_round(4, rows=12, k=k, size=2).drafted
@@ -207,7 +187,7 @@ def test_matches(k: int) -> None:
     assert torch.equal(kernel[:6], drafted.lengths[:6])
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("verify", [verify_greedy, verify_rejection, verify_coupled, verify_block, "synthetic"])
 def test_whole_verdicts_with_poison_around(verify: Any) -> None:
     """Memory around the inputs would win every draw if it were read."""
@@ -252,18 +232,11 @@ KERNELS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To machine code of compute capability 9.0; fused multiply-adds would break the equality of the noise."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_compile_for_a_gpu(name: str, tmp_path: Path) -> None:
+    """Fused multiply-adds would break the equality of the noise."""
     kernel, variants = KERNELS[name]
     for constants in variants:
-        types = {argument: POINTERS.get(argument, "i32") for argument in kernel.arg_names}
-        source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
-        assert compiled.asm["cubin"]
-        assert "fma.rn" not in compiled.asm["ptx"] or name == "statistics"  # there it is inside the logarithm
+        assembly = compiled(kernel, POINTERS, constants, tmp_path, enable_fp_fusion=False).asm
+        assert assembly["cubin"]
+        assert "fma.rn" not in assembly["ptx"] or name == "statistics"  # there it is inside the logarithm

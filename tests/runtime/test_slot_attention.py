@@ -1,31 +1,25 @@
-"""Attention over slots: kernels and torch references against attention written out in float64.
-
-Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
-starts this file again in a process of its own, where the tests of the kernels run and nothing else does.
-"""
+"""Attention over slots: kernels and torch references against attention written out in float64."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fixtures.kernels import DEVICE, NATIVE, compiled, references_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.ops import backend, slot_write
 from draftkit.runtime.ops import slot_attention as kernels
+from draftkit.runtime.ops import slot_write
 from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
 from draftkit.runtime.ops.slot_write import write, write_reference
 from draftkit.runtime.rows import SlotRows
@@ -35,23 +29,7 @@ import triton
 
 torch.set_num_threads(1)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NATIVE = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if NATIVE else "cpu"
-runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
-runs_references = pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-@runs_references
-@pytest.mark.skipif(NATIVE, reason="the kernels run natively")
-def test_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "passed" in ran.stdout
 
 
 # Cases
@@ -198,7 +176,7 @@ KERNEL_CASES = [
 ]
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
 def test_kernel(case: Case) -> None:
     batch = case.batch()
@@ -227,7 +205,7 @@ def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
     )
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @settings(max_examples=200 if NATIVE else 4, deadline=None)
 @given(cases(largest=3000 if NATIVE else 300, most_rows=17 if NATIVE else 3, most_sequences=9 if NATIVE else 2))
 def test_kernel_on_random_batches(case: Case) -> None:
@@ -235,7 +213,6 @@ def test_kernel_on_random_batches(case: Case) -> None:
     assert_right(batch.to(DEVICE).attend(), batch)
 
 
-@runs_references
 @settings(max_examples=150, deadline=None)
 @given(cases(largest=150, most_rows=MAX_ROWS + 20, most_sequences=4))
 def test_reference_on_random_batches(case: Case) -> None:
@@ -277,10 +254,14 @@ WRITE_CASES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("function", "device"),
+    [(write_reference, "cpu"), pytest.param(write, DEVICE, marks=pytest.mark.interpreter)],
+    ids=["reference", "kernel"],
+)
 @pytest.mark.parametrize("case", WRITE_CASES, ids=str)
-def test_rows_are_written_to_their_entries_and_nowhere_else(case: Case) -> None:
-    function = write if INTERPRETED or NATIVE else write_reference
-    pools = written(function, case, DEVICE)
+def test_rows_are_written_to_their_entries_and_nowhere_else(case: Case, function: Any, device: str) -> None:
+    pools = written(function, case, device)
     torch.manual_seed(case.seed)
     batch = case.batch().cleaned()
     for pool, before, new in zip(pools, (batch.keys, batch.values), new_rows(case)[:2], strict=True):
@@ -291,13 +272,6 @@ def test_rows_are_written_to_their_entries_and_nowhere_else(case: Case) -> None:
 
 
 # Through the attention function
-
-
-@contextmanager
-def references_only() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_INTERPRETED", False)
-        yield
 
 
 def decode(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -318,7 +292,7 @@ def decode(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
-@runs_kernels
+@pytest.mark.interpreter
 def test_attention_function_by_kernels_equals_references() -> None:
     with references_only():
         expected = decode("cpu")
@@ -329,7 +303,6 @@ def test_attention_function_by_kernels_equals_references() -> None:
 
 
 @pytest.mark.gpu
-@runs_references
 def test_a_captured_graph_follows_lengths() -> None:
     """Writing and attending in one CUDA graph, replayed as sequences grow, move to other slots and leave."""
     batch = Case((700, 41, 3000), 4096, rows=5, groups=8, ratio=4, width=128, dtype=torch.bfloat16).batch()
@@ -355,7 +328,6 @@ def test_a_captured_graph_follows_lengths() -> None:
 
 
 @pytest.mark.gpu
-@runs_references
 def test_nothing_waits_for_the_device() -> None:
     batch = Case((700, 0, 3000), 4096, rows=5, groups=2, ratio=4, width=64, sinks=True).batch().to("cuda")
     rows = SlotRows(batch.slots, batch.positions)
@@ -387,26 +359,22 @@ class Launch:
 
         return launch
 
-    def compile(self, capability: int) -> Any:
+    def compile(self, capability: int, cache: Path) -> Any:
         """As Triton would: sizes divisible by 16 are known to be, None and 1 are constants."""
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
         signature, constants, attributes = {}, {}, {}
         for index, (name, value) in enumerate(self.arguments.items()):
             is_tensor = isinstance(value, Tensor)
             if name.isupper() or value is None or (not is_tensor and value == 1):
-                signature[name], constants[name] = "constexpr", value
+                constants[name] = value
                 continue
             signature[name] = triton.runtime.jit.mangle_type(value)
             if is_tensor or (isinstance(value, int) and value % 16 == 0):
                 attributes[(index,)] = [["tt.divisibility", 16]]
-        source = ASTSource(self.kernel, signature, constants, attributes)
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
+        chosen = {"capability": capability, "attributes": attributes}
+        return compiled(self.kernel, signature, constants, cache, **chosen, **self.options)
 
 
 @pytest.mark.slow
-@runs_references
 @pytest.mark.parametrize(
     ("case", "capability", "stages"),
     [
@@ -417,10 +385,9 @@ class Launch:
     ids=str,
 )
 def test_kernels_compile_for_a_gpu(
-    case: Case, capability: int, stages: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    case: Case, capability: int, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To machine code that fits into a processor's shared memory and loads ahead."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kernels, "_device", lambda _: kernels._Device(132, stages))
     launches = {}
     for module, name in ((kernels, "_attention_kernel"), (kernels, "_join_kernel"), (slot_write, "_write_kernel")):
@@ -431,7 +398,7 @@ def test_kernels_compile_for_a_gpu(
     slot_write._write(batch.keys, batch.values, *new_rows(case))
     launches["_attention_kernel"].arguments["WIDEN"] = False
     for name, launch in launches.items():
-        compiled = launch.compile(capability)
-        assert compiled.asm["cubin"]
-        assert compiled.metadata.shared <= {80: 163, 89: 99, 90: 227}[capability] * 1024
-        assert ("cp.async" in compiled.asm["ptx"]) == (name == "_attention_kernel")
+        made = launch.compile(capability, tmp_path)
+        assert made.asm["cubin"]
+        assert made.metadata.shared <= {80: 163, 89: 99, 90: 227}[capability] * 1024
+        assert ("cp.async" in made.asm["ptx"]) == (name == "_attention_kernel")

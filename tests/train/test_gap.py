@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runtime import requests
+from fixtures.zoo_models import requests
 from torch import Tensor
 from transformers import PreTrainedModel
 

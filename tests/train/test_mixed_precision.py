@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
-from test_train import documents
+from fixtures.documents import documents
 from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint

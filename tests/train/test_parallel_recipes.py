@@ -12,12 +12,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from fixtures import pico
+from fixtures.documents import documents
+from fixtures.draft_references import K, p_eagle_reference, pard2_reference, pard_reference
+from fixtures.drafter_cases import llama_draft
 from fixtures.precision import LAYER, assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from test_drafters import K, llama_draft, p_eagle_reference, pard2_reference, pard_reference
-from test_train import documents
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM, PreTrainedModel

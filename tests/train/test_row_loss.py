@@ -1,18 +1,13 @@
-"""The kernel of the losses against its torch reference.
-
-Natively on CUDA; without it in Triton's interpreter, which must be chosen before Triton is imported anywhere: one test
-starts this file again in a process of its own, where the tests of the kernel run and nothing else does.
-"""
+"""The kernel of the losses against its torch reference."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures.kernels import DEVICE, compiled
 from torch import Tensor
 
 from draftkit.train.kernels import row_loss
@@ -25,24 +20,10 @@ pytest.importorskip("triton")
 
 torch.set_num_threads(1)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-NATIVE = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if NATIVE else "cpu"
-runs_kernels = pytest.mark.skipif(not (INTERPRETED or NATIVE), reason="runs in the interpreter's process")
 FUSED = [
     "ce", "soft_ce", "kl", "reverse_kl", "jsd", "tv", "nla", "lk(3)", "0.1*ce + 0.9*tv",
     "ce + 0.5*soft_ce + 0.3*kl + 0.2*reverse_kl + 0.7*jsd + 0.4*tv + 0.6*nla + 2*lk(1.5)",
 ]  # fmt: skip
-
-
-@pytest.mark.skipif(INTERPRETED or NATIVE, reason="the kernel runs here")
-def test_kernel_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", __file__]
-    ran = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "passed" in ran.stdout
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -79,7 +60,7 @@ def check(
     assert (base[-5000:] == 1e30).all()
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize(("text", "size"), [*((text, 33) for text in FUSED), (FUSED[-1], 5000)])  # in two blocks
 def test_losses_and_gradients(text: str, size: int) -> None:
     draft, target = normal(4, size, seed=0), normal(4, size, seed=1)
@@ -90,12 +71,12 @@ def test_losses_and_gradients(text: str, size: int) -> None:
     check(text, draft, target, None, labels, None)
 
 
-@runs_kernels
+@pytest.mark.interpreter
 def test_labels_alone() -> None:
     check("0.5*ce", normal(3, 33, seed=0), None, None, torch.tensor([0, 32, 7]), torch.tensor([1.0, 2.0, 3.0]))
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("text", FUSED)
 def test_laws_without_overlap(text: str) -> None:
     draft = torch.tensor([[300.0, 0, -300], [0.0, 12, 0], [5.0, 5, 5]])
@@ -103,7 +84,7 @@ def test_laws_without_overlap(text: str) -> None:
     check(text, draft, target, None, None, torch.ones(3))
 
 
-@runs_kernels
+@pytest.mark.interpreter
 @pytest.mark.parametrize("text", [*FUSED, "kl + top_k(4)"])
 def test_through_the_head(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dispatcher: the kernel where it has the loss, the reference for the others, with the same result."""
@@ -131,19 +112,9 @@ POINTERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("absent", [(), ("log_sums", "labels", "weights"), ("target", "log_sums")])
-def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To machine code of compute capability 9.0."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Path) -> None:
     kernel = row_loss._row_loss_kernel
     constants = {"BLOCK": 4096, "SMALLEST": 1e-5} | dict.fromkeys(absent)
-    types = {argument: POINTERS.get(argument, "fp32") for argument in kernel.arg_names}
-    source = ASTSource(kernel, types | dict.fromkeys(constants, "constexpr"), constants)
-    assert triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "enable_fp_fusion": False}
-    ).asm["cubin"]
+    types = dict.fromkeys(kernel.arg_names, "fp32") | POINTERS
+    assert compiled(kernel, types, constants, tmp_path, num_warps=8, enable_fp_fusion=False).asm["cubin"]

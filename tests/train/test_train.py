@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.documents import documents
 from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
@@ -36,16 +37,6 @@ V = 320
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = pico.save_llama(tmp_path_factory.mktemp("target"), num_hidden_layers=6)
     return pico.save_tokenizer(folder)
-
-
-def documents(count: int, seed: int = 0) -> list[Document]:
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for i in range(count):
-        size = int(torch.randint(12, 40, (), generator=generator))
-        tokens = torch.randint(3, V, (size,), generator=generator).tolist()
-        made.append(Document.of(f"row{i}", tokens, [(5, size)], "even" if i % 2 else "odd"))
-    return made
 
 
 @pytest.fixture(scope="module")
