@@ -46,9 +46,8 @@ from safetensors.torch import save_file
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.packing import pack, row_tensors
-from draftkit.data.samples import Document, read_training_documents
-from draftkit.data.states import OnlineStates
-from draftkit.data.training_target import load_training_target
+from draftkit.data.samples import Sample, held_out, read_training_samples
+from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
@@ -56,7 +55,6 @@ from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import AuxLayers, Target
-from draftkit.train.dataset import held_out
 
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)
@@ -113,7 +111,7 @@ class Bench:
         self.work: Path = options.work.resolve()
         self.work.mkdir(parents=True, exist_ok=True)
         self.documents_file = self._documents()
-        self.documents = read_training_documents(self.documents_file)
+        self.documents = read_training_samples(self.documents_file)
         self.training, self.judging = held_out(self.documents, HELD_OUT)
         self.states = self.work / "states"
         if not self.states.exists():
@@ -317,10 +315,10 @@ def training_questions(count: int) -> Iterator[tuple[int, str]]:
     return enumerate(questions[:count])
 
 
-def speculators_row(document: Document) -> dict[str, object]:
+def speculators_row(document: Sample) -> dict[str, object]:
     return {
         "input_ids": document.tokens.tolist(),
-        "loss_mask": document.supervised.tolist(),
+        "loss_mask": document.loss_mask.tolist(),
         "seq_len": len(document),
     }
 

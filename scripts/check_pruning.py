@@ -19,7 +19,7 @@ import zoo_documents
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.samples import Origin, Sample, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, token_counts
 from draftkit.evaluate.evaluate import Settings, evaluate_draft
@@ -40,23 +40,23 @@ def write_answers(path: Path, count: int) -> Path:
     """Documents of the target's greedy answers."""
     served = load_tokenizer(TARGET)
     answers = zoo_documents.greedy_answers(served.tokenizer, count, seed=0, device="cpu")
-    write_documents(path, answers, Origin(TARGET, served.sha256, served.template_sha256))
+    write_samples(path, answers, Origin(TARGET, served.sha256, served.template_sha256))
     return path
 
 
-def answers_to_prompts(settings: Settings) -> list[Document]:
+def answers_to_prompts(settings: Settings) -> list[Sample]:
     """What the target answers to the prompts that acceptance is measured on."""
     model, tokenizer = load_model(TARGET, device="cpu", dtype=torch.float32)
     asked = Conversations(load_prompts(settings.prompts, settings.limit), tokenizer, settings)
     engine = Engine(Target(model), None, num_speculative_tokens=0, num_slots=settings.concurrency)
     return [
-        Document.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)])
+        Sample.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)])
         for g in engine.generate(asked.first_requests)
     ]
 
 
 def check(
-    draft: str, data: Path, sizes: Sequence[int], settings: Settings, answers: Sequence[Document], scratch: Path
+    draft: str, data: Path, sizes: Sequence[int], settings: Settings, answers: Sequence[Sample], scratch: Path
 ) -> Table:
     """A row for each size that is smaller than the draft's, and one for the draft as it is."""
     plan = plan_pruning(draft, data, target=TARGET, k=K, sizes=sizes)

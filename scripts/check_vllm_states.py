@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from draftkit.data.samples import Document, Origin, write_documents
-from draftkit.data.stored_states import OfflineStates
-from draftkit.data.target_states import StateSettings, open_states_job
+from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.states.offline import OfflineStates
+from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
@@ -49,14 +49,14 @@ def compare(options: argparse.Namespace, scratch: Path) -> bool:
     folder = locate(options.target).path
     tokenizer = load_tokenizer(folder, "target")
     prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.documents)]
-    documents = [Document.of(str(i), prompt, [(1, len(prompt))]) for i, prompt in enumerate(prompts)]
+    documents = [Sample.of(str(i), prompt, [(1, len(prompt))]) for i, prompt in enumerate(prompts)]
     data = scratch / "documents.jsonl"
-    write_documents(data, documents, Origin(options.target, "prompts"))
+    write_samples(data, documents, Origin(options.target, "prompts"))
     layers = read_target_facts(folder, options.target, None).default_aux_layer_ids()
 
     def states(name: str, dtype: str, vllm_python: str | None) -> Tensor:
         """[T, S, H] of all documents, written and read again."""
-        settings = StateSettings(target=options.target, vllm_python=vllm_python, dtype=dtype, encoding="float32")
+        settings = StatesSettings(target=options.target, vllm_python=vllm_python, dtype=dtype, encoding="float32")
         with open_states_job(data, scratch / name, settings) as job:
             job.write()
         aux_layers = AuxLayers((*layers, FINAL))

@@ -12,7 +12,7 @@ import zoo_lm
 from transformers import PreTrainedTokenizerBase
 
 from draftkit import zoo
-from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.samples import Origin, Sample, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
@@ -31,11 +31,11 @@ def write_training_documents(out: Path, *, answers: int, seed: int, device: str)
     documents = greedy_answers(served.tokenizer, answers, seed, device)
     size = sum(map(len, documents)) // WINDOW * WINDOW
     source = zoo_lm.training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
-    documents += [Document.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
-    return write_documents(out, documents, Origin(TARGET, served.sha256, served.template_sha256))
+    documents += [Sample.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
+    return write_samples(out, documents, Origin(TARGET, served.sha256, served.template_sha256))
 
 
-def greedy_answers(tokenizer: PreTrainedTokenizerBase, count: int, seed: int, device: str) -> list[Document]:
+def greedy_answers(tokenizer: PreTrainedTokenizerBase, count: int, seed: int, device: str) -> list[Sample]:
     """Training questions with the target's answers, which alone are supervised."""
     target = load_target(zoo.path("target"), device=device, dtype=torch.float32, attention=attention.NAME)
     engine = Engine(Target(target), None, num_speculative_tokens=0, num_slots=64)
@@ -43,7 +43,7 @@ def greedy_answers(tokenizer: PreTrainedTokenizerBase, count: int, seed: int, de
     documents = []
     for g in engine.generate([Request(f"answer-{n}", tuple(prompt), ANSWER_TOKENS) for n, prompt in numbered]):
         tokens = [*g.request.prompt, *g.tokens]
-        documents.append(Document.of(g.request.id, tokens, [(len(g.request.prompt), len(tokens))]))
+        documents.append(Sample.of(g.request.id, tokens, [(len(g.request.prompt), len(tokens))]))
     return documents
 
 

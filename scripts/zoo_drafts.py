@@ -22,9 +22,9 @@ from zoo_documents import TARGET, write_training_documents
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.formats.mlp_speculator import copies_of
 from draftkit.convert.unified import PROVENANCE_FILE
-from draftkit.data.samples import read_training_documents
+from draftkit.data.samples import read_training_samples
+from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import load_tokenizer
-from draftkit.data.training_target import load_training_target
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
@@ -139,7 +139,7 @@ def untrained(name: str, models: Path, data: Path, out: Path) -> str:
             target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
             kept = None
             if name == "eagle3":
-                documents = read_training_documents(data)
+                documents = read_training_samples(data)
                 counts = token_counts(documents, range(len(documents)), target.config.vocab_size)
                 kept = choose_vocabulary(counts, DRAFT_VOCABULARY)
             origin = Origin(target, None, kept)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftkit.checks import data_checks, draft_checks, model_checks
 from draftkit.checks.preflight import Check, Evidence, Finding
-from draftkit.data.samples import Document, read_documents, read_origin
+from draftkit.data.samples import Sample, read_origin, read_samples
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import SourceError
 from draftkit.hub.locate import locate
@@ -77,7 +77,7 @@ def check_data(
     tokenizer = load_tokenizer(target)
     config = read_config(locate(target, weights=False).path)
     origin = read_origin(path)
-    survey = data_checks.survey(read_documents(path), origin, tokenizer, config.get_text_config().vocab_size)
+    survey = data_checks.survey(read_samples(path), origin, tokenizer, config.get_text_config().vocab_size)
     shown = survey.first if row is None else _find(path, row)
     place = device_named(device)
     with ExitStack() as stack:
@@ -94,7 +94,7 @@ def check_data(
     return Checkup(survey.documents, survey.tokens, survey.supervised, findings, pieces(shown, tokenizer))
 
 
-def pieces(document: Document, target: TargetTokenizer) -> list[tuple[str, bool]]:
+def pieces(document: Sample, target: TargetTokenizer) -> list[tuple[str, bool]]:
     """A document as the target sees it: its text, special tokens included, in pieces that are supervised or not."""
     edges = [0, *(edge for span in document.spans for edge in span), len(document)]
     stretches = [document.tokens[begin:end].tolist() for begin, end in pairwise(edges)]
@@ -102,8 +102,8 @@ def pieces(document: Document, target: TargetTokenizer) -> list[tuple[str, bool]
     return [(text, bool(index % 2)) for index, text in enumerate(texts) if text]
 
 
-def _find(path: Path, row: str) -> Document:
-    for document in read_documents(path):
+def _find(path: Path, row: str) -> Sample:
+    for document in read_samples(path):
         if document.id == row:
             return document
     raise SourceError(f"there is no document {row}", where=path, hint="leave --row out to see the first")

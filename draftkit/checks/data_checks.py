@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from draftkit.checks.preflight import Evidence, Finding, Survey
-from draftkit.data.report import Tally
-from draftkit.data.samples import Document, Origin
+from draftkit.data.reasons import Tally
+from draftkit.data.samples import Origin, Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
 from draftkit.results.statistics import is_looping, repetition
@@ -16,7 +16,7 @@ from draftkit.results.statistics import is_looping, repetition
 SMALL_SHARE = 0.05  # of the documents, below which a loss is not worth a warning
 
 
-def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenizer, vocab_size: int) -> Survey:
+def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer, vocab_size: int) -> Survey:
     """Count over all documents. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id
@@ -26,7 +26,7 @@ def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenize
     first = None
     for document in documents:
         first = first if first is not None else document
-        labels = document.tokens[document.supervised]
+        labels = document.tokens[document.loss_mask]
         ends = np.isin(labels, end_ids)
         count += 1
         tokens += len(document)
@@ -38,7 +38,7 @@ def survey(documents: Iterable[Document], origin: Origin, target: TargetTokenize
             empty.add(document.id)
         elif not ends[-1]:
             unended.add(document.id)
-        if len(document) == origin.max_length and not (len(labels) and document.supervised[-1] and ends[-1]):
+        if len(document) == origin.max_length and not (len(labels) and document.loss_mask[-1] and ends[-1]):
             cut.add(document.id)
         if is_looping(repetition(labels.tolist())):
             looping.add(document.id)

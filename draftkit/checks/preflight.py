@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.data.report import Tally
-from draftkit.data.samples import Document, Origin
+from draftkit.data.reasons import Tally
+from draftkit.data.samples import Origin, Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.layout.folder import Draft
 
@@ -40,7 +40,7 @@ class Survey:
     `uses` int64 [V]: how often each id is a label.
     """
 
-    first: Document
+    first: Sample
     documents: int
     tokens: int
     supervised: int

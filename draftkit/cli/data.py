@@ -57,13 +57,13 @@ DtypeOption = Annotated[
 @app.command()
 def prepare(
     source: RowsArgument,
-    out: Annotated[Path, typer.Argument(help="The file of documents to write, as data.jsonl.")],
+    out: Annotated[Path, typer.Argument(help="The file of samples to write, as data.jsonl.")],
     target: TargetOption,
     split: SplitOption = "train",
     subset: SubsetOption = None,
     revision: RevisionOption = None,
     limit: LimitOption = None,
-    max_length: Annotated[int, typer.Option(min=2, help="Cut documents at this many tokens.")] = 4096,
+    max_length: Annotated[int, typer.Option(min=2, help="Cut samples at this many tokens.")] = 4096,
     system: SystemOption = None,
     template_options: TemplateOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
@@ -73,10 +73,10 @@ def prepare(
 ) -> None:
     """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
     quiet_transformers()
-    from draftkit.data.prepare import documents_of, prepare
-    from draftkit.data.report import Report
+    from draftkit.data.loss_mask import Renderer
+    from draftkit.data.prepare import prepare, samples_of
+    from draftkit.data.reasons import Report
     from draftkit.data.rows import read_rows
-    from draftkit.data.spans import Renderer
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
@@ -86,7 +86,7 @@ def prepare(
         rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)
         if dry_run:
             report = Report()
-            for _ in documents_of(rows, renderer, report, max_length):
+            for _ in samples_of(rows, renderer, report, max_length):
                 pass
         else:
             report = prepare(rows, renderer, out, max_length=max_length, force=force)
@@ -136,16 +136,16 @@ def regenerate(
 ) -> None:
     """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
     quiet_transformers()
-    from draftkit.data.regenerate import Settings, plan
+    from draftkit.data.loss_mask import Renderer
+    from draftkit.data.regenerate import RegenerateSettings, plan
     from draftkit.data.regenerate import regenerate as answer
     from draftkit.data.response_file import ResponseFile
     from draftkit.data.rows import read_rows
-    from draftkit.data.spans import Renderer
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
     tokenizer = load_tokenizer(target)
-    settings = Settings(
+    settings = RegenerateSettings(
         source=source,
         split=split,
         subset=subset,
@@ -181,15 +181,15 @@ def regenerate(
         print_json(result)
         return
     show_report(console(), result)
-    print(f"next: draftkit data prepare {out} DOCUMENTS --target {target}", file=sys.stderr)
+    print(f"next: draftkit data prepare {out} SAMPLES --target {target}", file=sys.stderr)
 
 
 @app.command()
 def check(
-    documents: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
+    samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
     target: TargetOption,
     draft: Annotated[str | None, typer.Option(help="A draft of any format that is to be trained on.")] = None,
-    row: Annotated[str | None, typer.Option(help="The id of the document to show; default: the first.")] = None,
+    row: Annotated[str | None, typer.Option(help="The id of the sample to show; default: the first.")] = None,
     skip_model: Annotated[
         bool, typer.Option("--skip-model", help="Leave out the checks that load the target's weights.")
     ] = False,
@@ -203,8 +203,8 @@ def check(
     from draftkit.checks.data import check_data
     from draftkit.report.data import show_checkup
 
-    checkup = check_data(documents, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
-    result = {"file": str(documents), "target": target, "draft": draft} | checkup.to_dict()
+    checkup = check_data(samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
+    result = {"file": str(samples), "target": target, "draft": draft} | checkup.to_dict()
     print_json(result) if as_json else show_checkup(console(), result)
     if checkup.failed:
         raise typer.Exit(1)
@@ -212,7 +212,7 @@ def check(
 
 @app.command()
 def states(
-    documents: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
+    samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
     out: Annotated[Path, typer.Argument(help="The folder of states; one that exists is continued.")],
     target: TargetOption,
     layers: Annotated[
@@ -237,11 +237,11 @@ def states(
 ) -> None:
     """Store the target's hidden states, so that training does without the target; a killed run is continued."""
     quiet_transformers()
-    from draftkit.data.target_states import StateSettings, open_states_job
+    from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
     from draftkit.report.data import states_plan
 
-    settings = StateSettings(
+    settings = StatesSettings(
         target=target,
         layers=_parse_layers(layers),
         encoding=encoding,
@@ -252,7 +252,7 @@ def states(
         device=device,
         dtype=dtype,
     )
-    with open_states_job(documents, out, settings) as job:
+    with open_states_job(samples, out, settings) as job:
         plan, manifest = to_dict(job.plan), job.manifest
         if not as_json:
             print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
@@ -264,7 +264,7 @@ def states(
     elif not dry_run:
         size = sum(shard.bytes for shard in manifest.shards)
         print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes: {out}")
-        print(f"next: draftkit train --data {documents} --states {out} --target {target}", file=sys.stderr)
+        print(f"next: draftkit train --data {samples} --states {out} --target {target}", file=sys.stderr)
 
 
 def _responder(

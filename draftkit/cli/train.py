@@ -24,7 +24,7 @@ def train(
     target: Annotated[
         str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Documents that `draftkit data prepare` wrote.")] = None,
+    data: Annotated[str | None, typer.Option(help="Samples that `draftkit data prepare` wrote.")] = None,
     out: Annotated[str | None, typer.Option(help="A folder for the checkpoints and the final draft.")] = None,
     draft: Annotated[str | None, typer.Option(help="A checkpoint to go on with, of any format.")] = None,
     states: Annotated[str | None, typer.Option(help="Hidden states that `draftkit data states` wrote.")] = None,
@@ -93,7 +93,7 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
         return
     length = trained.metrics.get("eval_acceptance_length")
     if length is not None:
-        print(f"acceptance length {length:.3f} at K={run.validation.k} on held-out documents")
+        print(f"acceptance length {length:.3f} at K={run.validation.k} on held-out samples")
     print(trained.draft)
     for line in serving_notes(read_draft(trained.draft)):
         print(line, file=sys.stderr)

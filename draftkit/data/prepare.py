@@ -1,14 +1,14 @@
-"""From rows to documents: each conversation rendered, its assistant turns marked, and every loss counted."""
+"""From rows to samples: each conversation rendered, its assistant turns marked, and every loss counted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from draftkit.data.report import CONSEQUENCES, Reason, Report
+from draftkit.data.loss_mask import Renderer, Turn, merged
+from draftkit.data.reasons import CONSEQUENCES, Reason, Report
 from draftkit.data.rows import Conversation, Refused, Row, Served
-from draftkit.data.samples import Document, Origin, Span, write_documents
-from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.data.samples import Origin, Sample, Span, write_samples
 from draftkit.errors import FormatError
 from draftkit.models.chat import TemplateRejection
 
@@ -16,34 +16,34 @@ from draftkit.models.chat import TemplateRejection
 def prepare(
     rows: Iterable[Row], renderer: Renderer, out: Path, *, max_length: int | None = None, force: bool = False
 ) -> Report:
-    """Write the documents of all rows to a file, which appears complete or not at all.
+    """Write the samples of all rows to a file, which appears complete or not at all.
 
-    Raises `FormatError` when no row makes a document, and what reading the rows and writing the file raise.
+    Raises `FormatError` when no row makes a sample, and what reading the rows and writing the file raise.
     """
     report = Report()
     target = renderer.target
     origin = Origin(target.name, target.sha256, target.template_sha256, max_length)
-    write_documents(out, documents_of(rows, renderer, report, max_length), origin, force=force)
+    write_samples(out, samples_of(rows, renderer, report, max_length), origin, force=force)
     return report
 
 
-def documents_of(
+def samples_of(
     rows: Iterable[Row], renderer: Renderer, report: Report, max_length: int | None = None
-) -> Iterator[Document]:
-    """The documents of rows, counted in `report`; those longer than `max_length` tokens lose their end.
+) -> Iterator[Sample]:
+    """The samples of rows, counted in `report`; those longer than `max_length` tokens lose their end.
 
-    Raises `FormatError` after the last row when there was no document.
+    Raises `FormatError` after the last row when there was no sample.
     """
     for row in rows:
         report.rows += 1
-        for document in _documents(row, renderer, report, max_length):
-            report.add(document)
-            yield document
-    if not report.documents:
+        for sample in _documents(row, renderer, report, max_length):
+            report.add(sample)
+            yield sample
+    if not report.samples:
         raise FormatError(f"none of {report.rows} rows can be trained on{_reasons(report)}")
 
 
-def _documents(row: Row, renderer: Renderer, report: Report, max_length: int | None) -> Iterator[Document]:
+def _documents(row: Row, renderer: Renderer, report: Report, max_length: int | None) -> Iterator[Sample]:
     try:
         turns = _turns(row, renderer)
     except TemplateRejection as rejection:
@@ -59,11 +59,11 @@ def _documents(row: Row, renderer: Renderer, report: Report, max_length: int | N
     if not sequences:
         reasons = reasons & {Reason.REWRITTEN} or {Reason.NO_SPAN}
     for number, sequence in enumerate(sequences, start=1):
-        document = Document.of(_id(row, number), sequence.tokens[:max_length], sequence.spans, row.category)
-        if len(document) < len(sequence.tokens):
+        sample = Sample.of(_id(row, number), sequence.tokens[:max_length], sequence.spans, row.category)
+        if len(sample) < len(sequence.tokens):
             reasons.add(Reason.TRUNCATED)
-        if document.supervised[1:].any():
-            yield document
+        if sample.loss_mask[1:].any():
+            yield sample
         else:
             reasons.add(Reason.TOO_SHORT)
     for reason in sorted(reasons):

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Literal
 
-from draftkit.data.report import Reason, Report
+from draftkit.data.loss_mask import Renderer, Turn, merged
+from draftkit.data.reasons import Reason, Report
 from draftkit.data.responders import Prompt, Refusal, Responder, Sampling
 from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import Conversation, Message, Row
-from draftkit.data.samples import Document
-from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError
 from draftkit.models.chat import TemplateRejection
@@ -121,7 +121,7 @@ def questions(messages: Iterable[Message]) -> list[list[Message]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RegenerateSettings:
     """How responses are made; a file goes on only with those that it was begun with.
 
     `source`, `split` and `subset` are where the rows come from, `system` and `template_options` what the chat template
@@ -156,7 +156,7 @@ class Settings:
 
 
 @dataclass
-class Cost:
+class RegenerateCost:
     """What a run would do: rows in all and already done, turns to answer, tokens to draw at most."""
 
     rows: int = 0
@@ -165,9 +165,9 @@ class Cost:
     max_new_tokens: int = 0
 
 
-def plan(rows: Iterable[Row], done: Container[str], max_new_tokens: int) -> Cost:
+def plan(rows: Iterable[Row], done: Container[str], max_new_tokens: int) -> RegenerateCost:
     """Count what is to be answered. Raises `DraftkitError` as `regenerate` does for rows that it does not take."""
-    cost = Cost()
+    cost = RegenerateCost()
     for row in rows:
         dialogue = Dialogue.of(row)
         cost.rows += 1
@@ -241,4 +241,4 @@ def _count(dialogue: Dialogue, report: Report) -> None:
     for reason in sorted({reason for turn in dialogue.turns for reason in turn.reasons}):
         report.note(reason, dialogue.row.id)
     for turn in merged(dialogue.turns):
-        report.add(Document.of(dialogue.row.id, turn.tokens, turn.spans))
+        report.add(Sample.of(dialogue.row.id, turn.tokens, turn.spans))

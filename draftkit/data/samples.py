@@ -1,10 +1,11 @@
-"""Documents: what a draft is trained on, tokens and which of them the target has produced.
+"""Samples: what a draft is trained on, tokens and the loss mask, which says which of them the target has produced.
 
-Stored as JSONL: a first line that says where the tokens come from, then one document a line.
+Stored as JSONL: a first line that says where the tokens come from, then one sample a line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,37 +24,37 @@ Span = tuple[int, int]  # [begin, end) of token indices
 
 
 @dataclass(frozen=True, eq=False)
-class Document:
+class Sample:
     """A sequence of T tokens that the target reads in one piece.
 
-    `tokens` int32 [T]; `supervised` bool [T]: True where the target produced the token, which is the text of its turns
+    `tokens` int32 [T]; `loss_mask` bool [T]: True where the target produced the token, which is the text of its turns
     and their end-of-turn tokens. `id` is the row it was made from, with a suffix where a row made several.
     """
 
     id: str
     tokens: NDArray[np.int32]
-    supervised: NDArray[np.bool_]
+    loss_mask: NDArray[np.bool_]
     category: str = "all"
 
     @classmethod
-    def of(cls, id: str, tokens: Sequence[int], spans: Iterable[Span], category: str = "all") -> Document:
-        """A document from token ids and the spans that are supervised."""
-        supervised = np.zeros(len(tokens), dtype=np.bool_)
+    def of(cls, id: str, tokens: Sequence[int], spans: Iterable[Span], category: str = "all") -> Sample:
+        """A sample from token ids and the spans of its loss mask."""
+        loss_mask = np.zeros(len(tokens), dtype=np.bool_)
         for begin, end in spans:
-            supervised[begin:end] = True
-        return cls(id, np.asarray(tokens, dtype=np.int32), supervised, category)
+            loss_mask[begin:end] = True
+        return cls(id, np.asarray(tokens, dtype=np.int32), loss_mask, category)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def spans(self) -> list[Span]:
-        """The supervised spans, ascending."""
-        return spans_of(self.supervised)
+        """The spans of the loss mask, ascending."""
+        return spans_of(self.loss_mask)
 
     @property
-    def num_supervised(self) -> int:
-        return int(self.supervised.sum())
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True)
@@ -66,34 +67,34 @@ class Origin:
     max_length: int | None = None
 
 
-def spans_of(supervised: NDArray[np.bool_]) -> list[Span]:
+def spans_of(mask: NDArray[np.bool_]) -> list[Span]:
     """The spans of True in bool [T], ascending."""
-    edges = np.flatnonzero(np.diff(supervised, prepend=False, append=False)).tolist()
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def write_documents(path: Path, documents: Iterable[Document], origin: Origin, *, force: bool = False) -> int:
-    """Write documents as they come and return how many; the file appears complete or not at all.
+def write_samples(path: Path, samples: Iterable[Sample], origin: Origin, *, force: bool = False) -> int:
+    """Write samples as they come and return how many; the file appears complete or not at all.
 
     Raises `DraftkitError` when the file exists and `force` is not given, when the disk is full, and, before anything is
-    left behind, whatever the documents raise.
+    left behind, whatever the samples raise.
     """
     count = 0
     with atomic_file(path, force) as file:
         file.write(dump_line({"format": FORMAT, "version": 1, "origin": asdict(origin)}))
-        for document in documents:
-            file.write(dump_line(_line(document)))
+        for sample in samples:
+            file.write(dump_line(_line(sample)))
             count += 1
     return count
 
 
 def read_origin(path: Path) -> Origin:
-    """The first line of a file of documents. Raises `SourceError`, and `FormatError` for any other file."""
+    """The first line of a file of samples. Raises `SourceError`, and `FormatError` for any other file."""
     _, header = next(read_lines(path), (1, {}))
     origin = header.get("origin")
     if header.get("format") != FORMAT or header.get("version") != 1 or not isinstance(origin, dict):
         raise FormatError(
-            "not a file of prepared documents",
+            "not a file of prepared samples",
             where=f"{path}, line 1",
             expected="what `draftkit data prepare` writes, version 1",
             hint=f"draftkit data prepare {path} OUT --target TARGET",
@@ -104,8 +105,8 @@ def read_origin(path: Path) -> Origin:
         raise FormatError(f"the origin is not valid: {error}", where=f"{path}, line 1") from error
 
 
-def read_documents(path: Path) -> Iterator[Document]:
-    """The documents of a file, one at a time.
+def read_samples(path: Path) -> Iterator[Sample]:
+    """The samples of a file, one at a time.
 
     Raises `SourceError` when the file cannot be read, `FormatError` naming the line that is damaged.
     """
@@ -115,34 +116,43 @@ def read_documents(path: Path) -> Iterator[Document]:
             yield _document(line)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(
-                f"not a document: {type(error).__name__} {error}",
+                f"not a sample: {type(error).__name__} {error}",
                 where=f"{path}, line {number}",
                 expected="id, category, tokens and supervised spans [begin, end), ascending, within the tokens",
                 hint="prepare the data again",
             ) from error
 
 
-def read_training_documents(path: Path) -> list[Document]:
-    """All documents of a prepared file. Raises `DraftkitError` when none has a supervised token."""
-    documents = list(read_documents(path))
-    if not any(document.num_supervised for document in documents):
+def read_training_samples(path: Path) -> list[Sample]:
+    """All samples of a prepared file. Raises `DraftkitError` when all loss masks are empty."""
+    samples = list(read_samples(path))
+    if not any(sample.num_loss_tokens for sample in samples):
         raise DraftkitError(
-            "no document has a supervised token", where=path, hint="draftkit data prepare … reports why"
+            "the loss mask of every sample is empty", where=path, hint="draftkit data prepare … reports why"
         )
-    return documents
+    return samples
 
 
-def _line(document: Document) -> dict[str, object]:
+def held_out(samples: Sequence[Sample], share: float) -> tuple[list[int], list[int]]:
+    """The numbers of samples to train on and of a share that is held out, by their ids alone: more data leave the
+    old samples on their side."""
+    limit = int(share * 2**32)
+    aside = [int.from_bytes(hashlib.sha256(s.id.encode()).digest()[:4], "big") < limit for s in samples]
+    kept = [number for number, out in enumerate(aside) if not out]
+    return kept, [number for number, out in enumerate(aside) if out]
+
+
+def _line(sample: Sample) -> dict[str, object]:
     return {
-        "id": document.id,
-        "category": document.category,
-        "tokens": document.tokens.tolist(),
-        "supervised": document.spans,
+        "id": sample.id,
+        "category": sample.category,
+        "tokens": sample.tokens.tolist(),
+        "supervised": sample.spans,
     }
 
 
-def _document(line: dict[str, object]) -> Document:
-    return Document.of(str(line["id"]), *parse_tokens(line), str(line["category"]))
+def _document(line: dict[str, object]) -> Sample:
+    return Sample.of(str(line["id"]), *parse_tokens(line), str(line["category"]))
 
 
 def parse_tokens(line: dict[str, object]) -> tuple[list[int], list[Span]]:

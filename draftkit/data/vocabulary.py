@@ -8,22 +8,22 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from draftkit.data.samples import Document
+from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 
 SIZES = (4096, 8192, 16384, 32768, 65536)
 
 
-def token_counts(documents: Sequence[Document], numbers: Sequence[int], vocab_size: int) -> Tensor:
-    """How often each token is supervised in the documents of `numbers`: int64 [V]. Raises `DraftkitError` for a token
-    that V has not."""
+def token_counts(samples: Sequence[Sample], numbers: Sequence[int], vocab_size: int) -> Tensor:
+    """How often each token is in the loss masks of the samples of `numbers`: int64 [V]. Raises `DraftkitError` for a
+    token that V has not."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for number in numbers:
-        document = documents[number]
-        tokens = torch.from_numpy(document.tokens[document.supervised]).long()
+        sample = samples[number]
+        tokens = torch.from_numpy(sample.tokens[sample.loss_mask]).long()
         if len(tokens) and int(tokens.max()) >= vocab_size:
             raise DraftkitError(
-                f"document {document.id} has the token {int(tokens.max())}", expected=f"ids below {vocab_size}"
+                f"sample {sample.id} has the token {int(tokens.max())}", expected=f"ids below {vocab_size}"
             )
         counts += torch.bincount(tokens, minlength=vocab_size)
     return counts
@@ -48,8 +48,8 @@ def choose_vocabulary(counts: Tensor, size: int, kept: Sequence[int] = ()) -> Te
 class Ceiling:
     """What a draft vocabulary of a size allows.
 
-    `coverage`: the share of supervised tokens that are in it. `acceptance_length`: of a draft that always proposes the
-    right token where it has it, with K drafts a round.
+    `coverage`: the share of the tokens in the loss masks that are in it. `acceptance_length`: of a draft that always
+    proposes the right token where it has it, with K drafts a round.
     """
 
     size: int
@@ -60,23 +60,21 @@ class Ceiling:
         return asdict(self)
 
 
-def plan_vocabulary(
-    documents: Sequence[Document], counts: Tensor, k: int, sizes: Sequence[int] = SIZES
-) -> list[Ceiling]:
+def plan_vocabulary(samples: Sequence[Sample], counts: Tensor, k: int, sizes: Sequence[int] = SIZES) -> list[Ceiling]:
     """The ceilings of the `sizes` that are smaller than the target's vocabulary, and of all of it."""
     smaller = [size for size in sizes if size < len(counts)]
-    return [ceiling(documents, counts, choose_vocabulary(counts, size), k) for size in (*smaller, len(counts))]
+    return [ceiling(samples, counts, choose_vocabulary(counts, size), k) for size in (*smaller, len(counts))]
 
 
-def ceiling(documents: Sequence[Document], counts: Tensor, ids: Tensor, k: int) -> Ceiling:
-    """What a draft vocabulary of the tokens `ids` int64 [Vd] allows in `documents`; its coverage is that of `counts`
+def ceiling(samples: Sequence[Sample], counts: Tensor, ids: Tensor, k: int) -> Ceiling:
+    """What a draft vocabulary of the tokens `ids` int64 [Vd] allows in `samples`; its coverage is that of `counts`
     int64 [V]."""
     known = torch.zeros(len(counts), dtype=torch.bool)
     known[ids] = True
     accepted = rounds = 0
-    for document in documents:
-        has = known[torch.from_numpy(document.tokens).long()].tolist()
-        for begin, end in document.spans:
+    for sample in samples:
+        has = known[torch.from_numpy(sample.tokens).long()].tolist()
+        for begin, end in sample.spans:
             anchor = begin if begin else 1  # the round's first token is the target's own
             while anchor < end - 1:
                 stand = 0

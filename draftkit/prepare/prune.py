@@ -14,7 +14,7 @@ from pathlib import Path
 from draftkit.convert.api import inspect_checkpoint
 from draftkit.convert.unified import write_draft
 from draftkit.convert.unify import unify
-from draftkit.data.samples import Document, read_origin, read_training_documents
+from draftkit.data.samples import Sample, read_origin, read_training_samples
 from draftkit.data.tokenizer import served_with
 from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.engines.vllm.accepts import refusal_by_vllm
@@ -178,7 +178,7 @@ def _owner(name: str, draft: Draft, target: str | None) -> Vocabulary:
     return replace(owner, size=size)  # of the same tokens, one may have more rows without a token
 
 
-def _read_documents(data: Path, owner: Vocabulary) -> list[Document]:
+def _read_documents(data: Path, owner: Vocabulary) -> list[Sample]:
     """The documents. Raises `FormatError` where their ids are those of another tokenizer."""
     if read_origin(data).tokenizer_sha256 != served_with(owner.name, owner.folder, owner.tokenizer).sha256:
         raise FormatError(
@@ -186,7 +186,7 @@ def _read_documents(data: Path, owner: Vocabulary) -> list[Document]:
             where=data,
             hint=f"draftkit data prepare … --target {owner.name}",
         )
-    return read_training_documents(data)
+    return read_training_samples(data)
 
 
 def _ends(owner: Vocabulary) -> dict[int, str]:

@@ -34,7 +34,7 @@ from draftkit.report.markdown import (
 )
 from draftkit.report.model_index import header, is_hub_id, short_name
 from draftkit.results.record import Cell, Result
-from draftkit.train.config import american
+from draftkit.train.config import by_current_names
 from draftkit.train.yaml_text import read_yaml_file
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -263,7 +263,7 @@ def _read_settings(folder: Path) -> dict[str, object]:
         settings = read_yaml_file(folder / TRAIN_FILE)
     except DraftkitError:
         return {}
-    return american(settings) if isinstance(settings, dict) else {}
+    return by_current_names(settings) if isinstance(settings, dict) else {}
 
 
 def _limitations(given: CardInput) -> list[str]:

@@ -1,4 +1,4 @@
-"""Training data as terminal tables: what became of the rows, what the preflight found, one document by its mask."""
+"""Training data as terminal tables: what became of the rows, what the preflight found, one sample by its mask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
     """The counts of a run, and a line for each reason why rows are not used as they are."""
-    counts = "{rows:,} rows → {documents:,} documents, {tokens:,} tokens, of which {supervised_tokens:,} supervised"
+    counts = "{rows:,} rows → {documents:,} samples, {tokens:,} tokens, of which {supervised_tokens:,} supervised"
     console.print(counts.format(**report))
     if not report["reasons"]:
         return
@@ -26,7 +26,7 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
-    """One document colored by its mask, and a line for each finding."""
+    """One sample colored by its mask, and a line for each finding."""
     console.print(masked_text((piece["text"], piece["supervised"]) for piece in checkup["shown"]))
     table = Table("check", "", "found", "if ignored", "next")
     for finding in checkup["findings"]:
@@ -38,7 +38,7 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
 
 def states_plan(plan: Mapping[str, Any]) -> str:
     """What storing hidden states takes."""
-    counts = "{documents:,} documents, {tokens:,} tokens in {shards:,} shards, {bytes_per_token:,} bytes a token: "
+    counts = "{documents:,} samples, {tokens:,} tokens in {shards:,} shards, {bytes_per_token:,} bytes a token: "
     sizes = f"{_size(plan['bytes'])} of {_size(plan['free_bytes'])} free"
     time = f"about {timedelta(seconds=round(plan['seconds']))}, from {plan['probe_tokens']:,} tokens"
     return f"{counts.format(**plan)}{sizes}; {time}"

@@ -19,24 +19,24 @@ NAME = "draftkit_chain"
 
 
 class Visible:
-    """Which positions each position sees: those before it in its document, within the window.
+    """Which positions each position sees: those before it in its sample, within the window.
 
     `step`: rows stand so many positions after their own, where a window moves on with them.
     """
 
-    def __init__(self, documents: Tensor, window: int | None = None, step: int = 0):
-        self._documents = documents[0]  # of [1, N]
+    def __init__(self, sample_ids: Tensor, window: int | None = None, step: int = 0):
+        self._sample_ids = sample_ids[0]  # of [1, N]
         self._window = window
         self._step = step
 
     def __call__(self, row: Tensor, position: Tensor) -> Tensor:
         """bool, of any indices that broadcast."""
-        seen = (position <= row) & (self._documents[row] == self._documents[position])
+        seen = (position <= row) & (self._sample_ids[row] == self._sample_ids[position])
         return seen if self._window is None else seen & (position > row + self._step - self._window)
 
     def bias(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to the scores of `rows` int64 [R]: [1, 1, R, N]."""
-        seen = self(rows[:, None], torch.arange(len(self._documents), device=rows.device))
+        seen = self(rows[:, None], torch.arange(len(self._sample_ids), device=rows.device))
         return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
 
     def blocks(self, rows: Tensor) -> BlockMask:
@@ -45,7 +45,7 @@ class Visible:
         def seen(_batch: Tensor, _head: Tensor, row: Tensor, position: Tensor) -> Tensor:
             return self(rows[row], position)
 
-        return create_block_mask(seen, None, None, len(rows), len(self._documents), device=str(rows.device))
+        return create_block_mask(seen, None, None, len(rows), len(self._sample_ids), device=str(rows.device))
 
 
 class ChainSteps:
@@ -55,9 +55,9 @@ class ChainSteps:
     window is wider than the steps are many.
     """
 
-    def __init__(self, documents: Tensor, window: int | None = None):
-        self.rows = torch.arange(documents.shape[1], device=documents.device)
-        self._documents = documents
+    def __init__(self, sample_ids: Tensor, window: int | None = None):
+        self.rows = torch.arange(sample_ids.shape[1], device=sample_ids.device)
+        self._sample_ids = sample_ids
         self._window = window
         self._step = 0
         self._mask: Tensor | BlockMask | None = None
@@ -90,7 +90,7 @@ class ChainSteps:
 
     @property
     def _visible(self) -> Visible:
-        return Visible(self._documents, self._window, self._step)
+        return Visible(self._sample_ids, self._window, self._step)
 
     def _bias(self, dtype: torch.dtype) -> Tensor:
         if self._mask is None:

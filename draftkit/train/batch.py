@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Packed documents, one after the other, then padding.
+    """Packed samples, one after the other, then padding.
 
-    - `tokens` int64 [1, N]. `positions` int64 [1, N] count from 0 in each document.
-    - `documents` int64 [1, N]: the number of the document, −1 for padding.
-    - `supervised` bool [1, N]: tokens that the target produced.
+    - `tokens` int64 [1, N]. `positions` int64 [1, N] count from 0 in each sample.
+    - `sample_ids` int64 [1, N]: the number of the sample, −1 for padding.
+    - `loss_mask` bool [1, N]: tokens that the target produced.
     - `features` [1, N, F]: the target's states that the draft reads, None where it reads none; position i has seen the
       tokens up to i. `last` [1, N, H]: the target's states after its final norm.
     """
 
     tokens: Tensor
     positions: Tensor
-    documents: Tensor
-    supervised: Tensor
+    sample_ids: Tensor
+    loss_mask: Tensor
     features: Tensor | None
     last: Tensor
 
@@ -29,20 +29,20 @@ class Batch(NamedTuple):
         """bool [K, N]: whether serving would draft at step t of a chain that starts at position i.
 
         Position i has the feature, token i + 1 starts the chain, and token i + 2 + t is drafted: all of them were
-        produced by the target, in one document. The first chain after a prompt starts at its last position.
+        produced by the target, in one sample. The first chain after a prompt starts at its last position.
         """
-        return self._chains(k, self.supervised[0])
+        return self._chains(k, self.loss_mask[0])
 
     def complete(self, k: int) -> Tensor:
-        """bool [K, N]: the same of any text: tokens i + 1 … i + 2 + t are in the document of position i."""
-        return self._chains(k, torch.ones_like(self.supervised[0]))
+        """bool [K, N]: the same of any text: tokens i + 1 … i + 2 + t are in the sample of position i."""
+        return self._chains(k, torch.ones_like(self.loss_mask[0]))
 
     def _chains(self, k: int, wanted: Tensor) -> Tensor:
-        documents, positions = self.documents[0], self.positions[0]
-        chain = documents >= 0
+        sample_ids, positions = self.sample_ids[0], self.positions[0]
+        chain = sample_ids >= 0
         steps = []
         for offset in range(1, k + 2):
-            same = (ahead(documents, offset) == documents) & (ahead(positions, offset) == positions + offset)
+            same = (ahead(sample_ids, offset) == sample_ids) & (ahead(positions, offset) == positions + offset)
             chain = chain & same & ahead(wanted, offset)
             steps.append(chain)
         return torch.stack(steps[1:])

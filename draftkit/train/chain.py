@@ -36,7 +36,7 @@ def chain_steps(draft: EagleModel, batch: Batch, drafted: Tensor, *, detached: b
     window = draft.spec.decoder.sliding_window
     if window is not None and window < len(drafted):
         raise DraftkitError(f"chains of {len(drafted)} drafts", expected=f"at most {window}, the draft's window")
-    chain = ChainSteps(batch.documents, window)
+    chain = ChainSteps(batch.sample_ids, window)
     for t in range(len(drafted)):
         if t == 1:
             kept = drafted[1].nonzero()[:, 0]

@@ -24,7 +24,13 @@ from draftkit.train.recipes import RECIPES, recipe_class
 from draftkit.train.yaml_text import read_yaml, read_yaml_file, write_yaml
 
 _log = logging.getLogger(__name__)
-BRITISH = {"optimisation": "optimization", "normalised": "normalized"}  # settings by the names that they had
+# Settings by the names that they had, which are read for one release more.
+OLD_NAMES = {
+    "optimisation": "optimization",
+    "optimization.checkpointing": "optimization.recompute",
+    "options.reduction.normalised": "options.reduction.normalized",
+    "validation.documents": "validation.samples",
+}
 # Those of transformers that need no numbers of their own.
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
@@ -48,7 +54,8 @@ class Optimization:
     """Optimizer and schedule, in the terms of transformers' `TrainingArguments`.
 
     `max_steps` goes before `epochs` where it is not 0. `warmup`: steps, or below 1 a share of them.
-    `clip`: the largest norm of the gradient, 0 for any.
+    `clip`: the largest norm of the gradient, 0 for any. `recompute`: activations again in the backward pass, instead of
+    keeping them.
     """
 
     lr: Positive = 1e-4
@@ -63,7 +70,7 @@ class Optimization:
     accumulation: Size = 1
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     compile: bool = False
-    checkpointing: bool = False
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if self.schedule == "polynomial" and self.lr <= POLYNOMIAL_END:
@@ -76,13 +83,13 @@ class Optimization:
 class Validation:
     """How drafts are judged while they train.
 
-    - `documents`: a prepared file, or empty for the `share` of the training documents that is held out.
-    - `k`: draft tokens a round. `mode`: how the documents were decoded, `greedy` or `sampled` at the `temperature`.
-    - `every`: steps between validations, 0 for the end only. `limit`: documents, at most.
+    - `samples`: a prepared file, or empty for the `share` of the training samples that is held out.
+    - `k`: draft tokens a round. `mode`: how the samples were decoded, `greedy` or `sampled` at the `temperature`.
+    - `every`: steps between validations, 0 for the end only. `limit`: samples, at most.
     - `decode`: held-out prompts that are decoded for real as well, 0 for none.
     """
 
-    documents: str = ""
+    samples: str = ""
     share: Share = 0.05
     k: Repeats = 4
     mode: Literal["greedy", "sampled"] = "greedy"
@@ -154,10 +161,10 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
         loaded = read_yaml_file(path)
         if not isinstance(loaded, dict):
             raise DraftkitError("not a configuration", where=path, expected="settings by name")
-        given = american(loaded)
+        given = by_current_names(loaded)
     given = _merged(given, {name: value for name, value in flags.items() if value is not None})
     for setting in settings:
-        given = _merged(given, american(_setting(setting)))
+        given = _merged(given, by_current_names(_setting(setting)))
     required = {"recipe", "target", "data", "out"}
     if missing := sorted(required - set(given)):
         raise DraftkitError(
@@ -174,19 +181,20 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
     return config
 
 
-def american(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings by the names that they have now; older ones are British.
+def by_current_names(settings: Mapping[str, object], within: str = "") -> dict[str, object]:
+    """The settings, those of the object `within`, by the names that they have now; `OLD_NAMES` has the others.
 
-    Raises `DraftkitError` for one that is given as both.
+    Raises `DraftkitError` for one that is given under both.
     """
     renamed: dict[str, object] = {}
     for name, value in settings.items():
-        now = BRITISH.get(name, name)
+        path = OLD_NAMES.get(within + name, within + name)
+        now = path.removeprefix(within)
         if now != name:
             if now in settings:
-                raise DraftkitError(f"setting {now} is given twice, as {name} too", hint="give it once")
-            _log.warning("setting %s is written %s; both are read", name, now)
-        renamed[now] = american(value) if isinstance(value, dict) else value
+                raise DraftkitError(f"setting {path} is given twice, as {name} too", hint="give it once")
+            _log.warning("setting %s is called %s now; the next release reads that name alone", within + name, path)
+        renamed[now] = by_current_names(value, f"{path}.") if isinstance(value, dict) else value
     return renamed
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.data.packing import row_tensors
-from draftkit.data.samples import Document
-from draftkit.data.states import States
-from draftkit.data.training_target import ATTENTION as TARGET_ATTENTION
+from draftkit.data.samples import Sample
+from draftkit.data.states.online import ATTENTION as TARGET_ATTENTION
+from draftkit.data.states.online import States
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
@@ -36,7 +36,7 @@ from draftkit.train.walk import Mode
 CHANCE = 0.05  # share of answers in which a rounding error may have turned a tie
 STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch shapes stay far below
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
-StatesOf = Callable[[Document], States]
+StatesOf = Callable[[Sample], States]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Gap:
 
 def report_gap(
     recipe: Recipe,
-    documents: Sequence[Document],
+    samples: Sequence[Sample],
     target: PreTrainedModel,
     *,
     states_of: StatesOf,
@@ -76,12 +76,12 @@ def report_gap(
     mode: Mode,
     temperature: float = 0.0,
 ) -> Gap:
-    """Walk and decode the first answer of each document.
+    """Walk and decode the first answer of each sample.
 
     `target` is the one that trains, in this process; `states_of` gives the states that training reads, `save_draft`
     writes a checkpoint's folder, which the runtime loads. `temperature`: of the answers, with the mode `sampled`.
     """
-    answers = [answer for document in documents if (answer := first_answer(document)) is not None]
+    answers = [answer for sample in samples if (answer := first_answer(sample)) is not None]
     batches = [_batch(answer, states_of(answer), target) for answer in answers]
     judged = [found for number, batch in enumerate(batches) for found in judge(recipe, batch, [number], k, mode)]
     target.set_attn_implementation(ATTENTION)
@@ -106,21 +106,21 @@ def report_gap(
     return Gap(acceptance(judged), decoded, tuple(causes))
 
 
-def first_answer(document: Document) -> Document | None:
-    """The document up to the end of its first supervised span; None without one that can be drafted after a prompt."""
-    if not document.spans or document.spans[0][0] == 0:
+def first_answer(sample: Sample) -> Sample | None:
+    """The sample up to the end of its mask's first span; None without one that can be drafted after a prompt."""
+    if not sample.spans or sample.spans[0][0] == 0:
         return None
-    _, end = document.spans[0]
-    return Document(document.id, document.tokens[:end], document.supervised[:end], document.category)
+    _, end = sample.spans[0]
+    return Sample(sample.id, sample.tokens[:end], sample.loss_mask[:end], sample.category)
 
 
-def _batch(answer: Document, states: States, target: PreTrainedModel) -> Batch:
+def _batch(answer: Sample, states: States, target: PreTrainedModel) -> Batch:
     row = {name: tensor[None].to(target.device) for name, tensor in row_tensors([answer], len(answer)).items()}
     return Batch(**row, features=states.features, last=states.last)
 
 
 def _decode(
-    answers: Sequence[Document], target: PreTrainedModel, drafter: Drafter, k: int, temperature: float
+    answers: Sequence[Sample], target: PreTrainedModel, drafter: Drafter, k: int, temperature: float
 ) -> list[Generation]:
     requests = []
     for number, answer in enumerate(answers):
@@ -139,7 +139,7 @@ def _decode(
 
 
 @torch.inference_mode()
-def _serving_states(answer: Document, target: PreTrainedModel, drafter: Drafter) -> Tensor | None:
+def _serving_states(answer: Sample, target: PreTrainedModel, drafter: Drafter) -> Tensor | None:
     """What the runtime would give the draft for the whole answer: [1, T, F]."""
     tokens = torch.from_numpy(answer.tokens).long()[None].to(target.device)
     positions = torch.arange(tokens.shape[1], device=target.device)[None]
@@ -148,7 +148,7 @@ def _serving_states(answer: Document, target: PreTrainedModel, drafter: Drafter)
     return Target(target, drafter.aux_layers).forward(tokens, positions, rows).features
 
 
-def _other_text(answers: Sequence[Document], generations: Sequence[Generation]) -> Iterator[Cause]:
+def _other_text(answers: Sequence[Sample], generations: Sequence[Generation]) -> Iterator[Cause]:
     """The answers are not what the target would say."""
     differing = []
     for answer, generation in zip(answers, generations, strict=True):
@@ -206,7 +206,7 @@ def _rounds(judged: Judged) -> list[int]:
     return [r.accepted for r in judged.rounds]
 
 
-def _served_rounds(answer: Document, generation: Generation) -> list[int]:
+def _served_rounds(answer: Sample, generation: Generation) -> list[int]:
     """Drafts that stood, of those within the answer, as the walk counts them."""
     return [min(r.accepted, len(answer) - r.position) for r in generation.rounds]
 
@@ -228,9 +228,7 @@ def _other_mask(batches: Sequence[Batch], generations: Sequence[Generation]) -> 
         )
 
 
-def _other_rounds(
-    judged: Sequence[Judged], served: Sequence[list[int]], answers: Sequence[Document]
-) -> Iterator[Cause]:
+def _other_rounds(judged: Sequence[Judged], served: Sequence[list[int]], answers: Sequence[Sample]) -> Iterator[Cause]:
     """Same text, same states, and yet other rounds: the draft differs from its checkpoint."""
     differing = [i for i, (mine, theirs) in enumerate(zip(judged, served, strict=True)) if _rounds(mine) != theirs]
     if len(differing) <= CHANCE * len(answers):

@@ -1,4 +1,4 @@
-"""Documents that go on in the draft's own words (on-policy distillation: DistillSpec, arXiv 2310.08461)."""
+"""Samples that go on in the draft's own words (on-policy distillation: DistillSpec, arXiv 2310.08461)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedModel
 
-from draftkit.data.samples import Document
+from draftkit.data.samples import Sample
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 
-NUM_SLOTS = 32  # documents that are continued together
+NUM_SLOTS = 32  # samples that are continued together
 
 
-def continued(documents: Sequence[Document], draft: PreTrainedModel, sampling: SamplingParameters) -> list[Document]:
-    """Each document with its last supervised span, and what follows it, replaced by what `draft` says there.
+def continued(samples: Sequence[Sample], draft: PreTrainedModel, sampling: SamplingParameters) -> list[Sample]:
+    """Each sample with the last span of its loss mask, and what follows it, replaced by what `draft` says there.
 
-    Nothing gets longer, and only what the draft has said is supervised. A document that begins with its only span, has
-    none, or is longer than the draft's positions stays as it is. Document i is drawn with the seed `sampling.seed` + i.
-    `draft` keeps its weights, mode and attention function.
+    Nothing gets longer, and the loss mask has what the draft has said alone. A sample that begins with its only span,
+    has none, or is longer than the draft's positions stays as it is. Sample i is drawn with the seed
+    `sampling.seed` + i. `draft` keeps its weights, mode and attention function.
     """
     requests, positions = [], Positions.of(draft.config)
-    for number, document in enumerate(documents):
-        begin, end = document.spans[-1] if document.spans else (0, 0)
+    for number, sample in enumerate(samples):
+        begin, end = sample.spans[-1] if sample.spans else (0, 0)
         if begin and end - begin <= positions.room(begin):
-            prompt = tuple(document.tokens[:begin].tolist())
+            prompt = tuple(sample.tokens[:begin].tolist())
             requests.append(Request(str(number), prompt, end - begin, sampling.numbered(number)))
-    out = list(documents)
+    out = list(samples)
     if not requests:
         return out
     with _generating(draft) as target:
@@ -42,8 +42,8 @@ def continued(documents: Sequence[Document], draft: PreTrainedModel, sampling: S
         for generation in engine.generate(requests):
             number, prompt = int(generation.request.id), generation.request.prompt
             tokens = np.array([*prompt, *generation.tokens], dtype=np.int32)
-            supervised = np.arange(len(tokens)) >= len(prompt)
-            out[number] = replace(documents[number], tokens=tokens, supervised=supervised)
+            loss_mask = np.arange(len(tokens)) >= len(prompt)
+            out[number] = replace(samples[number], tokens=tokens, loss_mask=loss_mask)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Causal attention within each of the packed documents of a row, for causal language models in training.
+"""Causal attention within each of the packed samples of a row, for causal language models in training.
 
 R rows, A attention heads, G key heads, D head width.
 """
@@ -18,11 +18,11 @@ NAME = "draftkit_packed"
 
 
 class Packed:
-    """What the rows of `documents` int64 [1, R] see, by sliding window; given to the model call as `packed`."""
+    """What the rows of `sample_ids` int64 [1, R] see, by sliding window; given to the model call as `packed`."""
 
-    def __init__(self, documents: Tensor):
-        self._documents = documents
-        self._rows = torch.arange(documents.shape[1], device=documents.device)
+    def __init__(self, sample_ids: Tensor):
+        self._sample_ids = sample_ids
+        self._rows = torch.arange(sample_ids.shape[1], device=sample_ids.device)
         self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
         self._blocks: dict[int | None, BlockMask] = {}
 
@@ -30,10 +30,10 @@ class Packed:
         """`query` [1, A, R, D], `key` and `value` [1, G, R, D], in one dtype; [1, A, R, D]."""
         if query.is_cuda:
             if window not in self._blocks:
-                self._blocks[window] = Visible(self._documents, window).blocks(self._rows)
+                self._blocks[window] = Visible(self._sample_ids, window).blocks(self._rows)
             return _compiled_flex(query, key, value, self._blocks[window], scaling)
         if (window, query.dtype) not in self._biases:
-            self._biases[window, query.dtype] = Visible(self._documents, window).bias(self._rows, query.dtype)
+            self._biases[window, query.dtype] = Visible(self._sample_ids, window).bias(self._rows, query.dtype)
         repeats = query.shape[1] // key.shape[1]  # flash attention on a CPU has no groups
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
         bias = self._biases[window, query.dtype]

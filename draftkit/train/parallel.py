@@ -62,7 +62,7 @@ class ParallelRows:
     """The rows of a pass that drafts `kept` bool [K, N]: its mask rows, and all true rows that they see.
 
     - `anchors`, `depths` int64 [R]: first the true rows, ascending, then the mask rows, chain by chain.
-    - `context`: the positions of the true rows, from the start of the first document with a chain.
+    - `context`: the positions of the true rows, from the start of the first sample with a chain.
     - `drafting` int64 [M]: which rows those of `kept` are.
     """
 
@@ -75,7 +75,7 @@ class ParallelRows:
         self.anchors = torch.cat((true, masked[:, 0]))
         self.depths = torch.cat((torch.zeros_like(true), masked[:, 1] + 1))
         self.positions = batch.positions[:, self.anchors] + self.depths  # [1, R]
-        self.documents = batch.documents[0, self.anchors]  # [R]
+        self.sample_ids = batch.sample_ids[0, self.anchors]  # [R]
         self.drafting = kept[self.depths, self.anchors].nonzero()[:, 0]
 
     @property

@@ -23,7 +23,7 @@ class VisibleRows:
     """Which rows each row sees; given to the attention function as `visible`."""
 
     def __init__(self, rows: ParallelRows):
-        self._anchors, self._depths, self._documents = rows.anchors, rows.depths, rows.documents
+        self._anchors, self._depths, self._sample_ids = rows.anchors, rows.depths, rows.sample_ids
         self._biases: dict[int | None, Tensor] = {}
         self._blocks: dict[int | None, BlockMask] = {}
 
@@ -31,7 +31,7 @@ class VisibleRows:
         """bool, of any indices that broadcast. `window`: the positions that a layer looks back, itself included."""
         anchor, before = self._anchors[row], self._anchors[other]
         depth, its_depth = self._depths[row], self._depths[other]
-        true = (its_depth == 0) & (before <= anchor) & (self._documents[row] == self._documents[other])
+        true = (its_depth == 0) & (before <= anchor) & (self._sample_ids[row] == self._sample_ids[other])
         seen = true | ((before == anchor) & (its_depth <= depth))
         return seen if window is None else seen & (before + its_depth > anchor + depth - window)
 
@@ -44,7 +44,7 @@ class VisibleRows:
         return self._biases[window]
 
     def blocks(self, window: int | None) -> BlockMask:
-        """The same for FlexAttention, on a GPU; compiled, as the mask itself would not fit for long documents."""
+        """The same for FlexAttention, on a GPU; compiled, as the mask itself would not fit for long samples."""
 
         def seen(_batch: Tensor, _head: Tensor, row: Tensor, other: Tensor) -> Tensor:
             return self.sees(row, other, window)

@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass instead of being kept (`optimization.checkpointing`)."""
+"""Activations that are computed again in the backward pass instead of being kept (`optimization.recompute`)."""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
 from draftkit.convert.unified import is_written_by_draftkit
-from draftkit.data.packing import row_tensors
-from draftkit.data.samples import Document, read_training_documents
-from draftkit.data.states import OnlineStates, States
-from draftkit.data.stored_states import OfflineStates
-from draftkit.data.training_target import check_lengths, load_target_ends, load_training_target
+from draftkit.data.packing import PackedRow, PackedRows, row_tensors
+from draftkit.data.samples import Sample, held_out, read_training_samples
+from draftkit.data.states.offline import OfflineStates
+from draftkit.data.states.online import OnlineStates, States, check_lengths, load_target_ends, load_training_target
 from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
@@ -31,7 +30,6 @@ from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import read_config
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
-from draftkit.train.dataset import PackedRows, Row, held_out
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
 from draftkit.train.recipes import recipe_class
@@ -65,12 +63,12 @@ class Trained:
 
 
 def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
-    """What draft vocabularies of several sizes would allow, on the documents held out. No weights are loaded."""
+    """What draft vocabularies of several sizes would allow, on the samples held out. No weights are loaded."""
     config.check()
-    documents, training, validating = _documents(config)
+    samples, training, validating = _samples(config)
     vocab_size = read_config(locate(config.target, weights=False).path).get_text_config().vocab_size
-    counts = token_counts(documents, training, vocab_size)
-    judged = [documents[number] for number in validating or training]
+    counts = token_counts(samples, training, vocab_size)
+    judged = [samples[number] for number in validating or training]
     return plan_vocabulary(judged, counts, config.validation.k)
 
 
@@ -85,7 +83,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     _check_output(out, resume)
     newest = newest_checkpoint(out)
     set_seed(config.seed)
-    documents, training, validating = _documents(config)
+    samples, training, validating = _samples(config)
     with ExitStack() as stack:
         device = device_named(config.device or None)
         arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
@@ -93,15 +91,15 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         load = load_target_ends if config.states else load_training_target
         target = load(config.target, device=device, dtype=dtype)
         limit_threads(target)
-        check_lengths(documents, target.config)
+        check_lengths(samples, target.config)
         draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
-        counts = token_counts(documents, training, target.config.get_text_config().vocab_size)
+        counts = token_counts(samples, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)
         files = draft.files if draft is not None else _tokenizer(config, recipe)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             add_adapters(recipe.draft, config.lora, parallel=parallel)
-        if config.optimization.checkpointing:
+        if config.optimization.recompute:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
@@ -109,14 +107,14 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         trainer = DraftTrainer(
             recipe,
             arguments,
-            PackedRows(documents, training, config.tokens_per_row),
-            PackedRows(documents, validating, config.tokens_per_row) if validating else None,
+            PackedRows(samples, training, config.tokens_per_row),
+            PackedRows(samples, validating, config.tokens_per_row) if validating else None,
             states_of=source,
             save_draft=save,
             load_draft=partial(_load_checkpoint, recipe=recipe),
             k=config.validation.k,
             mode=config.validation.mode,
-            decode=_decoding(config, recipe, target, documents, validating, save),
+            decode=_decoding(config, recipe, target, samples, validating, save),
             callbacks=callbacks,
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
@@ -214,29 +212,29 @@ def _check_output(out: Path, resume: bool) -> None:
     check_writable(out / "draft")
 
 
-def _documents(config: TrainConfig) -> tuple[list[Document], list[int], list[int]]:
-    """All documents, and the numbers of those to train on and of those to judge the draft by."""
-    documents = read_training_documents(Path(config.data))
+def _samples(config: TrainConfig) -> tuple[list[Sample], list[int], list[int]]:
+    """All samples, and the numbers of those to train on and of those to judge the draft by."""
+    samples = read_training_samples(Path(config.data))
     settings = config.validation
-    if settings.documents:
-        judges = read_training_documents(Path(settings.documents))
-        training = list(range(len(documents)))
-        validating = list(range(len(documents), len(documents) + len(judges)))
-        documents += judges
+    if settings.samples:
+        judges = read_training_samples(Path(settings.samples))
+        training = list(range(len(samples)))
+        validating = list(range(len(samples), len(samples) + len(judges)))
+        samples += judges
     else:
-        training, validating = held_out(documents, settings.share)
+        training, validating = held_out(samples, settings.share)
     if not training:
-        raise DraftkitError("no document is left to train on", where=config.data, hint="lower validation.share")
+        raise DraftkitError("no sample is left to train on", where=config.data, hint="lower validation.share")
     if settings.every and not validating:
-        raise DraftkitError("no document is held out for validation", hint="raise validation.share or give a file")
-    return documents, training, validating[: settings.limit]
+        raise DraftkitError("no sample is held out for validation", hint="raise validation.share or give a file")
+    return samples, training, validating[: settings.limit]
 
 
 def _state_source(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) -> StatesOf:
     """What finds the target's states of a row: the target in this process, or the files of `config.states`."""
     if not config.states:
         online = OnlineStates(target, recipe.aux_layers)
-        return lambda row: online.states(row["tokens"], row["positions"], row["documents"])
+        return lambda row: online.states(row["tokens"], row["positions"], row["sample_ids"])
     files = OfflineStates(
         Path(config.states),
         data=Path(config.data),
@@ -245,7 +243,7 @@ def _state_source(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) 
         dtype=target.dtype,
     )
 
-    def of_files(row: Row) -> States:
+    def of_files(row: PackedRow) -> States:
         features, last = files.states_of(row["numbers"], row["tokens"].shape[1])
         return States(None if features is None else features.to(target.device), last.to(target.device))
 
@@ -261,8 +259,8 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
     """Raise `DraftkitError` for what states in files cannot serve."""
     settings = config.validation
     problem = None
-    if settings.documents:
-        problem = "validation.documents: the states are those of the training file"
+    if settings.samples:
+        problem = "validation.samples: the states are those of the training file"
     elif settings.decode:
         problem = "validation.decode: decoding takes the whole target"
     elif recipe.resamples:
@@ -275,7 +273,7 @@ def _decoding(
     config: TrainConfig,
     recipe: Recipe,
     target: PreTrainedModel,
-    documents: list[Document],
+    samples: list[Sample],
     validating: list[int],
     save: SaveDraft,
 ) -> Callable[[], Gap] | None:
@@ -285,13 +283,13 @@ def _decoding(
         return None
     source = OnlineStates(target, recipe.aux_layers)
 
-    def states_of(document: Document) -> States:
-        row = row_tensors([document], len(document))
-        return source.states(*(row[name][None].to(target.device) for name in ("tokens", "positions", "documents")))
+    def states_of(sample: Sample) -> States:
+        row = row_tensors([sample], len(sample))
+        return source.states(*(row[name][None].to(target.device) for name in ("tokens", "positions", "sample_ids")))
 
     return lambda: report_gap(
         recipe,
-        [documents[number] for number in validating[: settings.decode]],
+        [samples[number] for number in validating[: settings.decode]],
         target,
         states_of=states_of,
         save_draft=save,

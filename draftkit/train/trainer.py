@@ -27,12 +27,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from draftkit.data.packing import row_tensors
-from draftkit.data.states import States
+from draftkit.data.packing import PackedRow, PackedRows, only_row, row_tensors
+from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import disk_failures
 from draftkit.train.batch import Batch
-from draftkit.train.dataset import PackedRows, Row, only_row
 from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Outcome, Recipe
@@ -40,7 +39,7 @@ from draftkit.train.validation import judge, metrics
 from draftkit.train.walk import Mode
 
 TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
-StatesOf = Callable[[Row], States]
+StatesOf = Callable[[PackedRow], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
 
@@ -107,24 +106,24 @@ class DraftTrainer(Trainer):
         self._counted += 1
         return outcome.loss
 
-    def _resampled(self, row: Row) -> Row:
+    def _resampled(self, row: PackedRow) -> PackedRow:
         """The row, in the draft's own words where the recipe trains on them."""
         recipe = self.accelerator.unwrap_model(self.model)
         if not recipe.resamples:
             return row
         rows = self.train_dataset
         assert isinstance(rows, PackedRows)
-        documents = [rows.documents[number] for number in row["numbers"]]
-        tensors = row_tensors(recipe.resample(documents, self.state.global_step), rows.size)
+        samples = [rows.samples[number] for number in row["numbers"]]
+        tensors = row_tensors(recipe.resample(samples, self.state.global_step), rows.size)
         moved = {name: tensor[None].to(row["tokens"].device) for name, tensor in tensors.items()}
-        return Row(**moved, numbers=row["numbers"])  # type: ignore[typeddict-item]
+        return PackedRow(**moved, numbers=row["numbers"])  # type: ignore[typeddict-item]
 
     def _batch(self, inputs: Any) -> Batch:
         states = self._states_of(inputs)
-        tokens, positions, documents, supervised = (
-            inputs[name] for name in ("tokens", "positions", "documents", "supervised")
+        tokens, positions, sample_ids, loss_mask = (
+            inputs[name] for name in ("tokens", "positions", "sample_ids", "loss_mask")
         )
-        return Batch(tokens, positions, documents, supervised, states.features, states.last)
+        return Batch(tokens, positions, sample_ids, loss_mask, states.features, states.last)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._counted and "loss" in logs:
@@ -133,7 +132,7 @@ class DraftTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """The walk over all held-out documents, on all processes together."""
+        """The walk over all held-out samples, on all processes together."""
         rows = self.eval_dataset
         assert isinstance(rows, PackedRows)
         recipe = self.accelerator.unwrap_model(self.model)
@@ -150,7 +149,7 @@ class DraftTrainer(Trainer):
         if self.accelerator.num_processes > 1:
             judged = gather_object(judged)
         judged.sort(key=lambda j: j.number)
-        found = metrics(judged, [document.category for document in rows.documents], self._k)
+        found = metrics(judged, [sample.category for sample in rows.samples], self._k)
         if self._decode is not None and self.is_world_process_zero():
             gap = self._decode()
             found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}

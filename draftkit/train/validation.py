@@ -14,7 +14,7 @@ from draftkit.train.walk import Mode, WalkedRound, walk
 
 
 class Judged(NamedTuple):
-    """A document that was walked: its number in the file, its rounds, and sums over what serving would draft: how many
+    """A sample that was walked: its number in the file, its rounds, and sums over what serving would draft: how many
     drafts, their Σ min(p, q), and the target's mass outside the draft vocabulary."""
 
     number: int
@@ -26,14 +26,14 @@ class Judged(NamedTuple):
 
 @torch.no_grad()
 def judge(recipe: Recipe, batch: Batch, numbers: Sequence[int], k: int, mode: Mode) -> list[Judged]:
-    """The documents of a batch; `numbers` are theirs. Coins are drawn from the documents' numbers alone."""
+    """The samples of a batch; `numbers` are theirs. Coins are drawn from the samples' numbers alone."""
     chains = recipe.chains(batch, k)
     generator = torch.Generator().manual_seed(numbers[0] if numbers else 0)
     rounds = walk(batch, chains, mode, generator)
     first = chains.drafted[0]
     judged = []
     for place, number in enumerate(numbers):
-        here = first & (batch.documents[0] == place)
+        here = first & (batch.sample_ids[0] == place)
         judged.append(
             Judged(
                 number,
@@ -47,7 +47,7 @@ def judge(recipe: Recipe, batch: Batch, numbers: Sequence[int], k: int, mode: Mo
 
 
 def acceptance(judged: Iterable[Judged]) -> Interval:
-    """The acceptance length over all rounds, with the 95 % interval of a bootstrap over documents."""
+    """The acceptance length over all rounds, with the 95 % interval of a bootstrap over samples."""
     return bootstrap_length([(sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds])
 
 
@@ -55,7 +55,7 @@ def metrics(judged: Sequence[Judged], categories: Sequence[str], k: int) -> dict
     """By name: the acceptance length and its interval, per position the share of rounds in which that draft stood, the
     length of each category, and of first drafts the mean acceptance probability and mass out of the vocabulary.
 
-    `categories[i]` is that of document number i.
+    `categories[i]` is that of sample number i.
     """
     length = acceptance(judged)
     rounds = [r for j in judged for r in j.rounds]

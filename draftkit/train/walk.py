@@ -30,7 +30,7 @@ class WalkedRound(NamedTuple):
 def walk(
     batch: Batch, chains: Chains, mode: Mode, generator: torch.Generator | None = None
 ) -> dict[int, list[WalkedRound]]:
-    """The rounds of each document, by its number.
+    """The rounds of each sample, by its number.
 
     `sampled` draws coins from `generator`, on the CPU. A round that reaches the end of its span counts what lies
     within it.
@@ -42,25 +42,25 @@ def walk(
         stands = coins < chains.ratio.cpu()
     hits = (stands.cpu() & chains.drafted.cpu()).long().cumprod(0).sum(0).tolist()
     possible = chains.drafted.cpu().sum(0).tolist()
-    documents = batch.documents[0].tolist()
+    sample_ids = batch.sample_ids[0].tolist()
     rounds: dict[int, list[WalkedRound]] = {}
     for begin, end in _spans(batch):
         anchor = begin - 1  # the position whose feature predicts the span's first token
-        document = documents[begin]
-        while anchor + 1 < end - 1 and anchor >= 0 and documents[anchor] == document:
-            rounds.setdefault(document, []).append(WalkedRound(hits[anchor], possible[anchor]))
+        sample = sample_ids[begin]
+        while anchor + 1 < end - 1 and anchor >= 0 and sample_ids[anchor] == sample:
+            rounds.setdefault(sample, []).append(WalkedRound(hits[anchor], possible[anchor]))
             anchor += hits[anchor] + 1
     return rounds
 
 
 def _spans(batch: Batch) -> Iterator[tuple[int, int]]:
-    """[begin, end) of the supervised stretches, each within one document."""
-    documents, inside = batch.documents[0].tolist(), batch.supervised[0].tolist()
+    """[begin, end) of the stretches of the loss mask, each within one sample."""
+    sample_ids, inside = batch.sample_ids[0].tolist(), batch.loss_mask[0].tolist()
     begin = None
-    for i, document in enumerate([*documents, -1]):
-        supervised = i < len(inside) and inside[i] and document >= 0
-        if begin is not None and (not supervised or document != documents[begin]):
+    for i, sample in enumerate([*sample_ids, -1]):
+        within = i < len(inside) and inside[i] and sample >= 0
+        if begin is not None and (not within or sample != sample_ids[begin]):
             yield begin, i
             begin = None
-        if supervised and begin is None:
+        if within and begin is None:
             begin = i

@@ -200,7 +200,7 @@ SURFACE = {
         "--json",
     ],
     "data states": [
-        "DOCUMENTS",
+        "SAMPLES",
         "OUT",
         "--target",
         "--layers",
@@ -216,7 +216,7 @@ SURFACE = {
         "--json",
     ],
     "data check": [
-        "DOCUMENTS",
+        "SAMPLES",
         "--target",
         "--draft",
         "--row",

@@ -26,11 +26,11 @@ from draftkit import zoo
 from draftkit.checks import data_checks, draft_checks, model_checks
 from draftkit.checks.data import CHECKS, check_data
 from draftkit.checks.preflight import Evidence, Finding
-from draftkit.data.prepare import documents_of, prepare
-from draftkit.data.report import Reason, Report
+from draftkit.data.loss_mask import Renderer, Turn, merged
+from draftkit.data.prepare import prepare, samples_of
+from draftkit.data.reasons import Reason, Report
 from draftkit.data.rows import Conversation, Row, parse_row, read_rows
-from draftkit.data.samples import Document, Origin, read_documents, read_origin, write_documents
-from draftkit.data.spans import Renderer, Turn, merged
+from draftkit.data.samples import Origin, Sample, read_origin, read_samples, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
@@ -65,9 +65,9 @@ def row(messages: list[Message], id: str = "r") -> Row:
     return Row(id, "all", "test", Conversation(tuple(messages)))
 
 
-def run(rows: list[Row], renderer: Renderer, max_length: int | None = None) -> tuple[list[Document], Report]:
+def run(rows: list[Row], renderer: Renderer, max_length: int | None = None) -> tuple[list[Sample], Report]:
     report = Report()
-    return list(documents_of(rows, renderer, report, max_length)), report
+    return list(samples_of(rows, renderer, report, max_length)), report
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,31 +79,31 @@ def test_the_mask_marks_what_the_target_writes(
     template, end, before, has_system = SHAPES[shape]
     renderer = Renderer(tokenizer(template))
     messages = conversation(exchanges, system if has_system else None)
-    documents, _ = run([row(messages)], renderer)
+    samples, _ = run([row(messages)], renderer)
     written, prompts = [], []
-    for document in documents:
-        for begin, stop in document.spans:
-            written.append(renderer.target.tokenizer.decode(document.tokens[begin:stop]))
-            prompts.append(document.tokens[:begin].tolist())
+    for sample in samples:
+        for begin, stop in sample.spans:
+            written.append(renderer.target.tokenizer.decode(sample.tokens[begin:stop]))
+            prompts.append(sample.tokens[:begin].tolist())
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     assert written == [before + messages[index]["content"] + end for index in answers]
     assert prompts == [renderer.prompt(messages[:index]) for index in answers]  # what serving shows the target
     if shape != "thinking":
-        assert len(documents) == 1
-        assert documents[0].supervised[-1]  # nothing follows the last end of turn
+        assert len(samples) == 1
+        assert samples[0].loss_mask[-1]  # nothing follows the last end of turn
 
 
 def test_each_thought_is_trained_where_the_target_reads_it() -> None:
-    """Qwen3 drops the thoughts of earlier turns, so that each turn needs a document of its own."""
+    """Qwen3 drops the thoughts of earlier turns, so that each turn needs a sample of its own."""
     messages = conversation([("q", "a", True), ("r", "b", True), ("s", "c", False)])
-    documents, report = run([row(messages)], Renderer(tokenizer(templates.THINKING)))
-    assert [document.id for document in documents] == ["r", "r#2", "r#3"]
-    assert [len(document.spans) for document in documents] == [1, 1, 1]
+    samples, report = run([row(messages)], Renderer(tokenizer(templates.THINKING)))
+    assert [sample.id for sample in samples] == ["r", "r#2", "r#3"]
+    assert [len(sample.spans) for sample in samples] == [1, 1, 1]
     assert report.tallies[Reason.REWRITTEN].examples == ["r"]
     plain, report = run(
         [row(conversation([("q", "a", False), ("r", "b", False)]))], Renderer(tokenizer(templates.THINKING))
     )
-    assert [len(document.spans) for document in plain] == [2]
+    assert [len(sample.spans) for sample in plain] == [2]
     assert not report.tallies
 
 
@@ -144,18 +144,18 @@ def test_rows_that_cannot_be_used_are_counted(case: str) -> None:
     template, messages, reason, detail = LOSSES[case]
     limit = 11 if case == "too short" else None
     good = Row("good", "all", "test", "plain text")
-    documents, report = run([row(messages, "bad"), good], Renderer(tokenizer(template)), limit)  # type: ignore[arg-type]
-    assert [document.id for document in documents] == ["good"]
+    samples, report = run([row(messages, "bad"), good], Renderer(tokenizer(template)), limit)  # type: ignore[arg-type]
+    assert [sample.id for sample in samples] == ["good"]
     assert reason in report.tallies
     assert report.tallies[reason].examples[0].startswith(f"bad: {detail}" if detail else "bad")
-    assert (report.rows, report.documents) == (2, 1)
+    assert (report.rows, report.samples) == (2, 1)
 
 
 def test_prompts_that_no_turn_repeats_and_turns_without_end_are_kept_and_counted() -> None:
-    documents, report = run([row(LONG)], Renderer(tokenizer(templates.UNPROMPTED)))
+    samples, report = run([row(LONG)], Renderer(tokenizer(templates.UNPROMPTED)))
     assert report.tallies.keys() == {Reason.UNPROMPTED}
-    (span,) = documents[0].spans
-    assert tokenizer(None).tokenizer.decode(documents[0].tokens[slice(*span)]) == "a" * 40 + "<|im_end|>"
+    (span,) = samples[0].spans
+    assert tokenizer(None).tokenizer.decode(samples[0].tokens[slice(*span)]) == "a" * 40 + "<|im_end|>"
     _, report = run([row(conversation([("q", "a", True)]))], Renderer(tokenizer(templates.UNPROMPTED)))
     assert report.tallies.keys() == {Reason.UNPROMPTED, Reason.ALTERED}  # its thought is gone
     _, report = run([row(LONG)], Renderer(tokenizer(templates.CHATML.replace("<|im_end|>", "\n"))))
@@ -166,15 +166,15 @@ def test_truncation_cuts_the_end_and_is_counted() -> None:
     renderer = Renderer(tokenizer(templates.CHATML))
     ((whole,), _), ((cut,), report) = run([row(LONG)], renderer), run([row(LONG)], renderer, 15)
     assert cut.tokens.tolist() == whole.tokens[:15].tolist()
-    assert cut.supervised.tolist() == whole.supervised[:15].tolist()
+    assert cut.loss_mask.tolist() == whole.loss_mask[:15].tolist()
     assert report.tallies[Reason.TRUNCATED].count == 1
 
 
 def test_plain_text_is_supervised_but_for_its_first_token() -> None:
     renderer = Renderer(tokenizer(None))
-    ((document,), _) = run([Row("t", "all", "test", "some words here")], renderer)
-    assert document.spans == [(1, len(document))]
-    assert document.tokens.tolist() == renderer.encode("some words here")
+    ((sample,), _) = run([Row("t", "all", "test", "some words here")], renderer)
+    assert sample.spans == [(1, len(sample))]
+    assert sample.tokens.tolist() == renderer.encode("some words here")
     with pytest.raises(TargetError, match="no chat template"):
         run([row(LONG)], renderer)
 
@@ -190,7 +190,7 @@ def test_merging_keeps_every_turn(tokens: list[list[int]]) -> None:
     assert all(any(s.tokens[: len(turn.tokens)] == turn.tokens for s in sequences) for turn in turns)
 
 
-# Documents on disk.
+# Samples on disk.
 
 ORIGIN = Origin("zoo:target", tokenizer(templates.CHATML).sha256, None, 64)
 
@@ -201,17 +201,17 @@ def test_documents_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[str, list[tuple[int, bool]]]]
 ) -> None:
     path = tmp_path_factory.mktemp("documents") / "data.jsonl"
-    documents = [
-        Document(id, np.array([t for t, _ in pairs], np.int32), np.array([s for _, s in pairs], np.bool_), "code")
+    samples = [
+        Sample(id, np.array([t for t, _ in pairs], np.int32), np.array([s for _, s in pairs], np.bool_), "code")
         for id, pairs in contents
     ]
-    assert write_documents(path, iter(documents), ORIGIN) == len(documents)
+    assert write_samples(path, iter(samples), ORIGIN) == len(samples)
     assert read_origin(path) == ORIGIN
-    for read, written in zip(read_documents(path), documents, strict=True):
+    for read, written in zip(read_samples(path), samples, strict=True):
         assert (read.id, read.category) == (written.id, written.category)
-        assert (read.tokens.dtype, read.supervised.dtype) == (np.int32, np.bool_)
+        assert (read.tokens.dtype, read.loss_mask.dtype) == (np.int32, np.bool_)
         assert read.tokens.tolist() == written.tokens.tolist()
-        assert read.supervised.tolist() == written.supervised.tolist()
+        assert read.loss_mask.tolist() == written.loss_mask.tolist()
 
 
 DAMAGE = {
@@ -229,13 +229,13 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_document_is_named(case: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    write_documents(path, [Document.of("a", [1, 2], [(1, 2)])], ORIGIN)
+    write_samples(path, [Sample.of("a", [1, 2], [(1, 2)])], ORIGIN)
     with path.open("ab") as file:
         file.write(DAMAGE[case] + b"\n")
-    documents = read_documents(path)
-    assert next(documents).id == "a"
+    samples = read_samples(path)
+    assert next(samples).id == "a"
     with pytest.raises(FormatError, match=r"data\.jsonl, line 3"):
-        next(documents)
+        next(samples)
 
 
 def test_other_files_are_no_documents(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_other_files_are_no_documents(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="draftkit data prepare"):
         read_origin(tmp_path / "rows.jsonl")
     with pytest.raises(SourceError, match="cannot be read"):
-        list(read_documents(tmp_path / "nothing.jsonl"))
+        list(read_samples(tmp_path / "nothing.jsonl"))
 
 
 @pytest.mark.parametrize("failure", ["row", "disk"])
@@ -275,10 +275,10 @@ def test_the_remains_of_a_killed_preparation_are_removed(tmp_path: Path) -> None
     dead = tmp_path / ".data.jsonl.tmp-0123456789abcdef"
     dead.mkdir()
     (dead / "new").write_text("half")
-    write_documents(tmp_path / "data.jsonl", [Document.of("a", [1, 2], [(1, 2)])], ORIGIN)
+    write_samples(tmp_path / "data.jsonl", [Sample.of("a", [1, 2], [(1, 2)])], ORIGIN)
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
     with pytest.raises(DraftkitError, match="is a folder"):
-        write_documents(tmp_path, [], ORIGIN, force=True)
+        write_samples(tmp_path, [], ORIGIN, force=True)
 
 
 def test_no_usable_row_is_an_error_with_its_reasons(tmp_path: Path) -> None:
@@ -397,12 +397,12 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     target = load_tokenizer("zoo:target")
     path = tmp_path_factory.mktemp("evidence") / "data.jsonl"
     prepare([row(conversation([("What is it?", "a word", False)]))], Renderer(target), path, max_length=64)
-    return evidence_of(path, list(read_documents(path)), read_origin(path))
+    return evidence_of(path, list(read_samples(path)), read_origin(path))
 
 
-def evidence_of(path: Path, documents: list[Document], origin: Origin) -> Evidence:
+def evidence_of(path: Path, samples: list[Sample], origin: Origin) -> Evidence:
     target = load_tokenizer("zoo:target")
-    survey = data_checks.survey(documents, origin, target, 4096)
+    survey = data_checks.survey(samples, origin, target, 4096)
     return Evidence(path, origin, survey, target, pico.llama_config(vocab_size=4096))
 
 
@@ -422,22 +422,22 @@ def test_good_data_pass(evidence: Evidence) -> None:
 
 BOS, EOT = 4088, 4092
 DOCUMENTS = {
-    "outside": (Document.of("x", [BOS, 5000, EOT], [(1, 3)]), {"tokenizer": "error"}),
-    "unmarked": (Document.of("x", [BOS, 5, EOT], []), {"mask": "error", "end of turn": "error"}),
-    "endless": (Document.of("x", [BOS, 5, 6], [(1, 3)]), {"end of turn": "error"}),
+    "outside": (Sample.of("x", [BOS, 5000, EOT], [(1, 3)]), {"tokenizer": "error"}),
+    "unmarked": (Sample.of("x", [BOS, 5, EOT], []), {"mask": "error", "end of turn": "error"}),
+    "endless": (Sample.of("x", [BOS, 5, 6], [(1, 3)]), {"end of turn": "error"}),
     "cut": (
-        Document.of("x", [BOS, 5, 6, EOT] * 16, [(1, 4), (62, 63)]),
+        Sample.of("x", [BOS, 5, 6, EOT] * 16, [(1, 4), (62, 63)]),
         {"end of turn": "warning", "truncation": "warning"},
     ),
-    "loop": (Document.of("x", [BOS, *[7, 8, 9] * 20, EOT], [(1, 62)]), {"loops": "warning"}),
-    "double": (Document.of("x", [BOS, BOS, EOT], [(2, 3)]), {"beginning": "error"}),
+    "loop": (Sample.of("x", [BOS, *[7, 8, 9] * 20, EOT], [(1, 62)]), {"loops": "warning"}),
+    "double": (Sample.of("x", [BOS, BOS, EOT], [(2, 3)]), {"beginning": "error"}),
 }
 
 
 @pytest.mark.parametrize("case", DOCUMENTS)
 def test_bad_data_are_found(case: str, evidence: Evidence) -> None:
-    document, expected = DOCUMENTS[case]
-    assert failing(evidence_of(evidence.path, [document], evidence.origin)) == expected
+    sample, expected = DOCUMENTS[case]
+    assert failing(evidence_of(evidence.path, [sample], evidence.origin)) == expected
 
 
 def test_another_tokenizer_and_another_template_are_found(evidence: Evidence) -> None:
@@ -452,7 +452,7 @@ def test_no_documents_are_an_error(tmp_path: Path) -> None:
 
 def with_model(evidence: Evidence, model: torch.nn.Module) -> Evidence:
     model.set_attn_implementation("draftkit")  # type: ignore[operator]
-    small = Document.of("x", list(range(3, 40)), [(1, 2)])
+    small = Sample.of("x", list(range(3, 40)), [(1, 2)])
     return replace(evidence, survey=replace(evidence.survey, first=small), model=model)  # type: ignore[arg-type]
 
 
@@ -565,7 +565,7 @@ def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
 def test_check_fails_on_errors_and_unknown_rows(draftkit: Command, tmp_path: Path) -> None:
     target = load_tokenizer("zoo:target")
     origin = Origin("zoo:target", target.sha256, target.template_sha256)
-    write_documents(tmp_path / "data.jsonl", [Document.of("a", [BOS, 9000], [(1, 2)])], origin)
+    write_samples(tmp_path / "data.jsonl", [Sample.of("a", [BOS, 9000], [(1, 2)])], origin)
     ran = draftkit("data", "check", tmp_path / "data.jsonl", "--target", "zoo:target")
     assert (ran.code, "ids beyond the target" in ran.out) == (1, True)
     with pytest.raises(SourceError, match="no document nobody"):

@@ -21,14 +21,14 @@ from transformers.utils import logging
 
 from draftkit import zoo
 from draftkit.data import responders
-from draftkit.data.prepare import documents_of, prepare
+from draftkit.data.loss_mask import Renderer
+from draftkit.data.prepare import prepare, samples_of
+from draftkit.data.reasons import Reason, Report
 from draftkit.data.regenerate import plan, regenerate, row_seed
-from draftkit.data.report import Reason, Report
 from draftkit.data.responders import EndpointResponder, EngineResponder, Prompt, Refusal, Sampling
 from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import Conversation, Row, Served, read_rows
-from draftkit.data.samples import read_documents
-from draftkit.data.spans import Renderer
+from draftkit.data.samples import read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
@@ -123,9 +123,9 @@ def test_tokens_that_the_next_prompt_spells_otherwise_make_documents_of_their_ow
     path = tmp_path / "responses.jsonl"
     answer(path, Spelling(), [ROWS[1]])
     report = Report()
-    documents = list(documents_of(read_rows(str(path)), Renderer(TARGET), report))
-    assert [document.id for document in documents] == ["three", "three#2", "three#3"]
-    assert all(tuple(d.tokens[slice(*d.spans[0])].tolist()) == (*letters, END) for d in documents)
+    samples = list(samples_of(read_rows(str(path)), Renderer(TARGET), report))
+    assert [sample.id for sample in samples] == ["three", "three#2", "three#3"]
+    assert all(tuple(d.tokens[slice(*d.spans[0])].tolist()) == (*letters, END) for d in samples)
     assert report.tallies[Reason.REWRITTEN].examples == ["three"]
 
 
@@ -133,10 +133,10 @@ def test_served_ids_pass_through_to_the_documents(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     answer(path, Echo())
     report = Report()
-    documents = list(documents_of(read_rows(str(path)), Renderer(TARGET), report))
+    samples = list(samples_of(read_rows(str(path)), Renderer(TARGET), report))
     served = [row.content for row in read_rows(str(path))]
     expected = [sequence for content in served if isinstance(content, Served) for sequence in content.sequences]
-    assert [(d.tokens.tolist(), d.spans) for d in documents] == expected
+    assert [(d.tokens.tolist(), d.spans) for d in samples] == expected
     assert (report.rows, report.tallies) == (5, {})
 
 
@@ -230,8 +230,8 @@ def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Pa
     assert [len(stored[id]["messages"]) for id in ("good", "endless", "tool")] == [4, 2, 2]
     assert regenerate(rows, strict, Short(), ResponseFile(path, SETTINGS)).rows == 0
     report = Report()
-    documents = list(documents_of(read_rows(str(path)), strict, report))
-    assert [document.id for document in documents] == ["good", "endless", "tool"]
+    samples = list(samples_of(read_rows(str(path)), strict, report))
+    assert [sample.id for sample in samples] == ["good", "endless", "tool"]
     assert report.tallies.keys() == {Reason.REFUSED, Reason.NO_END}
 
 
@@ -397,7 +397,7 @@ def test_regenerate_from_the_command_line(draftkit: Command, tmp_path: Path) -> 
     refused = draftkit("data", "regenerate", prompts, out, *common, "--seed", 1)
     assert (refused.code, "seed: 0, now 1" in refused.err) == (1, True)
     assert draftkit("data", "prepare", out, data, "--target", "zoo:target").code == 0
-    assert len(list(read_documents(data))) == 3
+    assert len(list(read_samples(data))) == 3
 
 
 def test_regenerate_through_an_endpoint_from_the_command_line(draftkit: Command, tmp_path: Path) -> None:
@@ -408,5 +408,5 @@ def test_regenerate_through_an_endpoint_from_the_command_line(draftkit: Command,
             "--endpoint", server.endpoint,
         )  # fmt: skip
     assert ran.code == 0
-    assert "1 rows → 1 documents" in ran.out
+    assert "1 rows → 1 samples" in ran.out
     assert ran.err.startswith("next: draftkit data prepare")

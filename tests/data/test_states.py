@@ -25,14 +25,13 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from draftkit.data import extract
-from draftkit.data.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
-from draftkit.data.extract import TargetExtractor, check_room, write_states
-from draftkit.data.final_norm import load_final_norm
-from draftkit.data.samples import Document, Origin, write_documents
-from draftkit.data.shards import Manifest, read_manifest, shard_ranges
-from draftkit.data.stored_states import OfflineStates
-from draftkit.data.target_states import StateSettings, open_states_job
+from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.states.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
+from draftkit.data.states.final_norm import load_final_norm
+from draftkit.data.states.offline import OfflineStates
+from draftkit.data.states.online import write as write_module
+from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges
+from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
 from draftkit.engines.vllm.states import VllmExtractor, Worker, layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.safetensors_file import read_safetensors
@@ -76,22 +75,22 @@ def test_encodings_keep_zeros_and_denormals_finite(encoding: Encoding) -> None:
     assert (found - states).abs().max() <= 1e-38
 
 
-def random_documents(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) -> list[Document]:
+def random_documents(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) -> list[Sample]:
     random = np.random.default_rng(0)
     return [
-        Document.of(f"row-{i}", random.integers(3, vocabulary, length).tolist(), [(length // 2, length)])
+        Sample.of(f"row-{i}", random.integers(3, vocabulary, length).tolist(), [(length // 2, length)])
         for i, length in enumerate(lengths)
     ]
 
 
-def save_documents(path: Path, documents: Sequence[Document]) -> Path:
-    write_documents(path, documents, Origin("pico", "0" * 64), force=True)
+def save_documents(path: Path, samples: Sequence[Sample]) -> Path:
+    write_samples(path, samples, Origin("pico", "0" * 64), force=True)
     return path
 
 
-def alone(model: PreTrainedModel, document: Document, layers: Sequence[int]) -> Tensor:
-    """[T, S, H] of one document, by transformers' own forward."""
-    tokens = torch.from_numpy(document.tokens).long()[None]
+def alone(model: PreTrainedModel, sample: Sample, layers: Sequence[int]) -> Tensor:
+    """[T, S, H] of one sample, by transformers' own forward."""
+    tokens = torch.from_numpy(sample.tokens).long()[None]
     with torch.no_grad():
         states = model.get_decoder()(tokens, output_hidden_states=True).hidden_states
     return torch.stack([states[i][0] for i in (*layers, -1)], dim=1)
@@ -124,11 +123,11 @@ def random_model(family: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
 def test_documents_of_a_row_do_not_see_each_other(family: str) -> None:
-    model, documents = random_model(family), random_documents(LENGTHS)
-    found = dict(TargetExtractor(model, LAYERS, 128)(documents))
-    assert found.keys() == set(range(len(documents)))
-    for place, document in enumerate(documents):
-        torch.testing.assert_close(found[place], alone(model, document, LAYERS), rtol=1e-4, atol=1e-4)
+    model, samples = random_model(family), random_documents(LENGTHS)
+    found = dict(TargetExtractor(model, LAYERS, 128)(samples))
+    assert found.keys() == set(range(len(samples)))
+    for place, sample in enumerate(samples):
+        torch.testing.assert_close(found[place], alone(model, sample, LAYERS), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(data: Path, out: Path, target: Path, **changes: Any) -> Manifest:
-    with open_states_job(data, out, StateSettings(target=str(target), **(SETTINGS | changes))) as job:
+    with open_states_job(data, out, StatesSettings(target=str(target), **(SETTINGS | changes))) as job:
         return job.write()
 
 
@@ -174,9 +173,9 @@ def test_what_is_read_is_what_the_target_computes(
     aux_layers: AuxLayers | None, stored: Path, data: Path, folder: Path
 ) -> None:
     source = OfflineStates(stored, data=data, target=folder, aux_layers=aux_layers, dtype=torch.float32, verify=True)
-    documents, model, row = random_documents(LENGTHS), pico.llama(), (5, 0, 3, 2)
+    samples, model, row = random_documents(LENGTHS), pico.llama(), (5, 0, 3, 2)
     features, last = source.states_of(row, 200)
-    expected = torch.cat([alone(model, documents[i], LAYERS) for i in row])
+    expected = torch.cat([alone(model, samples[i], LAYERS) for i in row])
     size = len(expected)
     torch.testing.assert_close(last[0, :size], expected[:, -1], rtol=1e-4, atol=1e-4)
     assert last.shape == (1, 200, pico.HIDDEN)
@@ -193,14 +192,14 @@ def test_what_is_read_is_what_the_target_computes(
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_plan_is_what_is_written(encoding: Encoding, data: Path, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with open_states_job(data, out, StateSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
+    with open_states_job(data, out, StatesSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
         assert not out.exists()
         manifest = job.write()
     handles = [handle for shard in manifest.shards for handle in read_safetensors(out / shard.file)]
     plan = job.plan
     assert plan.bytes == sum(handle.nbytes for handle in handles)
     files = sum(path.stat().st_size for path in out.iterdir())
-    assert plan.bytes < files < plan.bytes + plan.shards * extract.FILE_BYTES
+    assert plan.bytes < files < plan.bytes + plan.shards * write_module.FILE_BYTES
     per_token = [handle.nbytes for handle in handles if handle.name != "offsets"]
     assert plan.bytes_per_token * plan.tokens == sum(per_token)
     assert (plan.documents, plan.tokens, plan.shards) == (len(LENGTHS), sum(LENGTHS), len(manifest.shards))
@@ -323,13 +322,13 @@ def test_states_of_something_else_are_refused(stored: Path, data: Path, folder: 
     changed = save_documents(tmp_path / "changed.jsonl", random_documents(LENGTHS[::-1]))
     for changes, message in (
         ({"target": other}, "by another target"),
-        ({"data": changed}, "of other documents"),
+        ({"data": changed}, "of other samples"),
         ({"aux_layers": AuxLayers((2, 3))}, r"layers \[3\] are not stored"),
     ):
         with pytest.raises(DraftkitError, match=message):
             OfflineStates(stored, **({"data": data, "target": folder, "aux_layers": None} | changes))
     source = OfflineStates(stored, data=data, target=folder, aux_layers=None)
-    with pytest.raises(DraftkitError, match="document 7 has no states"):
+    with pytest.raises(DraftkitError, match="sample 7 has no states"):
         source.states_of([7], 64)
 
 
@@ -337,7 +336,7 @@ def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -
     manifest = json.loads((copied / "manifest.json").read_text())
     del manifest["shards"][1]
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DraftkitError, match=r"states of \d of 7 documents"):
+    with pytest.raises(DraftkitError, match=r"states of \d of 7 samples"):
         OfflineStates(copied, data=data, target=folder, aux_layers=None)
 
 
@@ -353,13 +352,13 @@ def test_a_manifest_that_says_nonsense_is_refused(
 
 def test_documents_with_states_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
     pico.overflowing(pico.llama(), 5).save_pretrained(tmp_path / "overflowing")
-    documents = random_documents((9, 8, 7))
-    documents[1].tokens[3] = 5
+    samples = random_documents((9, 8, 7))
+    samples[1].tokens[3] = 5
     for i in (0, 2):
-        documents[i].tokens[documents[i].tokens == 5] = 6
-    data = save_documents(tmp_path / "data.jsonl", documents)
+        samples[i].tokens[samples[i].tokens == 5] = 6
+    data = save_documents(tmp_path / "data.jsonl", samples)
     message = (
-        r"document row-1: the target's hidden states are not finite, from layers\.0\.mlp\.down_proj on, at position 3"
+        r"sample row-1: the target's hidden states are not finite, from layers\.0\.mlp\.down_proj on, at position 3"
     )
     with pytest.raises(DraftkitError, match=message):
         write(data, tmp_path / "out", tmp_path / "overflowing")
@@ -372,38 +371,38 @@ def test_states_that_cannot_be_stored_are_named(
 ) -> None:
     """Whoever computed them."""
 
-    def spoilt(documents: Sequence[Document]) -> Iterator[tuple[int, Tensor]]:
-        for place, document in enumerate(documents):
-            states = torch.ones(len(document), len(LAYERS) + 1, pico.HIDDEN)
-            states[-1, 1, 5] = value if document.id == "row-4" else 1
+    def spoilt(samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
+        for place, sample in enumerate(samples):
+            states = torch.ones(len(sample), len(LAYERS) + 1, pico.HIDDEN)
+            states[-1, 1, 5] = value if sample.id == "row-4" else 1
             yield place, states
 
-    with open_states_job(data, tmp_path, StateSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
-        documents = random_documents(LENGTHS)
-        with pytest.raises(DraftkitError, match="document row-4: its hidden states are not finite"):
-            write_states(tmp_path / "out", job.manifest, documents, spoilt)
+    with open_states_job(data, tmp_path, StatesSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
+        samples = random_documents(LENGTHS)
+        with pytest.raises(DraftkitError, match="sample row-4: its hidden states are not finite"):
+            write_states(tmp_path / "out", job.manifest, samples, spoilt)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json", "states-00000.safetensors"}
 
 
 def test_documents_that_the_target_cannot_read_are_named(folder: Path, tmp_path: Path) -> None:
-    documents = random_documents((9, 65))
-    data = save_documents(tmp_path / "data.jsonl", documents)
-    with pytest.raises(DraftkitError, match="document row-1 has 65 tokens"):
+    samples = random_documents((9, 65))
+    data = save_documents(tmp_path / "data.jsonl", samples)
+    with pytest.raises(DraftkitError, match="sample row-1 has 65 tokens"):
         write(data, tmp_path / "out", folder)
-    documents[1].tokens[7] = pico.VOCABULARY
-    with pytest.raises(DraftkitError, match=f"document row-1 has token {pico.VOCABULARY}"):
-        write(save_documents(data, documents), tmp_path / "out", folder, tokens_per_row=128)
+    samples[1].tokens[7] = pico.VOCABULARY
+    with pytest.raises(DraftkitError, match=f"sample row-1 has token {pico.VOCABULARY}"):
+        write(save_documents(data, samples), tmp_path / "out", folder, tokens_per_row=128)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_keeps_the_shards_that_are_done(
     stored: Path, data: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = extract.write_shard
+    real = write_module.write_shard
 
     def full(*arguments: Any) -> Manifest:
         if arguments[2] == 1:
-            monkeypatch.setattr("draftkit.data.shards.write_safetensors", no_space)
+            monkeypatch.setattr("draftkit.data.states.shards.write_safetensors", no_space)
         return real(*arguments)
 
     def no_space(path: Path, _entries: object) -> None:
@@ -411,7 +410,7 @@ def test_a_full_disk_keeps_the_shards_that_are_done(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(extract, "write_shard", full)
+        patched.setattr(write_module, "write_shard", full)
         with pytest.raises(DraftkitError, match=r"states-00001\.safetensors failed: No space left"):
             write(data, tmp_path / "out", folder, encoding="float32")
         assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json", "states-00000.safetensors"}
@@ -421,7 +420,7 @@ def test_a_full_disk_keeps_the_shards_that_are_done(
 
 
 def test_a_disk_that_is_too_small_is_known_before(data: Path, folder: Path, tmp_path: Path) -> None:
-    with open_states_job(data, tmp_path / "out", StateSettings(target=str(folder), **SETTINGS)) as job:
+    with open_states_job(data, tmp_path / "out", StatesSettings(target=str(folder), **SETTINGS)) as job:
         check_room(replace(job.plan, free_bytes=job.plan.bytes * 2), job.folder)
         tight = replace(job, plan=replace(job.plan, free_bytes=job.plan.bytes))
         with pytest.raises(DraftkitError, match="GB free"):
@@ -438,7 +437,7 @@ def test_the_command(draftkit: Command, data: Path, folder: Path, tmp_path: Path
     assert (planned["tokens"], planned["bytes_per_token"]) == (sum(LENGTHS), 3 * (pico.HIDDEN + 4))
     ran = draftkit(*command)
     assert ran.code == 0
-    assert ran.err.startswith(f"7 documents, 208 tokens in 1 shards, {3 * (pico.HIDDEN + 4)} bytes a token: ")
+    assert ran.err.startswith(f"7 samples, 208 tokens in 1 shards, {3 * (pico.HIDDEN + 4)} bytes a token: ")
     assert draftkit(*command, "--json").code == 0  # nothing left to do
     assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,x").code == 1
     assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,9").code == 1
@@ -449,8 +448,8 @@ def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> Non
     """It makes the last state of the one before it."""
     model = random_model(family)
     model.save_pretrained(tmp_path)
-    (document,) = random_documents((20,))
-    found = dict(TargetExtractor(model, (pico.LAYERS,), 64)([document]))[0]
+    (sample,) = random_documents((20,))
+    found = dict(TargetExtractor(model, (pico.LAYERS,), 64)([sample]))[0]
     norm = load_final_norm(tmp_path, torch.float32)
     torch.testing.assert_close(norm(found[:, 0]), found[:, 1])
 
@@ -463,8 +462,8 @@ class StandIn(Worker):
         self.folder = folder
 
     def ask(self, prompts: list[list[int]]) -> list[Path]:
-        documents = [Document.of(str(i), prompt, []) for i, prompt in enumerate(prompts)]
-        for place, states in self.extract(documents):
+        samples = [Sample.of(str(i), prompt, []) for i, prompt in enumerate(prompts)]
+        for place, states in self.extract(samples):
             tokens = torch.tensor(prompts[place])
             save_file(
                 {"token_ids": tokens, "hidden_states": states[:, :-1].contiguous()},
@@ -476,11 +475,11 @@ class StandIn(Worker):
 @pytest.mark.parametrize("layers", [LAYERS, (5, 8, 2), ()])
 def test_states_from_vllm_are_the_targets(layers: tuple[int, ...], folder: Path, tmp_path: Path) -> None:
     """Asked for each layer once and in order, the last state normed; scripts/check_vllm_states.py runs vLLM itself."""
-    model, documents = pico.llama(), random_documents(LENGTHS)
+    model, samples = pico.llama(), random_documents(LENGTHS)
     worker = StandIn(model, layer_ids(layers, pico.LAYERS), tmp_path)
     extractor = VllmExtractor(worker, layers, pico.LAYERS, load_final_norm(folder, torch.float32))
-    expected = dict(TargetExtractor(model, layers, 64)(documents))
-    for place, states in extractor(documents):
+    expected = dict(TargetExtractor(model, layers, 64)(samples))
+    for place, states in extractor(samples):
         torch.testing.assert_close(states, expected[place])
     assert not any(tmp_path.iterdir())
 

@@ -21,9 +21,9 @@ import draftkit
 from draftkit import zoo
 from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
+from draftkit.data.loss_mask import Renderer
 from draftkit.data.regenerate import Dialogue
 from draftkit.data.rows import read_rows
-from draftkit.data.spans import Renderer
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.replay import own_attention

@@ -9,14 +9,14 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import Command
-from fixtures.documents import documents
+from fixtures.samples import samples
 from transformers import AutoModelForCausalLM
 
 from draftkit.checks.data import check_data
-from draftkit.data import training_target
 from draftkit.data.responders import Sampling, engine_responder
-from draftkit.data.samples import Origin, write_documents
-from draftkit.data.target_states import StateSettings, open_states_job
+from draftkit.data.samples import Origin, write_samples
+from draftkit.data.states.online import online
+from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
@@ -110,8 +110,8 @@ class Loading(Exception):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "documents.jsonl"
-    write_documents(path, documents(8), Origin(target="pico", tokenizer_sha256="0" * 64))
+    path = tmp_path_factory.mktemp("data") / "samples.jsonl"
+    write_samples(path, samples(8), Origin(target="pico", tokenizer_sha256="0" * 64))
     return path
 
 
@@ -123,7 +123,7 @@ def train(target: Path, data: Path, device: str, **more: object) -> None:
 
 
 def states(target: Path, data: Path, device: str) -> None:
-    settings = StateSettings(target=str(target), layers=(1,), device=device)
+    settings = StatesSettings(target=str(target), layers=(1,), device=device)
     with open_states_job(data, data.parent / "states", settings) as job:
         job.write()
 
@@ -158,7 +158,7 @@ def loading_on(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         raise Loading
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    monkeypatch.setattr(training_target, "_loaded", load)
+    monkeypatch.setattr(online, "_loaded", load)
     return found
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.samples import Origin, Sample, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
@@ -97,7 +97,7 @@ def documents(path: Path, tokens: Iterable[int], target: Path) -> Path:
     """A file with one document, all of it written by the target but its first token."""
     ids = [1, *tokens]
     origin = Origin(str(target), load_tokenizer(str(target)).sha256)
-    write_documents(path, [Document.of("one", ids, [(1, len(ids))])], origin, force=True)
+    write_samples(path, [Sample.of("one", ids, [(1, len(ids))])], origin, force=True)
     return path
 
 
@@ -381,7 +381,7 @@ def test_a_draft_of_fewer_tokens_is_judged_by_its_own(tmp_path: Path, running_ta
     data = documents(tmp_path / "data.jsonl", range(3, 200), running_target)
     plan = plan_pruning(str(eagle3(tmp_path / "draft")), data, target=str(running_target), k=2)
     (whole,) = plan.ceilings
-    one = [Document.of("one", [1, *range(3, 200)], [(1, 198)])]
+    one = [Sample.of("one", [1, *range(3, 200)], [(1, 198)])]
     assert whole == ceiling(one, token_counts(one, [0], V), plan.head.ids, 2)
     assert 0 < whole.coverage < 1
     assert plan.pruned is None

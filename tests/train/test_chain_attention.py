@@ -1,4 +1,4 @@
-"""Attention in training, of chains and of packed documents, against every score written out."""
+"""Attention in training, of chains and of packed samples, against every score written out."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 @pytest.mark.parametrize("flex", [False, True])
 @pytest.mark.parametrize("window", [None, 5])
 def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row by row: true keys of the document up to the anchor and own ones after it, within the window of where the row
+    """Row by row: true keys of the sample up to the anchor and own ones after it, within the window of where the row
     stands; also in the FlexAttention that GPUs run."""
     chain = ChainSteps(DOCUMENTS, window)
     chosen = torch.tensor([2, 7, 8, 11, 18])

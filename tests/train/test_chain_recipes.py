@@ -46,7 +46,7 @@ V, H = pico.VOCABULARY, pico.HIDDEN
 K = 4
 DEPTH = K * 2 * LAYER + 1  # products from the states to the logits: at most K steps of two layers, then the head
 LENGTHS = (13, 9, 11)
-SPANS = ([(4, 13)], [(1, 4), (6, 9)], [(8, 11)])  # of the documents: what the target has produced
+SPANS = ([(4, 13)], [(1, 4), (6, 9)], [(8, 11)])  # of the samples: what the target has produced
 PADDING = 3
 LLAMA = DraftModelOptions(num_layers=2, hidden_size=32, num_heads=4, num_key_value_heads=2)
 
@@ -63,29 +63,29 @@ def vocabulary() -> Tensor:
     return torch.randperm(V, generator=generator)[: pico.DRAFT_VOCABULARY].sort().values
 
 
-def packed(feature_size: int, documents: tuple[int, ...] = (0, 1, 2), padding: int = PADDING) -> Batch:
-    """Some of the documents; their tokens and states do not depend on what else is in the row."""
-    tokens, positions, numbers, supervised, features, last = [], [], [], [], [], []
-    for place, document in enumerate([*documents, -1]):
-        generator = torch.Generator().manual_seed(document + 1)
-        length = padding if document < 0 else LENGTHS[document]
+def packed(feature_size: int, samples: tuple[int, ...] = (0, 1, 2), padding: int = PADDING) -> Batch:
+    """Some of the samples; their tokens and states do not depend on what else is in the row."""
+    tokens, positions, numbers, loss_mask, features, last = [], [], [], [], [], []
+    for place, sample in enumerate([*samples, -1]):
+        generator = torch.Generator().manual_seed(sample + 1)
+        length = padding if sample < 0 else LENGTHS[sample]
         inside = torch.zeros(length, dtype=torch.bool)
-        for begin, end in () if document < 0 else SPANS[document]:
+        for begin, end in () if sample < 0 else SPANS[sample]:
             inside[begin:end] = True
         tokens.append(torch.randint(3, V, (length,), generator=generator))
         positions.append(torch.arange(length))
-        numbers.append(torch.full((length,), -1 if document < 0 else place))
-        supervised.append(inside)
+        numbers.append(torch.full((length,), -1 if sample < 0 else place))
+        loss_mask.append(inside)
         features.append(torch.randn(length, feature_size, generator=generator))
         last.append(torch.randn(length, H, generator=generator))
-    whole = (torch.cat(parts)[None] for parts in (tokens, positions, numbers, supervised, features, last))
+    whole = (torch.cat(parts)[None] for parts in (tokens, positions, numbers, loss_mask, features, last))
     batch = Batch(*whole)
     return batch if feature_size else batch._replace(features=None)
 
 
-def batch_of(recipe: Recipe, *documents: int) -> Batch:
+def batch_of(recipe: Recipe, *samples: int) -> Batch:
     size = recipe.draft.spec.feature_size if recipe.aux_layers is not None else 0
-    return packed(size, documents, padding=0) if documents else packed(size)
+    return packed(size, samples, padding=0) if samples else packed(size)
 
 
 def shaken(recipe: Recipe) -> Recipe:
@@ -158,8 +158,8 @@ def saved(recipe: Recipe, folder: Path) -> Draft:
 
 
 def all_served(recipe: Recipe, folder: Path) -> Tensor:
-    """The logits [K, N, Vd] of the packed batch that the runtime computes from the recipe's checkpoint, document by
-    document and anchor by anchor; zeros where no chain starts."""
+    """The logits [K, N, Vd] of the packed batch that the runtime computes from the recipe's checkpoint, sample by
+    sample and anchor by anchor; zeros where no chain starts."""
     drafter = load_drafter(saved(recipe, folder), serving_target())
     batch = batch_of(recipe)
     states = batch.last if batch.features is None else batch.features
@@ -167,7 +167,7 @@ def all_served(recipe: Recipe, folder: Path) -> Tensor:
     drafted = batch.drafted(K)
     out = []
     for anchor in range(batch.tokens.shape[1]):
-        here = batch.documents[0] == batch.documents[0, anchor]
+        here = batch.sample_ids[0] == batch.sample_ids[0, anchor]
         if not drafted[0, anchor]:
             out.append(None)
             continue
@@ -257,7 +257,7 @@ def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
 
 @torch.no_grad()
 def test_training_computes_what_serving_does(recipe: Recipe, tmp_path: Path) -> None:
-    """At every position and step, from packed rows here and from one document and anchor after the other there."""
+    """At every position and step, from packed rows here and from one sample and anchor after the other there."""
     batch = batch_of(recipe)
     expected = all_served(recipe, tmp_path / "draft") * batch.drafted(K)[..., None]
     assert batch.drafted(K).sum((0, 1)) > 30
@@ -295,9 +295,9 @@ def test_packed_documents_know_nothing_of_each_other(recipe: Recipe) -> None:
     logits = trained(recipe, batch_of(recipe))
     together = recipe.chains(batch_of(recipe), K)
     ends = torch.tensor(LENGTHS).cumsum(0).tolist()
-    for document, end in enumerate(ends):
-        alone = recipe.chains(batch_of(recipe, document), K)
-        here = slice(end - LENGTHS[document], end)
+    for sample, end in enumerate(ends):
+        alone = recipe.chains(batch_of(recipe, sample), K)
+        here = slice(end - LENGTHS[sample], end)
         for ours, theirs in zip(together, alone, strict=True):
             ours, theirs = ((values * alone.drafted).float() for values in (ours[:, here], theirs))
             assert_close(ours, theirs, depth=DEPTH, magnitude=logits)
@@ -305,9 +305,9 @@ def test_packed_documents_know_nothing_of_each_other(recipe: Recipe) -> None:
 
 
 def test_chains_do_not_go_round_the_row() -> None:
-    """A row that one document fills, all of it supervised."""
+    """A row that one sample fills, all of it supervised."""
     batch = packed(0, (0,), padding=0)
-    batch = batch._replace(supervised=torch.ones_like(batch.supervised))
+    batch = batch._replace(loss_mask=torch.ones_like(batch.loss_mask))
     assert torch.equal(batch.drafted(2), batch.complete(2))
     assert batch.drafted(2).sum(1).tolist() == [LENGTHS[0] - 2, LENGTHS[0] - 3]
 
@@ -345,10 +345,10 @@ def test_loss_of_mlp_speculator(stage: int, tied: bool) -> None:
     recipe = started(MlpSpeculator, MlpSpeculatorOptions(stage=stage, tied=tied))  # type: ignore[arg-type]
     batch = batch_of(recipe)
     if stage == 1:  # nothing that the mask says matters
-        everything = batch._replace(supervised=batch.documents >= 0)
+        everything = batch._replace(loss_mask=batch.sample_ids >= 0)
         expected = trained(recipe, everything)
         assert torch.equal(everything.drafted(K), batch.complete(K))
-        batch, counted = batch._replace(supervised=torch.zeros_like(batch.supervised)), everything.drafted(K)
+        batch, counted = batch._replace(loss_mask=torch.zeros_like(batch.loss_mask)), everything.drafted(K)
     else:
         expected, counted = trained(recipe, batch), batch.drafted(K)
     losses = []
@@ -378,7 +378,7 @@ def same_gradients(recipe: Recipe, ours: Tensor, theirs: Tensor) -> None:
 
 
 def hass_predictions(draft: EagleModel, tokens: Tensor, true: Tensor, forwards: int) -> Iterator[Tensor]:
-    """HASS as published, for one document: forward f runs all rows [N, H] on the last one's predictions, and attends
+    """HASS as published, for one sample: forward f runs all rows [N, H] on the last one's predictions, and attends
     to true features up to f − 1 places back, then to one predicted set after the other."""
     size, base = len(tokens), draft.spec.decoder.rope.base
     layer, at = draft.layers[0], torch.arange(len(tokens))
@@ -440,9 +440,9 @@ def test_noise_of_eagle(scale: str) -> None:
     batch = batch_of(recipe)
     assert recipe.noisy(batch) is batch
     noise = (recipe.train().noisy(batch).last - batch.last)[0]
-    for document, length in enumerate(LENGTHS):
+    for sample, length in enumerate(LENGTHS):
         bound = 0.1 * (512 / length if scale == "length" else 1)
-        here = noise[batch.documents[0] == document]
+        here = noise[batch.sample_ids[0] == sample]
         assert 0.97 * bound < here.abs().max() <= bound * 1.001
         assert abs(here.mean()) < 0.1 * bound
     quiet = started(Eagle, EagleOptions(noise=0))
@@ -470,7 +470,7 @@ def test_losses_fall(name: str, tmp_path: Path) -> None:
 
 def test_a_row_without_the_targets_text(recipe: Recipe) -> None:
     batch = batch_of(recipe)
-    outcome = recipe(batch._replace(supervised=torch.zeros_like(batch.supervised)))
+    outcome = recipe(batch._replace(loss_mask=torch.zeros_like(batch.loss_mask)))
     assert outcome.loss == 0
     outcome.loss.backward()
     assert all(p.grad is None or not p.grad.any() for p in recipe.parameters())

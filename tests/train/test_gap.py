@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftkit.data.packing import row_tensors
-from draftkit.data.samples import Document
-from draftkit.data.states import OnlineStates, States
-from draftkit.data.training_target import ATTENTION as TARGET_ATTENTION
-from draftkit.data.training_target import load_training_target
+from draftkit.data.samples import Sample
+from draftkit.data.states.online import ATTENTION as TARGET_ATTENTION
+from draftkit.data.states.online import OnlineStates, States, load_training_target
 from draftkit.loading import open_draft
 from draftkit.models.target import AuxLayers, Target
 from draftkit.runtime import ATTENTION, Engine
@@ -34,13 +33,13 @@ def target() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def answers(target: PreTrainedModel) -> list[Document]:
+def answers(target: PreTrainedModel) -> list[Sample]:
     """The target's own greedy answers."""
     target.set_attn_implementation(ATTENTION)
     generations = Engine(Target(target), None, num_speculative_tokens=0, num_slots=6).generate(requests()[:6])
     target.set_attn_implementation(TARGET_ATTENTION)
     return [
-        Document.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)])
+        Sample.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)])
         for g in generations
     ]
 
@@ -50,19 +49,17 @@ def recipe(target: PreTrainedModel) -> Eagle3:
         return Eagle3.start(Origin(target, draft), Eagle3Options())
 
 
-def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Document], States]:
+def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Sample], States]:
     source = OnlineStates(target, AuxLayers(layers))
 
-    def states_of(document: Document) -> States:
-        row = row_tensors([document], len(document))
-        return source.states(*(row[name][None] for name in ("tokens", "positions", "documents")))
+    def states_of(sample: Sample) -> States:
+        row = row_tensors([sample], len(sample))
+        return source.states(*(row[name][None] for name in ("tokens", "positions", "sample_ids")))
 
     return states_of
 
 
-def gap(
-    target: PreTrainedModel, answers: list[Document], trained: Eagle3, layers: tuple[int, ...] | None = None
-) -> Gap:
+def gap(target: PreTrainedModel, answers: list[Sample], trained: Eagle3, layers: tuple[int, ...] | None = None) -> Gap:
     assert trained.aux_layers is not None
 
     def save(out: Path, tensors: dict[str, Tensor]) -> None:
@@ -74,20 +71,20 @@ def gap(
     )
 
 
-def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[Document]) -> None:
+def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[Sample]) -> None:
     found = gap(target, answers, recipe(target))
     assert found.walked == found.decoded
     assert found.closed
     assert found.causes == ()
 
 
-def test_other_layers(target: PreTrainedModel, answers: list[Document]) -> None:
+def test_other_layers(target: PreTrainedModel, answers: list[Sample]) -> None:
     (cause,) = gap(target, answers, recipe(target), (3, 5, 7)).causes
     assert cause.name == "states"
     assert "after 2 layers differ by" in cause.evidence
 
 
-def test_another_rope_base(target: PreTrainedModel, answers: list[Document]) -> None:
+def test_another_rope_base(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.rotary.inv_freq.pow_(1.2)
     (cause,) = gap(target, answers, trained).causes
@@ -96,7 +93,7 @@ def test_another_rope_base(target: PreTrainedModel, answers: list[Document]) -> 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_shifted_mask(
-    shift: int, target: PreTrainedModel, answers: list[Document], monkeypatch: pytest.MonkeyPatch
+    shift: int, target: PreTrainedModel, answers: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Published trainers leave it unshifted and never train the first chain after a prompt."""
     drafted = Batch.drafted
@@ -109,8 +106,8 @@ def test_a_shifted_mask(
     assert names == ["mask"]
 
 
-def test_answers_of_another_model(target: PreTrainedModel, answers: list[Document]) -> None:
-    others = [Document(a.id, a.tokens.copy(), a.supervised, a.category) for a in answers]
+def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]) -> None:
+    others = [Sample(a.id, a.tokens.copy(), a.loss_mask, a.category) for a in answers]
     for other in others:
         begin, end = other.spans[0]
         other.tokens[begin:end] = other.tokens[begin:end][::-1]
@@ -119,7 +116,7 @@ def test_answers_of_another_model(target: PreTrainedModel, answers: list[Documen
     assert "answers are not the target's greedy ones" in cause.evidence
 
 
-def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Document]) -> None:
+def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.layers[0].norm_before_residual = True
     (cause,) = gap(target, answers, trained).causes

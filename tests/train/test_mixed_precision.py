@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
-from fixtures.documents import documents
+from fixtures.samples import samples
 from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Origin, write_documents
+from draftkit.data.samples import Origin, write_samples
 from draftkit.train.attention import ChainSteps, attend_chain
 from draftkit.train.batch import Batch
 from draftkit.train.config import read_config
@@ -70,7 +70,7 @@ OPTIONS: dict[str, tuple[dict[str, object], ...]] = {
 RUN: tuple[dict[str, object], ...] = (
     {"lora": {"r": 4}},
     {"lora": {"r": 4, "dora": True}},
-    {"optimization": {"checkpointing": True}},
+    {"optimization": {"recompute": True}},
     {"validation": {"mode": "sampled", "decode": 1}},
 )
 CASES = [(recipe, options, {}) for recipe, cases in OPTIONS.items() for options in cases]
@@ -79,11 +79,11 @@ CASES += [(recipe, OPTIONS[recipe][1], run) for recipe in OPTIONS for run in RUN
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A target, a causal language model to make a PARD of, and documents."""
+    """A target, a causal language model to make a PARD of, and samples."""
     folder = tmp_path_factory.mktemp("given")
     target = pico.save_tokenizer(pico.save_llama(folder / "target"))
     source = pico.save_tokenizer(pico.save_llama(folder / "source", seed=1, num_hidden_layers=1))
-    write_documents(folder / "data.jsonl", documents(8), Origin(target="pico", tokenizer_sha256="0" * 64))
+    write_samples(folder / "data.jsonl", samples(8), Origin(target="pico", tokenizer_sha256="0" * 64))
     draft = convert_checkpoint(str(source), folder / "draft")
     return {"target": str(target), "draft": str(draft), "data": str(folder / "data.jsonl")}
 

@@ -1,4 +1,4 @@
-"""Documents in the draft's own words."""
+"""Samples in the draft's own words."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fixtures import pico
 from transformers import LlamaForCausalLM
 
 from draftkit.data.packing import row_tensors
-from draftkit.data.samples import Document
-from draftkit.data.states import OnlineStates
+from draftkit.data.samples import Sample
+from draftkit.data.states.online import OnlineStates
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
@@ -26,12 +26,12 @@ from draftkit.train.recipes.recipe import Origin
 
 TOKENS = np.random.default_rng(0).integers(3, pico.VOCABULARY, 40).tolist()
 DOCUMENTS = [
-    Document.of("answer", TOKENS[:20], [(8, 20)], "chat"),
-    Document.of("two turns", TOKENS[5:30], [(4, 9), (14, 22)]),  # a tail that nobody supervises
-    Document.of("from the start", TOKENS[:6], [(0, 6)]),
-    Document.of("plain", TOKENS[:7], []),
+    Sample.of("answer", TOKENS[:20], [(8, 20)], "chat"),
+    Sample.of("two turns", TOKENS[5:30], [(4, 9), (14, 22)]),  # a tail that nobody supervises
+    Sample.of("from the start", TOKENS[:6], [(0, 6)]),
+    Sample.of("plain", TOKENS[:7], []),
 ]
-CONTINUED = {0: (8, 12), 1: (14, 8)}  # document → prompt and new tokens, at most
+CONTINUED = {0: (8, 12), 1: (14, 8)}  # sample → prompt and new tokens, at most
 
 
 @cache
@@ -65,7 +65,7 @@ def test_documents_go_on_with_what_the_draft_says() -> None:
 def test_samples_depend_on_the_seed_alone() -> None:
     def sampled(seed: int) -> list[list[int]]:
         found = continued(DOCUMENTS, draft(), SamplingParameters(temperature=1, seed=seed))
-        return [document.tokens.tolist() for document in found]
+        return [sample.tokens.tolist() for sample in found]
 
     assert sampled(1) == sampled(1)
     assert sampled(1) != sampled(2)
@@ -100,7 +100,7 @@ def test_training_on_own_text() -> None:
     losses = []
     for _ in range(15):
         row = {k: v[None] for k, v in row_tensors(trained.resample(DOCUMENTS, 0), 70).items()}
-        states = source.states(row["tokens"], row["positions"], row["documents"])
+        states = source.states(row["tokens"], row["positions"], row["sample_ids"])
         loss = trained(Batch(**row, features=states.features, last=states.last)).loss
         optimiser.zero_grad()
         loss.backward()

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from fixtures import pico
-from fixtures.documents import documents
 from fixtures.draft_references import K, p_eagle_reference, pard2_reference, pard_reference
 from fixtures.drafter_cases import llama_draft
 from fixtures.precision import LAYER, assert_close
+from fixtures.samples import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Mis
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.samples import Origin as TextOrigin
-from draftkit.data.samples import write_documents
-from draftkit.data.states import OnlineStates
+from draftkit.data.samples import write_samples
+from draftkit.data.states.online import OnlineStates
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
@@ -55,7 +55,7 @@ from draftkit.train.walk import walk
 V, MASK = pico.VOCABULARY, 319
 DEPTH = 3 * LAYER + 2  # products from the states to the logits: a projection, at most three layers, the head
 ALL = ConditionalDrop(retention=1, least=1)
-# Of (tokens, those of the prompt) of each document; then padding.
+# Of (tokens, those of the prompt) of each sample; then padding.
 DOCUMENTS = ((14, 4), (11, 1), (3, 1))
 PADDING = 3
 
@@ -100,15 +100,15 @@ def packed(recipe: Recipe) -> Batch:
     tokens = torch.randint(3, V - 1, (1, sum(sizes) + PADDING), generator=generator)
     positions = torch.cat([torch.arange(size) for size in (*sizes, PADDING)])[None]
     numbers = torch.tensor([n for n, size in enumerate(sizes) for _ in range(size)] + [-1] * PADDING)[None]
-    supervised = torch.tensor([i >= prompt for size, prompt in DOCUMENTS for i in range(size)] + [False] * PADDING)
+    loss_mask = torch.tensor([i >= prompt for size, prompt in DOCUMENTS for i in range(size)] + [False] * PADDING)
     states = OnlineStates(target(), recipe.aux_layers).states(tokens, positions, numbers)
-    return Batch(tokens, positions, numbers, supervised[None], *states)
+    return Batch(tokens, positions, numbers, loss_mask[None], *states)
 
 
 class Drafted(NamedTuple):
-    """What drafts in a document: the logits of depth `depth` at the anchor at `place` there."""
+    """What drafts in a sample: the logits of depth `depth` at the anchor at `place` there."""
 
-    document: int
+    sample: int
     place: int
     depth: int
     logits: Tensor
@@ -121,12 +121,12 @@ def drafted(recipe: PEagle | Pard, batch: Batch, kept: Tensor, parts: int = 1) -
         with torch.no_grad():
             logits = recipe.draft.get_submodule("lm_head")(recipe.hidden(batch, rows))
         for depth, anchor, values in zip(*(index.tolist() for index in rows.drafts), logits, strict=True):
-            found.append(Drafted(int(batch.documents[0, anchor]), int(batch.positions[0, anchor]), depth, values))
+            found.append(Drafted(int(batch.sample_ids[0, anchor]), int(batch.positions[0, anchor]), depth, values))
     return found
 
 
-def document(batch: Batch, number: int) -> tuple[Tensor, Tensor | None]:
-    rows = batch.documents[0] == number
+def sample(batch: Batch, number: int) -> tuple[Tensor, Tensor | None]:
+    rows = batch.sample_ids[0] == number
     return batch.tokens[0, rows], None if batch.features is None else batch.features[0, rows]
 
 
@@ -151,7 +151,7 @@ def test_p_eagle_rows_equal_serving(drop: ConditionalDrop, parts: int) -> None:
     assert len(found) == kept.sum() > 20
     expected = []
     for row in found:
-        tokens, features = document(batch, row.document)
+        tokens, features = sample(batch, row.sample)
         assert features is not None
         known = tokens[: row.place + 2], features[: row.place + 1]
         expected.append(p_eagle_reference(weights, MASK, parts > 1, *known)[row.depth])
@@ -172,7 +172,7 @@ def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: boo
     assert len(found) == possible.sum() > 20
     expected = []
     for row in found:
-        tokens, features = document(batch, row.document)
+        tokens, features = sample(batch, row.sample)
         known = tokens[: row.place + 1]
         logits = (
             pard_reference(weights, MASK, known, known)
@@ -187,12 +187,12 @@ def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: boo
 def test_packed_documents_are_as_alone(causal_lm: Draft, number: int) -> None:
     for recipe in (p_eagle(), pard2(causal_lm)):
         together = packed(recipe)
-        own = together.documents[0] == number
+        own = together.sample_ids[0] == number
         alone = Batch(*(None if values is None else values[:, own] for values in together))
         shift = 0 if isinstance(recipe, PEagle) else 1
         found = drafted(recipe, together, together.drafted(K).roll(shift, -1))
         assert_same(
-            [row.logits for row in found if row.document == number],
+            [row.logits for row in found if row.sample == number],
             [row.logits for row in drafted(recipe, alone, alone.drafted(K).roll(shift, -1))],
         )
 
@@ -209,7 +209,7 @@ def test_a_sliding_window_is_that_of_serving(tmp_path: Path) -> None:
     masks = torch.full((K - 1,), MASK)
     with torch.no_grad():
         expected = [
-            model(torch.cat((document(batch, row.document)[0][: row.place + 1], masks))[None]).logits[0, row.depth - K]
+            model(torch.cat((sample(batch, row.sample)[0][: row.place + 1], masks))[None]).logits[0, row.depth - K]
             for row in found
         ]
     assert_same([row.logits for row in found], expected)
@@ -270,7 +270,7 @@ def test_visible_rows(window: int | None) -> None:
         (anchor, depth), (before, its_depth) = row, other
         distance = anchor + depth - before - its_depth
         own = other == row or (before == anchor and its_depth in range(1, depth))
-        true = its_depth == 0 and before <= anchor and batch.documents[0, before] == batch.documents[0, anchor]
+        true = its_depth == 0 and before <= anchor and batch.sample_ids[0, before] == batch.sample_ids[0, anchor]
         return bool(own or true) and (window is None or distance < window)
 
     at = torch.arange(len(pairs))
@@ -326,7 +326,7 @@ def test_a_loss_is_a_mean_over_all_rows_that_draft() -> None:
     offset = [sum(size for size, _ in DOCUMENTS[:n]) for n in range(len(DOCUMENTS))]
     losses = []
     for row in drafted(recipe, batch, batch.drafted(K)):
-        label = best[offset[row.document] + row.place + row.depth + 1]
+        label = best[offset[row.sample] + row.place + row.depth + 1]
         losses.append(-row.logits.log_softmax(-1)[label])
     assert_close(outcome.loss, torch.stack(losses).mean(), depth=DEPTH)
 
@@ -340,7 +340,7 @@ def test_pard_weighs_rows_by_the_targets_confidence(causal_lm: Draft, loss: str,
     offset = [sum(size for size, _ in DOCUMENTS[:n]) for n in range(len(DOCUMENTS))]
     total = weights = torch.tensor(0.0)
     for row in drafted(recipe, batch, batch.drafted(K).roll(1, -1)):
-        anchor = offset[row.document] + row.place
+        anchor = offset[row.sample] + row.place
         believed = [law[j, batch.tokens[0, j + 1]].exp() for j in range(anchor, anchor + row.depth)]
         weight = torch.stack([torch.tensor(1.0), *believed]).prod() if confidence else torch.tensor(1.0)
         q, p = row.logits.log_softmax(-1), law[anchor + row.depth]
@@ -406,7 +406,7 @@ def test_training_lowers_the_loss(causal_lm: Draft, kind: str) -> None:
 def test_a_batch_without_drafts_has_no_loss(causal_lm: Draft) -> None:
     for recipe in (p_eagle(), pard(causal_lm, train_prompt=False)):
         batch = packed(recipe)
-        outcome = recipe(batch._replace(supervised=torch.zeros_like(batch.supervised)))
+        outcome = recipe(batch._replace(loss_mask=torch.zeros_like(batch.loss_mask)))
         outcome.loss.backward()
         assert float(outcome.loss) == 0
 
@@ -442,9 +442,9 @@ def test_saved_drafts_are_what_was_trained(causal_lm: Draft, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "pard-2"])
 def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, kind: str) -> None:
-    """The chains that are dropped, and the documents without features, are the same after a resume."""
+    """The chains that are dropped, and the samples without features, are the same after a resume."""
     source = pico.save_tokenizer(pico.save_llama(tmp_path / "target", rms_norm_eps=1e-5))
-    write_documents(tmp_path / "data.jsonl", documents(12), TextOrigin(target="pico", tokenizer_sha256="0" * 64))
+    write_samples(tmp_path / "data.jsonl", samples(12), TextOrigin(target="pico", tokenizer_sha256="0" * 64))
     given = {
         "recipe": kind.removesuffix("-2"), "target": str(source), "data": str(tmp_path / "data.jsonl"),
         "tokens_per_row": 96, "optimization": {"max_steps": 4}, "save_every": 2, "validation": {"share": 0.2},
@@ -482,12 +482,12 @@ def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[
     texts = [torch.tensor([*g.request.prompt, *g.tokens]) for g in generations]
     tokens = torch.cat(texts)[None]
     positions = torch.cat([torch.arange(len(text)) for text in texts])[None]
-    documents = torch.cat([torch.full_like(text, n) for n, text in enumerate(texts)])[None]
-    supervised = torch.cat(
+    samples = torch.cat([torch.full_like(text, n) for n, text in enumerate(texts)])[None]
+    loss_mask = torch.cat(
         [torch.arange(len(t)) >= len(g.request.prompt) for t, g in zip(texts, generations, strict=True)]
     )
-    states = OnlineStates(trained, recipe.aux_layers).states(tokens, positions, documents)
-    batch = Batch(tokens, positions, documents, supervised[None], *states)
+    states = OnlineStates(trained, recipe.aux_layers).states(tokens, positions, samples)
+    batch = Batch(tokens, positions, samples, loss_mask[None], *states)
     rounds = walk(batch, recipe.chains(batch, K), "greedy")
     for n, (text, generation) in enumerate(zip(texts, generations, strict=True)):
         served = [min(one.accepted, len(text) - one.position) for one in generation.rounds]
@@ -504,9 +504,9 @@ def test_a_parallel_draft_made_of_eagle3_begins_as_it(
         older, newer = Eagle3.start(origin, Eagle3Options()), PEagle.start(origin, PEagleOptions(num_layers=3))
     tokens = torch.tensor(requests[0].prompt)[None]
     positions = torch.arange(tokens.shape[1])[None]
-    documents, supervised = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
-    states = OnlineStates(trained, older.aux_layers).states(tokens, positions, documents)
-    batch = Batch(tokens, positions, documents, supervised, *states)
+    samples, loss_mask = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
+    states = OnlineStates(trained, older.aux_layers).states(tokens, positions, samples)
+    batch = Batch(tokens, positions, samples, loss_mask, *states)
     logits = trained.get_output_embeddings()(batch.last)
     assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, depth=DEPTH, magnitude=logits)
     assert newer.aux_layers == older.aux_layers

@@ -17,11 +17,11 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
-from fixtures.documents import documents
+from fixtures.samples import samples
 from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
 
-from draftkit.data.samples import Document, Origin, write_documents
+from draftkit.data.samples import Origin, Sample, write_samples
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
@@ -41,8 +41,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "documents.jsonl"
-    write_documents(path, documents(40), Origin(target="pico", tokenizer_sha256="0" * 64))
+    path = tmp_path_factory.mktemp("data") / "samples.jsonl"
+    write_samples(path, samples(40), Origin(target="pico", tokenizer_sha256="0" * 64))
     return path
 
 
@@ -105,14 +105,14 @@ def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: 
     calls = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recompute, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
-        train_draft(config(target, data, tmp_path / "run", **{"optimization.checkpointing": True}))
+        train_draft(config(target, data, tmp_path / "run", **{"optimization.recompute": True}))
     assert calls
     assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
 
 @pytest.fixture(scope="module")
 def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's states of the documents in files."""
+    """The target's states of the samples in files."""
     out = tmp_path_factory.mktemp("states") / "states"
     command = ["data", "states", data, out, "--target", target, "--layers", "1,3,5", "--encoding", "float32"]
     subprocess.run([sys.executable, "-m", "draftkit", *map(str, command)], check=True, capture_output=True, timeout=300)
@@ -277,8 +277,8 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
         ({"options.layers": "[1, 99]"}, r"target layers \[1, 99\]"),
         ({"draft_vocab_size": 999}, "a draft vocabulary of 999 tokens"),
         ({"tokens_per_row": 16}, "has .* tokens, a row 16"),
-        ({"validation.share": 1.0}, "no document is left to train on"),
-        ({"validation.share": 0.0, "validation.every": 2}, "no document is held out"),
+        ({"validation.share": 1.0}, "no sample is left to train on"),
+        ({"validation.share": 0.0, "validation.every": 2}, "no sample is held out"),
     ],
 )  # fmt: skip
 def test_bad_settings(
@@ -295,8 +295,8 @@ def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftk
     assert draftkit("train", "--recipe", "eagle3").code == 1
     assert "already has checkpoint-4, checkpoint-8, draft" in draftkit("train", *settings(target, data, whole)).err
     empty = tmp_path / "empty.jsonl"
-    write_documents(empty, [Document.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
-    assert "no document has a supervised token" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
+    write_samples(empty, [Sample.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
+    assert "no sample has a supervised token" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
     wrong = draftkit("train", *settings(target, data, tmp_path / "run"), "--draft", "zoo:eagle3")
     assert wrong.code == 1
     assert not (tmp_path / "run").exists()
@@ -352,9 +352,9 @@ def test_ties_go_to_the_lower_id() -> None:
 
 def test_the_ceiling_of_a_vocabulary() -> None:
     counts = torch.tensor([0, 9, 8, 1])
-    documents = [Document.of("a", [1, 1, 2, 1, 3, 2, 2, 1], [(1, 8)])]
+    samples = [Sample.of("a", [1, 1, 2, 1, 3, 2, 2, 1], [(1, 8)])]
     # From token 1: drafts 2, 1 stand, 3 does not; then from 3: 2, 2 stand; then 1 is the target's own.
-    small, all_of_them = plan_vocabulary(documents, counts, 2, sizes=(2,))
+    small, all_of_them = plan_vocabulary(samples, counts, 2, sizes=(2,))
     assert (small.size, all_of_them.size) == (2, 4)
     assert small.coverage == pytest.approx(17 / 18)
     assert small.acceptance_length == pytest.approx(1 + 4 / 2)

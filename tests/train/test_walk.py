@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.data.packing import row_tensors
-from draftkit.data.samples import Document
-from draftkit.data.states import OnlineStates
+from draftkit.data.samples import Sample
+from draftkit.data.states.online import OnlineStates
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.loading import load_drafter, load_model, open_draft
@@ -63,13 +63,13 @@ def decoded(name: str, wanted: list[Request], slots: int) -> tuple[list[Generati
 
 
 def as_batch(generations: list[Generation], recipe: Recipe) -> Batch:
-    documents = []
+    samples = []
     for g in generations:
         begin = len(g.request.prompt)
-        documents.append(Document.of(g.request.id, [*g.request.prompt, *g.tokens], [(begin, g.length)]))
-    size = sum(len(document) for document in documents) + 3
-    row = {name: tensor[None] for name, tensor in row_tensors(documents, size).items()}
-    states = OnlineStates(teacher(), recipe.aux_layers).states(row["tokens"], row["positions"], row["documents"])
+        samples.append(Sample.of(g.request.id, [*g.request.prompt, *g.tokens], [(begin, g.length)]))
+    size = sum(len(sample) for sample in samples) + 3
+    row = {name: tensor[None] for name, tensor in row_tensors(samples, size).items()}
+    states = OnlineStates(teacher(), recipe.aux_layers).states(row["tokens"], row["positions"], row["sample_ids"])
     return Batch(**row, features=states.features, last=states.last)
 
 

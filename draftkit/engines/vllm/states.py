@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from draftkit.data.final_norm import load_final_norm
-from draftkit.data.samples import Document
+from draftkit.data.samples import Sample
+from draftkit.data.states.final_norm import load_final_norm
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import scratch_folder
 
@@ -36,14 +36,14 @@ class VllmExtractor:
         self._columns = [ids.index(layer) for layer in layers]
         self._last = ids.index(num_layers)
 
-    def __call__(self, documents: Sequence[Document]) -> Iterator[tuple[int, Tensor]]:
+    def __call__(self, documents: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
         paths = self._worker.ask([document.tokens.tolist() for document in documents])
         for place, (document, path) in enumerate(zip(documents, paths, strict=True)):
             states = self._read(path, document)
             last = self._norm(states[:, self._last])
             yield place, torch.cat((states[:, self._columns], last[:, None]), dim=1)
 
-    def _read(self, path: Path, document: Document) -> Tensor:
+    def _read(self, path: Path, document: Sample) -> Tensor:
         """[T, ids, H] of a file, which is then removed. Raises `FormatError` unless it is the document's."""
         try:
             with safe_open(path, "pt") as file:

@@ -1,4 +1,4 @@
-"""From the mask of supervised rows to the weight of each row in the loss: what trainers do implicitly, stated."""
+"""From the loss mask to the weight of each row in the loss: what trainers do implicitly, stated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Denominator = Literal["tokens", "rows"]
 class Reduction:
     """How K steps of N rows become one number; learning rates carry over only between equal reductions.
 
-    - `denominator` of each step: `tokens`, its supervised rows, or `rows`, all of them (EAGLE-3 as published).
+    - `denominator` of each step: `tokens`, its rows of the mask, or `rows`, all of them (EAGLE-3 as published).
     - `decay` γ: step t counts γ^t, and with `normalized` these factors are divided by their sum.
     """
 
@@ -29,7 +29,7 @@ class Reduction:
         """The weight of each row: float32 [K, N] of `mask` [K, N], bool, or numbers that scale rows as well.
 
         `counts` [K] are the denominators where the mask is only a part of the batch: of all devices and accumulated
-        batches together. A step without supervised rows weighs nothing.
+        batches together. A step without rows of the mask weighs nothing.
         """
         steps, rows = mask.shape
         mask = mask.float()

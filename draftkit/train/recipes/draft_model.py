@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from draftkit.data.samples import Document
+from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
@@ -124,13 +124,13 @@ class DraftModel(Recipe):
         )
 
     def states(self, batch: Batch) -> Tensor:
-        """[1, N, H] of the draft, before its output layer; no document sees another."""
+        """[1, N, H] of the draft, before its output layer; no sample sees another."""
         return (
             self.draft.get_decoder()(
                 input_ids=batch.tokens,
                 position_ids=batch.positions,
                 use_cache=False,
-                packed=Packed(batch.documents),
+                packed=Packed(batch.sample_ids),
             )
         ).last_hidden_state
 
@@ -138,11 +138,11 @@ class DraftModel(Recipe):
     def resamples(self) -> bool:
         return self.options.on_policy > 0
 
-    def resample(self, documents: Sequence[Document], seed: int) -> Sequence[Document]:
-        """In a share λ of the seeds, the documents in the draft's own words."""
+    def resample(self, samples: Sequence[Sample], seed: int) -> Sequence[Sample]:
+        """In a share λ of the seeds, the samples in the draft's own words."""
         if random.Random(seed).random() >= self.options.on_policy:
-            return documents
-        return continued(documents, self.draft, SamplingParameters(self.options.sampling_temperature, seed=seed))
+            return samples
+        return continued(samples, self.draft, SamplingParameters(self.options.sampling_temperature, seed=seed))
 
 
 def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec:

@@ -40,7 +40,7 @@ class EagleOptions:
 
     - `forwards`: 1 is EAGLE-1; the losses of more are added up, as HASS does.
     - `regression`: the weight of the smooth L1 distance between states. `loss`: of the laws, as `parse_loss` reads it.
-    - `noise`: the width of the uniform noise on the features, 0 for none; `noise_scale`: times 512 / document length
+    - `noise`: the width of the uniform noise on the features, 0 for none; `noise_scale`: times 512 / sample length
       (as published in code), or as it is (as published in print).
     - `temperature` divides the logits of both sides, as in serving.
     - `num_layers`: of the draft. `fusion_bias`: `fc` has a bias, which vLLM does not read.
@@ -90,7 +90,7 @@ class Eagle(EagleFamily):
         noise = torch.rand_like(batch.last, dtype=torch.float32) - 0.5
         width = torch.full_like(noise[..., :1], self.options.noise)
         if self.options.noise_scale == "length":
-            width *= NOISE_LENGTH / document_lengths(batch.documents)[..., None]
+            width *= NOISE_LENGTH / sample_lengths(batch.sample_ids)[..., None]
         return batch._replace(last=batch.last + noise * width)
 
 
@@ -104,9 +104,9 @@ def state_distances(batch: Batch, steps: list[Step]) -> Tensor:
     return torch.cat(distances)
 
 
-def document_lengths(documents: Tensor) -> Tensor:
-    """How long the document of each position is: int64 [1, N], of padding how long that is."""
-    numbers = documents + 1
+def sample_lengths(sample_ids: Tensor) -> Tensor:
+    """How long the sample of each position is: int64 [1, N], of padding how long that is."""
+    numbers = sample_ids + 1
     return torch.bincount(numbers[0])[numbers]
 
 

@@ -48,7 +48,7 @@ class PEagleOptions:
 
     - `steps`: tokens of a chain. `drop`: which chains are trained how deep.
     - `partitions`: parts of a batch whose activations are kept one at a time and computed twice; the gradient is the
-      same. For documents so long that their rows do not fit.
+      same. For samples so long that their rows do not fit.
     - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
     - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
     - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them.

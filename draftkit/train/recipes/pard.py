@@ -51,7 +51,7 @@ class PardOptions:
     - `mask_token_id`: a token that no text contains; None for the draft's own, or the last one unused in its tokenizer.
     - `feature_layers`: the target's states that are added to the embeddings, as indexes of transformers'
       `hidden_states` (PARD-2: −1, −8, −16, −24), times `feature_scale`; they hold for a draft that has none yet.
-      `feature_dropout`: the share of documents that are drafted without (PARD-2: 0.1), so that the draft can be both.
+      `feature_dropout`: the share of samples that are drafted without (PARD-2: 0.1), so that the draft can be both.
     """
 
     steps: Repeats = 8
@@ -120,10 +120,10 @@ class Pard(Recipe):
         return torch.stack(steps).cumprod(0)
 
     def _without(self, batch: Batch) -> Tensor | None:
-        """bool [D]: the documents whose features are dropped, by torch's random numbers of the CPU."""
+        """bool [D]: the samples whose features are dropped, by torch's random numbers of the CPU."""
         if self.features is None or self.options.feature_dropout == 0:
             return None
-        return torch.rand(int(batch.documents.max()) + 1) < self.options.feature_dropout
+        return torch.rand(int(batch.sample_ids.max()) + 1) < self.options.feature_dropout
 
     def measure(
         self,
@@ -150,7 +150,7 @@ class Pard(Recipe):
         )
 
     def hidden(self, batch: Batch, rows: ParallelRows, without: Tensor | None = None) -> Tensor:
-        """What the head reads of the rows that draft: [M, H]. `without` bool [D]: documents that have no features."""
+        """What the head reads of the rows that draft: [M, H]. `without` bool [D]: samples that have no features."""
         true = batch.tokens[:, rows.context]
         tokens = rows.place(true, true.new_tensor(self.mask_token_id))
         embeddings = self.draft.get_input_embeddings()(tokens)
@@ -167,7 +167,7 @@ class Pard(Recipe):
         assert self.features is not None
         absent = batch.positions == 0
         if without is not None:
-            absent |= without.to(absent.device)[batch.documents]
+            absent |= without.to(absent.device)[batch.sample_ids]
         before = batch.features.float().roll(1, 1).masked_fill(absent[..., None], 0)
         added = self.draft.get_submodule("target_proj")(before[:, rows.context]) * self.features.scale
         return added[:, rows.anchors - rows.context.start]

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Self
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.data.samples import Document
+from draftkit.data.samples import Sample
 from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
@@ -97,13 +97,13 @@ class Recipe(nn.Module, ABC):
 
     @property
     def resamples(self) -> bool:
-        """Whether it trains on the draft's own text, so that `resample` changes documents."""
+        """Whether it trains on the draft's own text, so that `resample` changes samples."""
         return False
 
-    def resample(self, documents: Sequence[Document], seed: int) -> Sequence[Document]:
-        """What a row of `documents` is replaced by before the target reads it; nothing gets longer. `seed`: the step's,
+    def resample(self, samples: Sequence[Sample], seed: int) -> Sequence[Sample]:
+        """What a row of `samples` is replaced by before the target reads it; nothing gets longer. `seed`: the step's,
         the same on all devices. A recipe that trains on the draft's own text overrides this."""
-        return documents
+        return samples
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds, by its names in the unified layout."""

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from draftkit.data.report import Reason
+from draftkit.data.reasons import Reason
 from draftkit.data.rows import Message
 from draftkit.data.samples import Span, spans_of
 from draftkit.data.tokenizer import TargetTokenizer

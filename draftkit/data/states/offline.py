@@ -11,28 +11,28 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from draftkit.data.encoding import LARGEST, Encoded, decode
-from draftkit.data.fingerprint import file_sha256, target_sha256
-from draftkit.data.shards import AGAIN, Shard, read_manifest
-from draftkit.data.states import States
+from draftkit.data.states.encoding import LARGEST, Encoded, decode
+from draftkit.data.states.fingerprint import file_sha256, target_sha256
+from draftkit.data.states.online import States
+from draftkit.data.states.shards import AGAIN, Shard, read_manifest
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.models.target import FINAL, AuxLayers
 
 
 class Verified(NamedTuple):
-    """A shard that is what was written, and where its documents begin: [D + 1]."""
+    """A shard that is what was written, and where its samples begin: [D + 1]."""
 
     path: Path
     offsets: list[int]
 
 
 class OfflineStates:
-    """Reads what `draftkit data states` has written, one run of bytes for each document.
+    """Reads what `draftkit data states` has written, one run of bytes for each sample.
 
-    `data` and `target` are the documents file and the folder of the target that training uses, `aux_layers` what the
+    `data` and `target` are the samples file and the folder of the target that training uses, `aux_layers` what the
     draft reads: any of the stored states. States are returned in `dtype` on the CPU. A shard's checksum is verified
     when it is first read, with `verify` every one at once. Raises `DraftkitError` for states that are incomplete, of
-    another target or other documents, or that lack a layer, and for a damaged shard.
+    another target or other samples, or that lack a layer, and for a damaged shard.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class OfflineStates:
             for number in range(len(self.manifest.shards)):
                 self._shard(number)
 
-    def states_of(self, documents: Sequence[int], size: int) -> States:
-        """The states of a row of `size` tokens: of the documents with these numbers in their file, then zeros."""
+    def states_of(self, samples: Sequence[int], size: int) -> States:
+        """The states of a row of `size` tokens: of the samples with these numbers in their file, then zeros."""
         columns = self._columns
         width = self.manifest.hidden_size
         features = None if columns is None else torch.zeros(1, size, len(columns) * width, dtype=self.dtype)
         last = torch.zeros(1, size, width, dtype=self.dtype)
         begin = 0
-        for number in documents:
+        for number in samples:
             states = self._read(number)
             end = begin + len(states)
             if features is not None:
@@ -89,10 +89,10 @@ class OfflineStates:
         return [stored.index(state) for state in aux_layers.states]
 
     def _read(self, number: int) -> Tensor:
-        """[T, S, H] of a document."""
+        """[T, S, H] of a sample."""
         if not 0 <= number < self.manifest.num_documents:
             raise DraftkitError(
-                f"document {number} has no states", where=self.folder, expected=f"{self.manifest.num_documents} of them"
+                f"sample {number} has no states", where=self.folder, expected=f"{self.manifest.num_documents} of them"
             )
         index = bisect_right(self._firsts, number) - 1
         path, offsets = self._shard(index)
@@ -116,7 +116,7 @@ class OfflineStates:
         again = "write the states again, to another folder: draftkit data states"
         if (found := file_sha256(data)) != manifest.data_sha256:
             raise DraftkitError(
-                f"the states were made of other documents than {data}",
+                f"the states were made of other samples than {data}",
                 where=self.folder,
                 expected=f"{manifest.data} with sha256 {manifest.data_sha256[:12]}…; found {found[:12]}…",
                 hint=again,
@@ -133,7 +133,7 @@ class OfflineStates:
         done = sum(shard.documents for shard in self.manifest.shards)
         if done < self.manifest.num_documents:
             raise DraftkitError(
-                f"there are states of {done:,} of {self.manifest.num_documents:,} documents",
+                f"there are states of {done:,} of {self.manifest.num_documents:,} samples",
                 where=self.folder,
                 hint=AGAIN,
             )

@@ -1,4 +1,4 @@
-"""Digests that tell whether stored states belong to a target and to a file of documents."""
+"""Digests that tell whether stored states belong to a target and to a file of samples."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A folder of the target's hidden states: `manifest.json`, and shards of consecutive documents.
+"""A folder of the target's hidden states: `manifest.json`, and shards of consecutive samples.
 
-A shard `states-NNNNN.safetensors` holds, with T tokens in D documents one after the other, S states of H numbers:
+A shard `states-NNNNN.safetensors` holds, with T tokens in D samples one after the other, S states of H numbers:
 
 - `states` [T, S, H]: the pre-norm states of `Manifest.layers`, then the one after the final norm, in the encoding's
-  dtype; a document is one run of bytes.
+  dtype; a sample is one run of bytes.
 - `scales` float32 [T, S], where the encoding has them.
-- `offsets` int64 [D + 1]: where each document begins, and the last one ends.
+- `offsets` int64 [D + 1]: where each sample begins, and the last one ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftkit.data.encoding import Encoding, vector_bytes
-from draftkit.data.fingerprint import file_sha256
+from draftkit.data.states.encoding import Encoding, vector_bytes
+from draftkit.data.states.fingerprint import file_sha256
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_file, settle_leftovers
 from draftkit.io.dtypes import dtype_name
@@ -36,7 +36,7 @@ AGAIN = "draftkit data states writes shards that are missing and keeps the other
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A file and what is in it: `documents` of the documents file from number `first` on."""
+    """A file and what is in it: `documents` samples of the samples file, from number `first` on."""
 
     file: str
     first: int
@@ -85,7 +85,7 @@ def shard_name(number: int) -> str:
 
 
 def shard_ranges(lengths: Sequence[int], shard_tokens: int) -> list[range]:
-    """Consecutive documents, by number, in shards of at most `shard_tokens`; a longer document is one alone."""
+    """Consecutive samples, by number, in shards of at most `shard_tokens`; a longer sample is one alone."""
     ranges = []
     first = tokens = 0
     for number, length in enumerate(lengths):
@@ -111,7 +111,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise FormatError(f"shard {shard.file!r} of the manifest is not possible", where=path)
         end = shard.first + shard.documents
     if end > manifest.num_documents:
-        raise FormatError(f"the shards reach to document {end} of {manifest.num_documents}", where=path)
+        raise FormatError(f"the shards reach to sample {end} of {manifest.num_documents}", where=path)
     return manifest
 
 
@@ -145,7 +145,7 @@ def _is_there(folder: Path, shard: Shard) -> bool:
 
 
 def write_shard(folder: Path, manifest: Manifest, number: int, first: int, tensors: dict[str, Tensor]) -> Manifest:
-    """Write shard `number`, of the documents from `first` on, then the manifest that has it, which is returned.
+    """Write shard `number`, of the samples from `first` on, then the manifest that has it, which is returned.
 
     Each file appears complete or not at all. Raises `DraftkitError` when the disk is full; what was there stays.
     """

@@ -1,0 +1,338 @@
+"""`draftkit data states`: the hidden states of a target for a file of samples, stored for training without it.
+
+T tokens of a sample, S states of H numbers: those of the layers, then the one after the final norm.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftkit.data.packing import pack, row_tensors
+from draftkit.data.samples import Sample, read_samples
+from draftkit.data.states.encoding import DTYPES, LARGEST, Encoding, encode
+from draftkit.data.states.fingerprint import file_sha256, target_sha256
+from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
+from draftkit.data.states.shards import SCHEMA, Manifest, begin, offsets_of, shard_ranges, write_manifest, write_shard
+from draftkit.engines.vllm.states import vllm_extractor
+from draftkit.errors import DraftkitError, TargetError
+from draftkit.hub.locate import Located, locate
+from draftkit.layout.target import TargetFacts, read_target_facts
+from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.target import AuxLayers, read_target_config
+
+FILE_BYTES = 4096  # at most, of a shard's header and its line in the manifest
+
+
+class Extractor(Protocol):
+    """Computes states."""
+
+    def __call__(self, samples: Sequence[Sample], /) -> Iterator[tuple[int, Tensor]]:
+        """The states [T, S, H] of every sample, by its place among them, in any order."""
+
+
+class TargetExtractor:
+    """Runs the target in this process, on rows of at most `tokens_per_row` packed tokens."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int], tokens_per_row: int):
+        self._source = OnlineStates(model, AuxLayers(tuple(layers)) if layers else None)
+        self._device = model.device
+        self._tokens_per_row = tokens_per_row
+
+    def __call__(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
+        lengths = [len(sample) for sample in samples]
+        for row in pack(lengths, self._tokens_per_row):
+            states = self._row([samples[place] for place in row])
+            yield from zip(row, states.split([lengths[place] for place in row]), strict=True)
+
+    def _row(self, samples: Sequence[Sample]) -> Tensor:
+        """[N, S, H] of samples one after the other. Raises `TargetError` naming the one that fails alone."""
+        try:
+            return self._forward(samples)
+        except TargetError as error:
+            if len(samples) > 1:  # one sample's NaN reaches the others of its row
+                for sample in samples:
+                    self._row([sample])
+            names = ", ".join(sample.id for sample in samples)
+            raise TargetError(f"sample {names}: {error}") from error
+
+    def _forward(self, samples: Sequence[Sample]) -> Tensor:
+        row = row_tensors(samples, sum(map(len, samples)))
+        tokens, positions, sample_ids = (
+            row[name][None].to(self._device) for name in ("tokens", "positions", "sample_ids")
+        )
+        features, last = self._source.states(tokens, positions, sample_ids)
+        last = last[0, :, None]
+        return last if features is None else torch.cat((features[0].unflatten(1, (-1, last.shape[2])), last), dim=1)
+
+
+@dataclass(frozen=True)
+class StatesPlan:
+    """What is left to write, before it is begun.
+
+    `bytes_per_token` without what a sample and a shard add, `bytes` with it except for the files' headers. `seconds`
+    is an estimate from `probe_tokens`.
+    """
+
+    documents: int
+    tokens: int
+    shards: int
+    bytes_per_token: int
+    bytes: int
+    free_bytes: int
+    probe_tokens: int
+    seconds: float
+
+
+def remaining(manifest: Manifest, lengths: Sequence[int]) -> dict[int, range]:
+    """The shards that are still to be written: number → samples."""
+    done = {shard.first for shard in manifest.shards}
+    ranges = shard_ranges(lengths, manifest.shard_tokens)
+    return {number: samples for number, samples in enumerate(ranges) if samples.start not in done}
+
+
+def plan(
+    folder: Path, manifest: Manifest, samples: Sequence[Sample], extractor: Extractor, probe_tokens: int
+) -> StatesPlan:
+    """Count what is to do, and time the first samples of it, about `probe_tokens` tokens, after one to warm up."""
+    left = remaining(manifest, [len(sample) for sample in samples])
+    todo = [samples[number] for shard in left.values() for number in shard]
+    tokens = sum(map(len, todo))
+    offsets = torch.int64.itemsize * (len(todo) + len(left))
+    probe = _first(todo, probe_tokens)
+    probed = sum(map(len, probe))
+    seconds = 0.0
+    if probe:
+        _run(extractor, probe[:1])
+        begin = time.perf_counter()
+        _run(extractor, probe)
+        seconds = (time.perf_counter() - begin) * tokens / probed
+    return StatesPlan(
+        documents=len(todo),
+        tokens=tokens,
+        shards=len(left),
+        bytes_per_token=manifest.token_bytes,
+        bytes=tokens * manifest.token_bytes + offsets,
+        free_bytes=free_bytes(folder),
+        probe_tokens=probed,
+        seconds=seconds,
+    )
+
+
+def _first(samples: Sequence[Sample], tokens: int) -> list[Sample]:
+    """The first sample, and those after it as long as they fit."""
+    chosen: list[Sample] = []
+    for sample in samples:
+        tokens -= len(sample)
+        if chosen and tokens < 0:
+            break
+        chosen.append(sample)
+    return chosen
+
+
+def _run(extractor: Extractor, samples: Sequence[Sample]) -> None:
+    for _, states in extractor(samples):
+        states.cpu()  # waits for the device
+
+
+def free_bytes(folder: Path) -> int:
+    """On the disk that a folder lies on, or will."""
+    parents = (folder.absolute(), *folder.absolute().parents)
+    return shutil.disk_usage(next(path for path in parents if path.exists())).free
+
+
+def check_room(plan: StatesPlan, folder: Path, scratch: int = 0) -> None:
+    """Raise `DraftkitError` when what is left, and `scratch` bytes meanwhile, do not fit on the disk."""
+    needed = plan.bytes + plan.shards * FILE_BYTES + scratch
+    if needed > plan.free_bytes:
+        raise DraftkitError(
+            f"the states take {needed / 1e9:,.1f} GB, and the disk has {plan.free_bytes / 1e9:,.1f} GB free",
+            where=folder,
+            hint="choose another disk, fewer samples or layers, or --encoding int8",
+        )
+
+
+def check_samples(samples: Sequence[Sample], vocab_size: int, longest: int) -> None:
+    """Raise `DraftkitError` naming the first sample that the target cannot read in one piece."""
+    for sample in samples:
+        if not 0 < len(sample) <= longest:
+            raise DraftkitError(
+                f"sample {sample.id} has {len(sample)} tokens",
+                expected=f"1 to {longest}",
+                hint="raise --tokens-per-row, or prepare the data with a smaller --max-length",
+            )
+        if (largest := int(sample.tokens.max())) >= vocab_size:
+            raise TargetError(
+                f"sample {sample.id} has token {largest}; the target has {vocab_size}",
+                hint="prepare the data with this target",
+            )
+
+
+def write_states(
+    folder: Path,
+    manifest: Manifest,
+    samples: Sequence[Sample],
+    extractor: Extractor,
+    on_tokens: Callable[[int], None] = lambda _: None,
+) -> Manifest:
+    """Write the shards that are missing, and tell `on_tokens` how many tokens are done after each.
+
+    Finished shards stay whatever happens. Raises `DraftkitError` for states that are not finite or that the encoding
+    cannot hold, naming the sample, and when the disk is full.
+    """
+    write_manifest(folder, manifest)  # first: it says whose the shards are, should the run be killed
+    for number, numbers in remaining(manifest, [len(sample) for sample in samples]).items():
+        tensors = _shard_tensors([samples[i] for i in numbers], extractor, manifest)
+        manifest = write_shard(folder, manifest, number, numbers.start, tensors)
+        on_tokens(len(tensors["states"]))
+    return manifest
+
+
+def _shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Manifest) -> dict[str, Tensor]:
+    offsets = offsets_of([len(sample) for sample in samples])
+    tokens = int(offsets[-1])
+    states = torch.empty(tokens, manifest.num_states, manifest.hidden_size, dtype=DTYPES[manifest.encoding])
+    scales = torch.empty(tokens, manifest.num_states)
+    for place, found in extractor(samples):
+        run = slice(int(offsets[place]), int(offsets[place + 1]))
+        encoded = encode(found, manifest.encoding)
+        if not torch.isfinite(encoded.values if encoded.scales is None else encoded.scales).all():
+            raise TargetError(
+                f"sample {samples[place].id}: its hidden states are not finite",
+                expected=f"numbers that {manifest.encoding} holds",
+                hint="run the target in bfloat16 or float32",
+            )
+        states[run] = encoded.values
+        if encoded.scales is not None:
+            scales[run] = encoded.scales
+    named = {"states": states, "offsets": offsets}
+    return named | {"scales": scales} if manifest.encoding in LARGEST else named
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesSettings:
+    """What is stored and how it is computed.
+
+    - `layers` in convention S, EAGLE-3's where None. `shard_tokens`: of a file, which is held in memory meanwhile.
+    - `tokens_per_row`: packed for one forward. `vllm_python`: the interpreter of a vLLM installation that runs the
+      target, on `tensor_parallel` devices; None runs it in this process, on `device`.
+    - `dtype` of the target; None is bfloat16, and float32 on the CPU in this process.
+    """
+
+    target: str
+    layers: tuple[int, ...] | None = None
+    encoding: Encoding = "bf16"
+    tokens_per_row: int = 4096
+    shard_tokens: int = 32768
+    vllm_python: str | None = None
+    tensor_parallel: int = 1
+    device: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class StateJob:
+    """Writing to a folder what it lacks; `plan` says what that takes, `manifest` what is there."""
+
+    folder: Path
+    plan: StatesPlan
+    manifest: Manifest
+    samples: Sequence[Sample]
+    extractor: Extractor
+    scratch_bytes: int
+
+    def write(self, on_tokens: Callable[[int], None] = lambda _: None) -> Manifest:
+        """Write, telling `on_tokens` how many tokens each new shard has. Raises `DraftkitError` as `write_states`."""
+        check_room(self.plan, self.folder, self.scratch_bytes)
+        return write_states(self.folder, self.manifest, self.samples, self.extractor, on_tokens)
+
+
+@contextmanager
+def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator[StateJob]:
+    """The job of storing in `out` the states of the samples in `data`, with the target ready; a killed one goes on.
+
+    Raises `DraftkitError` for samples that the target cannot read, and for a folder that was begun with other
+    settings.
+    """
+    located = locate(settings.target)
+    facts = read_target_facts(located.path, located.name, located.revision)
+    samples = list(read_samples(data))
+    longest = max((len(sample) for sample in samples), default=0)
+    check_lengths(samples, read_target_config(located.path))
+    check_samples(samples, facts.vocab_size, longest if settings.vllm_python else settings.tokens_per_row)
+    manifest = begin(out, _manifest(settings, located, facts, data, samples))
+    with _extractor(settings, located, facts, manifest, longest, out) as extractor:
+        cost = plan(out, manifest, samples, extractor, settings.tokens_per_row)
+        yield StateJob(out, cost, manifest, samples, extractor, _scratch_bytes(settings, manifest))
+
+
+def _manifest(
+    settings: StatesSettings, located: Located, facts: TargetFacts, data: Path, samples: Sequence[Sample]
+) -> Manifest:
+    """What the folder is to say, without shards."""
+    layers = facts.default_aux_layer_ids() if settings.layers is None else settings.layers
+    if len(set(layers)) < len(layers) or not all(0 <= layer <= facts.num_hidden_layers for layer in layers):
+        raise TargetError(
+            f"states after layers {list(layers)}",
+            expected=f"different numbers from 0 to {facts.num_hidden_layers}, the target's number of layers",
+        )
+    return Manifest(
+        schema=SCHEMA,
+        target=located.name,
+        target_revision=located.revision,
+        target_sha256=target_sha256(located.path),
+        engine="vllm" if settings.vllm_python else "transformers",
+        dtype=str(_dtype(settings)).removeprefix("torch."),
+        data=data.name,
+        data_sha256=file_sha256(data),
+        num_documents=len(samples),
+        num_tokens=sum(map(len, samples)),
+        layers=layers,
+        hidden_size=facts.hidden_size,
+        encoding=settings.encoding,
+        shard_tokens=settings.shard_tokens,
+    )
+
+
+def _dtype(settings: StatesSettings) -> torch.dtype:
+    return dtype_named(settings.dtype, "vllm" if settings.vllm_python else device_named(settings.device))
+
+
+def _scratch_bytes(settings: StatesSettings, manifest: Manifest) -> int:
+    """What vLLM's own files of a shard take."""
+    if settings.vllm_python is None:
+        return 0
+    return manifest.shard_tokens * manifest.num_states * manifest.hidden_size * _dtype(settings).itemsize
+
+
+@contextmanager
+def _extractor(
+    settings: StatesSettings, located: Located, facts: TargetFacts, manifest: Manifest, longest: int, out: Path
+) -> Iterator[Extractor]:
+    dtype = _dtype(settings)
+    if settings.vllm_python is None:
+        device = device_named(settings.device)
+        model = load_training_target(settings.target, device=device, dtype=dtype)
+        limit_threads(model)
+        yield TargetExtractor(model, manifest.layers, settings.tokens_per_row)
+        return
+    with vllm_extractor(
+        settings.vllm_python,
+        located.path,
+        manifest.layers,
+        num_layers=facts.num_hidden_layers,
+        dtype=dtype,
+        longest=longest,
+        tensor_parallel=settings.tensor_parallel,
+        beside=out.absolute(),
+    ) as extractor:
+        yield extractor
