@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from draftkit.convert.bookkeeping import BOOKKEEPING
-from draftkit.convert.overrides import facts_of, override_spec, parse_override
 from draftkit.errors import FormatError, LayoutError
+from draftkit.layout.facts import parse_fact, with_facts
 from draftkit.layout.provenance import DEFINITION, FactOrigin, Origin
 from draftkit.layout.spec import DraftSpec
 
@@ -119,7 +119,7 @@ class Facts:
 
     def set_by_user(self, name: str) -> object:
         """The user's own value of a fact, as typed; None without one."""
-        return parse_override(self._overrides[name]) if name in self._overrides else None
+        return parse_fact(self._overrides[name]) if name in self._overrides else None
 
     def choice(self, name: str, options: tuple[str, ...]) -> str | None:
         """What the user says of something that is no fact of the spec, None when nothing. Raises `LayoutError`."""
@@ -148,13 +148,14 @@ class Facts:
             note = f"instead of {before.value} ({before.origin})" if before.value else ""
             after = replace(before, value=text, origin="overridden", note=note)
             self.found = [fact for fact in self.found if fact.name != name] + [after]
-        return override_spec(spec, self._overrides, self._where)
+        values = {name: parse_fact(text) for name, text in self._overrides.items()}
+        return replace(spec, architecture=with_facts(spec.architecture, self._where, **values))
 
     def record_definition(self, spec: DraftSpec) -> None:
         """Note the facts of a spec that come from no config key and no tensor: the format is defined by them."""
         self.record("dtype", spec.dtype, "from tensors", "that of most bytes")
         known = {fact.name for fact in self.found}
-        for name, value in facts_of(spec).items():
+        for name, value in spec.facts().items():
             if name not in known:
                 self.record(name, str(value), "format default", DEFINITION)
 

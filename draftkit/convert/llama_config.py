@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.operations import Move
-from draftkit.convert.overrides import facts_of_architecture
 from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder, Rope, layer_keys
+from draftkit.layout.facts import facts_of
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.schema import SCALES
 from draftkit.layout.spec import DraftSpec
@@ -113,10 +113,10 @@ def engine_decoder(decoder: Decoder) -> Decoder:
 
 def losses(eagle: EagleSpec, runs: EagleSpec) -> tuple[str, ...]:
     """The facts of a draft that its destination does not keep. `runs`: the draft that it makes of it."""
-    theirs = facts_of_architecture(runs)
+    theirs = facts_of(runs)
     return tuple(
         f"{name} is {value}, and its class has {theirs.get(name)}"
-        for name, value in facts_of_architecture(eagle).items()
+        for name, value in facts_of(eagle).items()
         if value != theirs.get(name)
     )
 

@@ -14,6 +14,7 @@ from draftkit.errors import LayoutError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.architecture import Architecture
+from draftkit.layout.facts import facts_of
 from draftkit.layout.families import families
 from draftkit.layout.schema import Shape, TensorSchema, check_tensors
 
@@ -39,6 +40,11 @@ class DraftSpec:
     @property
     def kind(self) -> str:
         return self.architecture.family.replace("_", "-")
+
+    def facts(self) -> dict[str, object]:
+        """Every fact that decides what the draft computes, under the name that users know it by."""
+        found = {"dtype": self.dtype} | facts_of(self.architecture)
+        return found if self.quantization is None else found | {"quantization": self.quantization}
 
     def to_dict(self) -> dict[str, object]:
         """The spec as JSON values, every fact written out."""

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from draftkit.cli.convert import DESTINATIONS
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destinations
-from draftkit.convert.overrides import override_spec
 from draftkit.convert.target_tensors import target_embedding, target_head
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
+from draftkit.layout.facts import parse_fact, with_facts
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
@@ -110,7 +111,7 @@ def test_set_needs_a_fact_and_a_value(draftkit: Command, eagle3: str, target: Pa
 @given(st.sampled_from(["hidden_act", "feedback", "embed_tokens"]), st.text(max_size=8))
 def test_overrides_never_give_an_ill_typed_spec(name: str, text: str) -> None:
     try:
-        changed = override_spec(EAGLE3, {name: text}, "a test")
+        changed = replace(EAGLE3, architecture=with_facts(EAGLE3.architecture, "a test", **{name: parse_fact(text)}))
     except LayoutError:
         return
     assert DraftSpec.from_dict(json.loads(json.dumps(changed.to_dict())), "a test") == changed

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destination_of, destinations
 from draftkit.convert.detect import all_formats, detect
-from draftkit.convert.overrides import facts_of
 from draftkit.convert.unified import PROVENANCE_FILE
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
@@ -115,7 +114,7 @@ def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Pat
     found = [fact for fact in draft.provenance.facts if fact.origin != "overridden"]
     values = {fact.name: fact.value for fact in draft.provenance.facts}
     assert len(values) == len(draft.provenance.facts)
-    facts = facts_of(draft.spec)
+    facts = draft.spec.facts()
     assert facts.keys() <= values.keys()
     named = {"config", "rope_scaling", "quantization"}
     assert {f.name: f.value for f in found if f.name in facts.keys() - named} == {

@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destinations
-from draftkit.convert.overrides import facts_of
 from draftkit.convert.unified import config_of
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import LayoutError
@@ -187,7 +186,7 @@ def differences(before: DraftSpec, back: Draft) -> set[str]:
     A copy of the target's table, a bias of zeros, feedback before or after a norm that is not there, and EAGLE-1's norm
     of layer 0 in an EAGLE-3 change nothing.
     """
-    was, has = facts_of(before), facts_of(back.spec)
+    was, has = before.facts(), back.spec.facts()
     was, has = ({n: _compared(value) for n, value in facts.items()} for facts in (was, has))
     found = {name for name in was.keys() | has.keys() if was.get(name) != has.get(name)}
     copied = {name for name in found & {"embed_tokens", "lm_head"} if was[name] == "target" and name in has}

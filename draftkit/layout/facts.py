@@ -1,0 +1,99 @@
+"""Facts of a draft by name, as `--set` names them: `rope_theta=10000`, `aux_layer_ids=2,16,29`.
+
+So that a room can ask for a fact, or try another value of it, without knowing which family has it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from draftkit.errors import LayoutError
+from draftkit.io.jsonfile import parse
+from draftkit.io.records import from_dict, to_dict
+from draftkit.layout.architecture import Architecture
+
+Spec = TypeVar("Spec", bound=Architecture)
+
+# Facts that users know under the name of a config key.
+PATHS = {
+    "rope_theta": ("decoder", "rope", "base"),
+    "rope_scaling": ("decoder", "rope", "scaling"),
+    "max_position_embeddings": ("decoder", "rope", "max_position_embeddings"),
+}
+WHOLE = ("config", "scaling")  # objects that are one fact each, verbatim
+
+
+def facts_of(architecture: Architecture) -> dict[str, object]:
+    """Every fact that decides what the draft computes, by name; tuples as lists."""
+    return dict(_leaves(to_dict(architecture)))
+
+
+def has(architecture: Architecture, name: str) -> bool:
+    """Whether `with_facts` takes this name for this draft."""
+    return name in _settable(to_dict(architecture))
+
+
+def with_facts(architecture: Spec, where: object = "the draft", /, **values: object) -> Spec:
+    """These facts with other values for those named; one value may stand for a list of one.
+
+    Raises `LayoutError` for unknown names and ill-typed values; `where` says whose facts they are.
+    """
+    data: dict[str, Any] = copy.deepcopy(to_dict(architecture))
+    for name, value in values.items():
+        holder, key = _find(data, name, where)
+        holder[key] = [value] if isinstance(holder[key], list) and not isinstance(value, list | tuple) else value
+    return from_dict(type(architecture), data, where)
+
+
+def parse_fact(text: str) -> object:
+    """A fact that a user typed: a JSON value, a comma-separated list of them, or else the text itself.
+
+    Raises `LayoutError` for text that no file can hold.
+    """
+    for candidate in (text, f"[{text}]") if "," in text else (text,):
+        try:
+            return parse(candidate.replace("True", "true").replace("False", "false"))
+        except ValueError:
+            continue
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise LayoutError(f"{text!r} cannot be written", expected="valid Unicode") from error
+    return text
+
+
+def _leaves(record: dict[str, object], *path: str) -> Iterator[tuple[str, object]]:
+    names: dict[tuple[str, ...], str] = {where: name for name, where in PATHS.items()}
+    for key, value in record.items():
+        if isinstance(value, dict) and key not in WHOLE:
+            yield from _leaves(value, *path, key)
+        elif key != "declared_base":  # what a config said, and nobody followed
+            yield names.get((*path, key), key), value
+
+
+def _find(architecture: dict[str, Any], name: str, where: object) -> tuple[dict[str, Any], str]:
+    """The object that holds a fact, and its key there."""
+    *parents, key = PATHS.get(name, (name,)) if "decoder" in architecture else (name,)
+    for holder in _objects(architecture):
+        nested: Any = holder
+        for parent in parents:
+            nested = nested.get(parent) if isinstance(nested, dict) else None
+        if isinstance(nested, dict) and key in nested:
+            return nested, key
+    raise LayoutError(
+        f"there is no fact {name} to set",
+        where=where,
+        expected="one of " + ", ".join(sorted(_settable(architecture))),
+    )
+
+
+def _objects(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """An object and those within it, the outer ones first."""
+    return [value] + [inner for child in value.values() if isinstance(child, dict) for inner in _objects(child)]
+
+
+def _settable(architecture: dict[str, Any]) -> set[str]:
+    names = {key for holder in _objects(architecture) for key, value in holder.items() if not isinstance(value, dict)}
+    return names | (set(PATHS) if "decoder" in architecture else set()) - {"base"}
