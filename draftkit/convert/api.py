@@ -14,10 +14,9 @@ from draftkit.convert.detect import detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
 from draftkit.convert.finite import check_finite
-from draftkit.convert.fold import for_vllm
 from draftkit.convert.plan import Plan, planned_so_far
-from draftkit.convert.unified import write_draft
-from draftkit.convert.unify import unify
+from draftkit.convert.to_vllm import for_vllm
+from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft, is_unified, read_draft

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.errors import FormatError, SourceError
+from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.io.tensors import open_checkpoint
 from draftkit.io.torch_file import read_torch
+from draftkit.layout.target import TargetFacts
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -75,6 +76,25 @@ class Checkpoint:
         """The `architectures` of the config."""
         names = self.config.get("architectures")
         return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
+    def is_causal_lm(self) -> bool:
+        """Whether the tensors are those of a whole language model with Llama's names."""
+        return {"model.embed_tokens.weight", "model.norm.weight"} <= self.tensors.keys()
+
+    def check_target(self, target: TargetFacts, *, hidden_size: int, vocab_size: int) -> None:
+        """Raise `TargetError` when the draft was made for a target of other sizes."""
+        problems = []
+        if target.hidden_size != hidden_size:
+            problems.append(f"hidden size: the draft reads {hidden_size}, the target has {target.hidden_size}")
+        if target.vocab_size != vocab_size:
+            problems.append(f"vocabulary: the draft has {vocab_size} tokens, the target {target.vocab_size}")
+        if problems:
+            raise TargetError(
+                f"{self.source.name} is not a draft for {target.name}:\n    " + "\n    ".join(problems),
+                where=self.source.path,
+                hint="pass the target that the draft was trained for with --target",
+            )
 
 
 def open_source(source: Located) -> Checkpoint:

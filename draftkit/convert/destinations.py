@@ -7,7 +7,7 @@ from typing import Protocol, TypeGuard
 
 from draftkit.convert.detect import Format, all_formats
 from draftkit.convert.export import Export, Outgoing
-from draftkit.convert.keypaths import with_values
+from draftkit.convert.facts import with_values
 from draftkit.convert.target_tensors import PREFIX
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.handles import TensorHandle

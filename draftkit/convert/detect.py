@@ -32,9 +32,10 @@ class Format(Protocol):
 
 
 def all_formats() -> list[Format]:
-    """The known formats in alphabetical order of their module names."""
-    names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
-    return [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
+    """The known formats in alphabetical order."""
+    names = (module.name for module in pkgutil.iter_modules(formats.__path__))
+    modules: list[Format] = [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
+    return sorted(modules, key=lambda module: module.NAME)
 
 
 def format_named(name: str) -> Format:

@@ -251,3 +251,20 @@ class Facts:
                 where=self._where,
                 hint="if they change nothing, convert with --ignore-key KEY for each; otherwise this is another format",
             )
+
+
+def value_at(config: Mapping[str, object], path: str) -> object:
+    """The value of a key that the config has."""
+    holder, dot, key = path.partition(".")
+    inner = config[holder]
+    return inner[key] if dot and isinstance(inner, dict) else inner
+
+
+def with_values(config: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """A copy of the config with the values at these paths."""
+    result = dict(config)
+    for path, value in values.items():
+        holder, dot, key = path.partition(".")
+        inner = result.get(holder, {})
+        result[holder] = {**inner, key: value} if dot and isinstance(inner, dict) else value
+    return result

@@ -45,7 +45,6 @@ KINDS = (
     Kind("DFlash", r"^(model\.)?hidden_norm\.weight$", "dflash"),
     Kind("Gemma-4 assistant", r"^pre_projection\.weight$", "mtp"),
     Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", "mtp"),
-    Kind("Arctic LSTM", r"\b(forget_emb|cell_ln)\."),
 )
 
 

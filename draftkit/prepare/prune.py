@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.api import inspect_checkpoint
-from draftkit.convert.unified import write_draft
-from draftkit.convert.unify import unify
+from draftkit.convert.unified import unify, write_draft
 from draftkit.data.samples import Sample, read_origin, read_training_samples
 from draftkit.data.tokenizer import served_with
 from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts

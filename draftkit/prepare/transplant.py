@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.api import inspect_checkpoint
-from draftkit.convert.unified import write_draft
-from draftkit.convert.unify import unify
+from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import FormatError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.records import to_dict

@@ -12,9 +12,9 @@ from draftkit.checks.checkpoint import Finding, findings_of_draft, findings_of_r
 from draftkit.convert.api import Conversion, Reading
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats
-from draftkit.convert.fold import remedy_for_vllm
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
+from draftkit.convert.to_vllm import remedy_for_vllm
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note

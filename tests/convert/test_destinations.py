@@ -133,7 +133,7 @@ def test_check_names_what_is_not_finite(value: float, draftkit: Command, tmp_pat
 
 
 def test_a_digest_is_taken_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftkit.convert.unify.SMALL_FILE", 1000)
+    monkeypatch.setattr("draftkit.convert.unified.SMALL_FILE", 1000)
     source = pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors())
     for digest in (False, True):
         draft = plan_conversion(str(source), digest=digest).require_draft()
@@ -144,7 +144,7 @@ def test_a_digest_is_taken_on_request(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_word_of_the_hub_is_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the Hub's cache a large file is a link to a blob, which has the name that its content should have."""
-    monkeypatch.setattr("draftkit.convert.unify.SMALL_FILE", 1000)
+    monkeypatch.setattr("draftkit.convert.unified.SMALL_FILE", 1000)
     source = pico.write_checkpoint(tmp_path / "source", pico.eagle_config(), pico.eagle_tensors())
     weights = source / "pytorch_model.bin"
     sound = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -160,7 +160,7 @@ def test_the_word_of_the_hub_is_no_digest(tmp_path: Path, monkeypatch: pytest.Mo
         else:
             with pytest.raises(FormatError, match=f"not the file that the Hub has(.|\n)*{said}"):
                 plan_conversion(str(source), digest=True)
-            monkeypatch.setattr("draftkit.convert.unify.SMALL_FILE", 1 << 20)
+            monkeypatch.setattr("draftkit.convert.unified.SMALL_FILE", 1 << 20)
             with pytest.raises(FormatError, match="not the file that the Hub has"):
                 plan_conversion(str(source))
         weights.unlink()

@@ -1,4 +1,6 @@
-"""The foreign formats: one module each, found by name.
+"""The foreign formats: one module each, found by being here.
 
-A format module has `NAME`, `TITLE`, `recognize(checkpoint) -> bool` and `plan(checkpoint, target) -> Plan`.
+A format's module is named after its family and its own NAME: `causal_lm_pard.py`, or `medusa.py` where the two are one.
+`detect.Format` says what it provides, `destinations.Exporter` what it has if it can also be written. `remedy_for_vllm`
+in the module of a family is what `--to vllm` can mend in its drafts (`to_vllm.py`).
 """

@@ -7,12 +7,12 @@ Source: SafeAILab/EAGLE `eagle/model/cnets1.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, has_bias, read_decoder
-from draftkit.convert.export import Export, Outgoing
-from draftkit.convert.facts import Facts
-from draftkit.convert.fusion import fusion_spec
-from draftkit.convert.llama_config import (
+from draftkit.convert.eagle_decoder import has_bias, read_decoder
+from draftkit.convert.eagle_writing import (
     kept,
     llama_config,
     losses,
@@ -20,8 +20,16 @@ from draftkit.convert.llama_config import (
     reference_decoder,
     reference_rope_keys,
 )
+from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.facts import Facts
+from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
+from draftkit.convert.target_tensors import PREFIX
+from draftkit.convert.to_vllm import Remedy
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -30,6 +38,8 @@ TITLE = "EAGLE-1, EAGLE-2, HASS (SafeAILab layout)"
 
 DESTINATION = "eagle"
 METHODS = ("eagle",)
+
+Owner = Literal["draft", "target"]
 
 
 def recognize(checkpoint: Checkpoint) -> int:
@@ -45,7 +55,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     decoder = read_decoder(checkpoint, facts, "layers.0.", checkpoint.count_layers())
     vocab_size = facts.size("vocab_size")
     if target is not None:
-        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     own_embedding = "embed_tokens.weight" in checkpoint.tensors
     architecture = fusion_spec(
         decoder,
@@ -62,8 +72,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 def export(outgoing: Outgoing) -> Export:
     """HASS loads strictly and without the target's table, so a draft that did not come without one gets a copy."""
-    eagle = outgoing.draft.spec.architecture
-    assert isinstance(eagle, EagleSpec)
+    eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     runs = plain_eagle(eagle, reference_decoder(eagle.decoder))
     config = llama_config(eagle, outgoing.dtype) | reference_rope_keys(eagle.decoder.rope)
     config |= {"bias": eagle.fusion_bias, "qkv_bias": eagle.decoder.qkv_bias}
@@ -71,3 +80,69 @@ def export(outgoing: Outgoing) -> Export:
     if eagle.embed_tokens == "draft" or outgoing.draft.provenance.format != NAME:
         moves.append(outgoing.borrowed("embed_tokens.weight"))
     return Export(config, tuple(moves), losses(eagle, runs))
+
+
+def fusion_spec(
+    decoder: Decoder,
+    vocab_size: int,
+    *,
+    fusion_bias: bool,
+    embed_tokens: Owner,
+    lm_head: Owner = "target",
+    draft_vocab_size: int | None = None,
+    embedding_norm: bool = False,
+    hidden_norm: bool = False,
+    input_norm: bool = False,
+    final_norm: bool = False,
+    feedback: Literal["pre_norm", "post_norm"] = "pre_norm",
+    logit_scale: float = 1.0,
+) -> EagleSpec:
+    """A draft that reads the target's last hidden state, of its own width; the defaults are EAGLE-1's."""
+    return EagleSpec(
+        decoder=decoder,
+        vocab_size=vocab_size,
+        draft_vocab_size=vocab_size if draft_vocab_size is None else draft_vocab_size,
+        target_hidden_size=decoder.hidden_size,
+        aux_layer_ids=None,
+        token_entry="fusion",
+        concatenation="embedding_hidden",
+        fusion_bias=fusion_bias,
+        feature_norm="none",
+        embedding_norm=embedding_norm,
+        hidden_norm=hidden_norm,
+        input_norm=input_norm,
+        norm_before_residual=False,
+        final_norm=final_norm,
+        feedback=feedback,
+        logit_scale=logit_scale,
+        embed_tokens=embed_tokens,
+        lm_head=lm_head,
+        parallel=None,
+    )
+
+
+def remedy_for_vllm(architecture: Architecture) -> Remedy | None:
+    """vLLM drops `fc.bias`, which can be folded into an embedding table of the draft's own.
+
+    That is exact but for the rounding of the table's dtype.
+    """
+    eagle = architecture.expect(EagleSpec)
+    if not eagle.fusion_bias or eagle.token_entry != "fusion":
+        return None
+    note = "fc.bias is folded into embed_tokens for vLLM"
+    return Remedy(
+        what="folds fc.bias into the embedding",
+        architecture=replace(eagle, fusion_bias=False, embed_tokens="draft"),
+        changed=(
+            FactOrigin(name="fusion_bias", value="False", origin="from tensors", note=note),
+            FactOrigin(name="embed_tokens", value="draft", origin="from tensors", note=note),
+        ),
+        moves=_folded,
+    )
+
+
+def _folded(outgoing: Outgoing) -> list[Move]:
+    table = "embed_tokens.weight"
+    source = outgoing.tensor(table if table in outgoing.draft.tensors else PREFIX + table)
+    fold = Move("fold_bias", (source.name, "fc.weight", "fc.bias"), table, source.dtype, source.shape)
+    return [*outgoing.renamed({}, without=(table, "fc.bias")), fold]

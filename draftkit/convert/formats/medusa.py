@@ -10,18 +10,19 @@ Sources: FasterDecoding/Medusa `medusa/model/medusa_model.py`, `medusa_model_leg
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from draftkit.convert.causal_lm import is_causal_lm
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan
+from draftkit.convert.to_vllm import Remedy
 from draftkit.errors import FormatError
 from draftkit.io.handles import TensorHandle
+from draftkit.layout.architecture import Architecture
 from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -83,7 +84,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     if vocab_size is None:
         return make_plan(NAME, checkpoint, facts, None, _moves(checkpoint, heads, None))
     if target is not None:
-        check_target(checkpoint, target, hidden_size=hidden, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=hidden, vocab_size=vocab_size)
     medusa = MedusaSpec(
         target_hidden_size=hidden,
         vocab_size=vocab_size,
@@ -112,7 +113,7 @@ def _read_heads(checkpoint: Checkpoint, facts: Facts) -> Heads:
     """Sort the tensors. With `original_lm_head` all heads of vLLM's class share `lm_head`, else `lm_heads.0`."""
     names = {name: _unified(name) for name in checkpoint.tensors}
     dropped = {}
-    if is_causal_lm(checkpoint):
+    if checkpoint.is_causal_lm:
         dropped = {name: "a weight of the target" for name, new in names.items() if not OF_HEADS.match(new)}
     own = [name for name, new in names.items() if OWN_HEAD.fullmatch(new)]
     shared = [name for name, new in names.items() if new == SHARED_HEAD]
@@ -187,7 +188,7 @@ def _drop_unused(checkpoint: Checkpoint, facts: Facts) -> None:
     for key, reason in UNUSED.items():
         facts.drop(key, reason)
     if checkpoint.config.get("model_type") not in (None, NAME):
-        for key in checkpoint.config.keys() - facts.dropped.keys() - READ:
+        for key in sorted(checkpoint.config.keys() - facts.dropped.keys() - READ):
             facts.drop(key, "describes the target that the heads were trained with")
 
 
@@ -205,3 +206,17 @@ def _moves(checkpoint: Checkpoint, heads: Heads, medusa: MedusaSpec | None) -> l
         else:
             moves.append(copy(handle, name))
     return moves
+
+
+def remedy_for_vllm(architecture: Architecture) -> Remedy | None:
+    """vLLM's class does not borrow the target's head, but loads a copy of it."""
+    medusa = architecture.expect(MedusaSpec)
+    if medusa.lm_head != "target":
+        return None
+    note = "a copy of the target's, for vLLM"
+    return Remedy(
+        what="copies the target's head",
+        architecture=replace(medusa, lm_head="shared"),
+        changed=(FactOrigin(name="lm_head", value="shared", origin="from target", note=note),),
+        moves=lambda outgoing: [*outgoing.renamed({}), outgoing.borrowed(SHARED_HEAD)],
+    )

@@ -8,7 +8,6 @@ Source: foundation-model-stack/fms-extras `fms_extras/models/speculator.py`, `mo
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
@@ -60,7 +59,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     )
     _check_steps(checkpoint, architecture)
     if target is not None:
-        check_target(checkpoint, target, hidden_size=hidden, vocab_size=architecture.vocab_size)
+        checkpoint.check_target(target, hidden_size=hidden, vocab_size=architecture.vocab_size)
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     return make_plan(NAME, checkpoint, facts, spec, _moves(checkpoint, facts, architecture))
 
@@ -68,13 +67,11 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 def export(outgoing: Outgoing) -> Export:
     """Copies of tied weights are written where they came in, and for a draft of other origin: all loaders take them."""
     draft = outgoing.draft
-    assert isinstance(draft.spec.architecture, MlpSpeculatorSpec)
+    mlp = draft.spec.architecture.expect(MlpSpeculatorSpec)
     known = {fact.name: fact.value for fact in draft.provenance.facts}
     present = known.get("tied_copies", ALL)
     copies = {
-        name: original
-        for name, original in copies_of(draft.spec.architecture).items()
-        if present == ALL or name in present.split(", ")
+        name: original for name, original in copies_of(mlp).items() if present == ALL or name in present.split(", ")
     }
     moves = outgoing.renamed({}) + [copy(draft.tensors[original], name) for name, original in copies.items()]
     return Export(config=draft.spec.engine_config(), moves=tuple(moves))

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftkit.convert.fusion import fusion_spec
+from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import Batch

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, read_decoder
 from draftkit.convert.eagle_config import EagleConfig, read_aux_layer_ids, read_eagle_config
+from draftkit.convert.eagle_decoder import RopeSource, read_decoder
+from draftkit.convert.eagle_vocabulary import read_vocabulary_map, with_map
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
 from draftkit.convert.quantization import read_quantization
-from draftkit.convert.rope import RopeSource
-from draftkit.convert.vocabulary import read_vocabulary_map, with_map
 from draftkit.errors import FormatError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder
@@ -67,7 +66,7 @@ def plan_eagle3(
     draft_vocab_size = facts.size("draft_vocab_size", *_rows_of_head(view, vocab_size))
     target_hidden = facts.size("target_hidden_size", decoder.hidden_size, "absent means the draft's width")
     if target is not None:
-        check_target(checkpoint, target, hidden_size=target_hidden, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=target_hidden, vocab_size=vocab_size)
     nested = read_eagle_config(facts)
     aux_layer_ids = read_aux_layer_ids(view, facts, target, target_hidden, nested)
     vocabulary_map = read_vocabulary_map(view, facts, vocab_size, draft_vocab_size)

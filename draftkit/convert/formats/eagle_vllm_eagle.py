@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, has_bias, read_decoder
-from draftkit.convert.eagle3 import with_unified_names
+from draftkit.convert.eagle_decoder import has_bias, read_decoder
+from draftkit.convert.eagle_reading import with_unified_names
+from draftkit.convert.eagle_vocabulary import read_vocabulary_map
 from draftkit.convert.facts import Facts
-from draftkit.convert.fusion import fusion_spec
+from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.convert.operations import Move, carry_out, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
-from draftkit.convert.vocabulary import read_vocabulary_map
 from draftkit.errors import FormatError
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
@@ -48,7 +48,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     decoder = read_decoder(view, facts, "layers.0.", view.count_layers())
     vocab_size = facts.size("vocab_size")
     if target is not None:
-        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     truncated = facts.optional("truncated_vocab_size", int) or vocab_size
     draft_vocab_size = min(truncated, vocab_size)
     facts.record_from("truncated_vocab_size", {"draft_vocab_size": draft_vocab_size})

@@ -8,10 +8,10 @@ what is fed back. The config is the whole of the target's with the draft's keys 
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, read_decoder
+from draftkit.convert.eagle_decoder import read_decoder
 from draftkit.convert.facts import Facts
-from draftkit.convert.formats.automodel import LAYER_KEYS, check_rope
-from draftkit.convert.fusion import fusion_spec
+from draftkit.convert.formats.eagle import fusion_spec
+from draftkit.convert.formats.eagle_automodel import LAYER_KEYS, check_rope
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
@@ -33,12 +33,12 @@ def recognize(checkpoint: Checkpoint) -> int:
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     check_rope(checkpoint, facts)
-    for key in checkpoint.config.keys() - LAYER_KEYS:
+    for key in sorted(checkpoint.config.keys() - LAYER_KEYS):
         facts.drop(key, "not read by the draft's class: the target's, or about training")
     decoder = read_decoder(checkpoint, facts, "layers.0.", checkpoint.count_layers(), "config", windows=False)
     vocab_size = facts.size("vocab_size")
     if target is not None:
-        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     facts.record("features", "target's last hidden state after its final norm", "format default")
     facts.record("feedback", "post_norm", "format default", "its trainer predicts the target's normed state")
     own_embedding = "embed_tokens.weight" in checkpoint.tensors

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle3 import Dialect, plan_eagle3
-from draftkit.convert.export import Export, Outgoing
-from draftkit.convert.facts import Facts
-from draftkit.convert.llama_config import (
+from draftkit.convert.eagle_reading import Dialect, plan_eagle3
+from draftkit.convert.eagle_writing import (
     kept,
     llama_config,
     losses,
@@ -21,6 +19,8 @@ from draftkit.convert.llama_config import (
     reference_decoder,
     reference_rope_keys,
 )
+from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.errors import LayoutError
@@ -45,8 +45,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 def export(outgoing: Outgoing) -> Export:
     """With `target_hidden_size` in the config the reference leaves the draft its own embedding."""
-    eagle = outgoing.draft.spec.architecture
-    assert isinstance(eagle, EagleSpec)
+    eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     _refuse_inexpressible(outgoing, eagle)
     decoder = replace(reference_decoder(eagle.decoder), qkv_bias=False)
     runs = replace(plain_eagle3(eagle, decoder), feature_norm="none", feedback="pre_norm")

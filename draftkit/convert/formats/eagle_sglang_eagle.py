@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.eagle_writing import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats import eagle as reference
-from draftkit.convert.llama_config import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.layout.families.eagle import EagleSpec
@@ -37,8 +37,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    eagle = outgoing.draft.spec.architecture
-    assert isinstance(eagle, EagleSpec)
+    eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     runs = plain_eagle(eagle, engine_decoder(eagle.decoder))
     biased = eagle.decoder.qkv_bias or eagle.decoder.output_bias
     config = llama_config(eagle, outgoing.dtype) | engine_rope_keys(eagle.decoder.rope)

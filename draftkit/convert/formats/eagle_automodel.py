@@ -9,7 +9,7 @@ target's. Source: NVIDIA-NeMo/Automodel `nemo_automodel/components/speculative/e
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle3 import Dialect, plan_eagle3
+from draftkit.convert.eagle_reading import Dialect, plan_eagle3
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError
@@ -55,7 +55,7 @@ def recognize(checkpoint: Checkpoint) -> int:
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     check_rope(checkpoint, facts)
-    for key in checkpoint.config.keys() - READ:
+    for key in sorted(checkpoint.config.keys() - READ):
         facts.drop(key, "not read by the draft's class: the target's, or about training")
     return plan_eagle3(checkpoint, facts, target, DIALECT)
 

@@ -8,9 +8,9 @@ The config is that of Llama 3.1 with the draft's sizes. Source: NVIDIA/Model-Opt
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle3 import Dialect, norms_of_deeper_layers, plan_eagle3
+from draftkit.convert.eagle_reading import Dialect, norms_of_deeper_layers, plan_eagle3
 from draftkit.convert.facts import Facts
-from draftkit.convert.modelopt import extra_heads, is_marked
+from draftkit.convert.formats.eagle_modelopt import extra_heads, is_marked
 from draftkit.convert.plan import Plan
 from draftkit.layout.target import TargetFacts
 

@@ -8,11 +8,11 @@ output are normed. Embedding, head and rope table were the target's. Source: vll
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, has_bias, read_decoder
+from draftkit.convert.eagle_decoder import has_bias, read_decoder
 from draftkit.convert.facts import Facts
-from draftkit.convert.fusion import fusion_spec
+from draftkit.convert.formats.eagle import fusion_spec
+from draftkit.convert.formats.eagle_speculators import note_target
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.convert.speculators import note_target
 from draftkit.engines.speculators import LAYER_CONFIG
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
@@ -40,7 +40,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     decoder = read_decoder(checkpoint, facts, "transformer.", num_layers=1)
     vocab_size = facts.size("vocab_size")
     if target is not None:
-        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     normed = facts.optional("layernorms", bool) is True
     facts.record_from("layernorms", dict.fromkeys(("embedding_norm", "input_norm", "final_norm"), normed))
     if normed:

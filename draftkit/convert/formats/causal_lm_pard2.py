@@ -6,10 +6,10 @@ norm). Keys had other names before. Source: AMD-AGI/PARD `pard/pard2_infer.py`, 
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import exported_config, exported_losses, is_causal_lm, plan_causal_lm, read_mask_token
 from draftkit.convert.checkpoint import PROJECTION_FILE, Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.formats.causal_lm import exported_config, exported_losses, plan_causal_lm, read_mask_token
 from draftkit.convert.plan import Plan
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
@@ -33,7 +33,7 @@ WEIGHT, BIAS_TENSOR = "target_proj.weight", "target_proj.bias"
 def recognize(checkpoint: Checkpoint) -> int:
     config = checkpoint.config
     marked = config.get("spd_type") == "pard2" or config.get("pard2") is True or WEIGHT in checkpoint.tensors
-    return 3 if marked and is_causal_lm(checkpoint) else 0
+    return 3 if marked and checkpoint.is_causal_lm else 0
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
@@ -47,8 +47,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 def export(outgoing: Outgoing) -> Export:
     """The config is the one that came, where a fact was overridden with its new value under the key it had."""
-    model = outgoing.draft.spec.architecture
-    assert isinstance(model, CausalLMSpec)
+    model = outgoing.draft.spec.architecture.expect(CausalLMSpec)
     assert model.parallel is not None
     assert model.target_features is not None
     features = model.target_features

@@ -6,10 +6,10 @@ Source: AMD-AGI/PARD `pard/pard_infer.py`.
 
 from __future__ import annotations
 
-from draftkit.convert.causal_lm import exported_config, exported_losses, is_causal_lm, plan_causal_lm, read_mask_token
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.formats.causal_lm import exported_config, exported_losses, plan_causal_lm, read_mask_token
 from draftkit.convert.plan import Plan
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.target import TargetFacts
@@ -23,7 +23,7 @@ METHODS = ("pard",)
 
 def recognize(checkpoint: Checkpoint) -> int:
     marked = "pard_token" in checkpoint.config or checkpoint.config.get("spd_type") == "pard"
-    return 2 if marked and is_causal_lm(checkpoint) else 0
+    return 2 if marked and checkpoint.is_causal_lm else 0
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
@@ -31,8 +31,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    model = outgoing.draft.spec.architecture
-    assert isinstance(model, CausalLMSpec)
+    model = outgoing.draft.spec.architecture.expect(CausalLMSpec)
     assert model.parallel is not None
     config = exported_config(outgoing.draft) | {"pard_token": model.parallel.mask_token_id}
     return Export(config=config, moves=tuple(outgoing.renamed({})), losses=exported_losses(outgoing.draft))

@@ -9,14 +9,14 @@ Source: NVIDIA/Model-Optimizer `modelopt/torch/export/plugins/mcore_llama.py`,
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder import check_target, has_bias, read_decoder
 from draftkit.convert.eagle_config import read_eagle_config
+from draftkit.convert.eagle_decoder import has_bias, read_decoder
+from draftkit.convert.eagle_vocabulary import read_vocabulary_map, with_map
 from draftkit.convert.facts import Facts
-from draftkit.convert.fusion import fusion_spec
-from draftkit.convert.modelopt import eagle_config, extra_heads, is_marked
+from draftkit.convert.formats.eagle import fusion_spec
+from draftkit.convert.formats.eagle_modelopt import eagle_config, extra_heads, is_marked
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
-from draftkit.convert.vocabulary import read_vocabulary_map, with_map
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -43,7 +43,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     vocab_size = facts.size("vocab_size")
     draft_vocab_size = facts.size("draft_vocab_size", vocab_size, "absent means the target's vocabulary")
     if target is not None:
-        check_target(checkpoint, target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
+        checkpoint.check_target(target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)
     vocabulary_map = read_vocabulary_map(checkpoint, facts, vocab_size, draft_vocab_size)
     embedding_norm = _has_norm(checkpoint, facts, "embedding_norm", "enorm.weight", stated.paired_norms)
     hidden_norm = _has_norm(checkpoint, facts, "hidden_norm", "hnorm.weight", stated.paired_norms)

@@ -8,7 +8,7 @@ Source: sgl-project/SpecForge `specforge/modeling/draft/peagle.py`.
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle3 import Dialect, plan_eagle3
+from draftkit.convert.eagle_reading import Dialect, plan_eagle3
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
 from draftkit.layout.target import TargetFacts

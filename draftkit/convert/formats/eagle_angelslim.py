@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle3 import Dialect, plan_eagle3
+from draftkit.convert.eagle_reading import Dialect, plan_eagle3
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle3 import Dialect, norms_of_deeper_layers, plan_eagle3
+from draftkit.convert.eagle_reading import Dialect, norms_of_deeper_layers, plan_eagle3
+from draftkit.convert.eagle_writing import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle3
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
-from draftkit.convert.llama_config import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle3
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
 from draftkit.errors import LayoutError
@@ -41,8 +41,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    eagle = outgoing.draft.spec.architecture
-    assert isinstance(eagle, EagleSpec)
+    eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     _refuse_quantized_fusion(outgoing)
     runs = plain_eagle3(eagle, replace(engine_decoder(eagle.decoder), qkv_bias=False, output_bias=False))
     moves = kept(outgoing, runs, _names(eagle), without=["lm_head.weight"])
