@@ -26,10 +26,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig,
 from transformers.utils import logging
 
 from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.states import write as write_module
 from draftkit.data.states.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
 from draftkit.data.states.final_norm import load_final_norm
 from draftkit.data.states.offline import OfflineStates
-from draftkit.data.states.online import write as write_module
 from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
 from draftkit.engines.vllm.states import VllmExtractor, Worker, layer_ids

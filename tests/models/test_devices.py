@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from draftkit.checks.data import check_data
 from draftkit.data.responders import Sampling, engine_responder
 from draftkit.data.samples import Origin, write_samples
-from draftkit.data.states.online import online
+from draftkit.data.states import online
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError
