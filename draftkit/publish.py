@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.convert.finite import check_finite
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, FormatError, LayoutError
+from draftkit.hub.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.hub.upload import Uploaded, check_repo_id, upload
 from draftkit.io.atomic import temporary_folder, write_file
+from draftkit.io.finite import check_finite
 from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.report.card import CardInput, render_card, target_of
 from draftkit.report.license import find_license
 from draftkit.report.measured import EVAL_FOLDER, own_part
@@ -118,7 +118,7 @@ def plan_push(
     """
     check_repo_id(repo)
     draft = read_draft(folder)
-    check_finite(draft)
+    check_finite(draft.tensors, draft.path)
     made = _card_files(draft, results, repo, license)
     card = folder / CARD
     if card.exists():

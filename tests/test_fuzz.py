@@ -28,8 +28,9 @@ from fixtures.robust import Outcome, attempt, inspect, sandbox
 import draftkit
 from draftkit import convert_checkpoint
 from draftkit.errors import FormatError
+from draftkit.io.handles import TensorToWrite
 from draftkit.io.safetensors_file import write_safetensors
-from draftkit.io.tensors import TensorToWrite, open_checkpoint
+from draftkit.io.tensors import open_checkpoint
 
 HARNESS = Path(__file__).parents[1] / "scripts" / "fuzz.py"
 

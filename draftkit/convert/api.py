@@ -13,12 +13,12 @@ from draftkit.convert.destinations import UNIFIED, VLLM, alternatives, export_to
 from draftkit.convert.detect import detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
-from draftkit.convert.finite import check_finite
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.hub.locate import Located, locate
+from draftkit.io.finite import check_finite
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.target import TargetFacts, read_target_facts
 
@@ -68,7 +68,7 @@ class Conversion:
 
     def check_finite(self) -> None:
         """Read every tensor. Raises `FormatError` that names those with NaN or inf."""
-        check_finite(self.require_draft())
+        check_finite(self.require_draft().tensors, self.require_draft().path)
 
     def write(
         self,

@@ -12,10 +12,10 @@ from draftkit.convert.plan import renamed
 from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
 from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
 from draftkit.errors import LayoutError
-from draftkit.io.handles import TensorHandle
+from draftkit.io.handles import TensorHandle, TensorToWrite
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
-from draftkit.io.tensors import TensorToWrite, write_checkpoint
+from draftkit.io.tensors import write_checkpoint
 from draftkit.io.torch_file import write_torch
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import HF_DTYPES

@@ -21,9 +21,10 @@ from draftkit.convert.plan import Plan
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import atomic_folder
+from draftkit.io.handles import TensorToWrite
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
-from draftkit.io.tensors import TensorToWrite, write_checkpoint
+from draftkit.io.tensors import write_checkpoint
 from draftkit.layout.folder import TOKENIZER_FILES, Draft, is_unified
 from draftkit.layout.provenance import InputFile, Provenance
 from draftkit.layout.spec import DraftSpec

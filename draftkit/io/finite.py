@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftkit.errors import FormatError
 from draftkit.io.dtypes import DTYPES, dtype_name, torch_dtype
 from draftkit.io.handles import TensorHandle, raw_memory
 
@@ -41,6 +43,18 @@ def find_non_finite(tensors: Mapping[str, TensorHandle]) -> list[NonFinite]:
     """
     found = (_search(name, h.dtype, h.shape, _blocks(h)) for name, h in tensors.items() if h.dtype in FLOATING)
     return [non_finite for non_finite in found if non_finite is not None]
+
+
+def check_finite(tensors: Mapping[str, TensorHandle], where: Path) -> None:
+    """Read every tensor of a draft. Raises `FormatError` that names those with NaN or inf, and how many."""
+    found = find_non_finite(tensors)
+    if found:
+        listing = "\n    ".join(map(str, found))
+        raise FormatError(
+            f"{len(found)} of {len(tensors)} tensors hold numbers that are not finite:\n    {listing}",
+            where=where,
+            hint="fetch the checkpoint again; if its author's copy has them too, the training diverged",
+        )
 
 
 def find_non_finite_loaded(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[NonFinite]:

@@ -1,4 +1,4 @@
-"""A tensor as a stream of bytes: one that lies in a file, and one that is to be written to a file.
+"""A tensor as a stream of bytes: one that lies in a file, one that is to be written to a file; and opening such files.
 
 Tensors pass chunk by chunk, so that a checkpoint of any size goes through a few megabytes of memory.
 """
@@ -6,17 +6,19 @@ Tensors pass chunk by chunk, so that a checkpoint of any size goes through a few
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
-from draftkit.errors import FormatError
+from draftkit.errors import FormatError, SourceError
 from draftkit.io.dtypes import dtype_name, tensor_bytes, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
 CHUNK_BYTES = 1 << 20  # small enough to be written while it is still in the processor's cache
+GIT_LFS_POINTER = b"version https://git-lfs"
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
 
@@ -90,3 +92,32 @@ def memory_handle(name: str, tensor: torch.Tensor, origin: Path) -> TensorHandle
         return (memory[begin : begin + size] for begin in range(0, len(memory), size))
 
     return TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), origin, chunks)
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[BinaryIO]:
+    """Open a weight file for reading, at its start.
+
+    Raises `SourceError` when it cannot be opened or read, `FormatError` when a clone without Git LFS left a pointer.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER:
+                raise FormatError(
+                    f"{path.name} is a Git LFS pointer, not the weights", where=path, hint="run `git lfs pull` there"
+                )
+            file.seek(0)
+            yield file
+    except OSError as error:
+        raise SourceError(f"{path.name} cannot be read: {error.strerror or error}", where=path) from error
+
+
+def damaged(path: Path, found: int, expected: str, reason: str | None = None) -> FormatError:
+    """The error for a file of `found` bytes that is cut off or damaged."""
+    detail = f": {reason}" if reason else ""
+    return FormatError(
+        f"{path.name} is truncated or damaged ({found:,} bytes found){detail}",
+        where=path,
+        expected=expected,
+        hint="download or copy the file again",
+    )

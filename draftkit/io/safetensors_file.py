@@ -19,8 +19,7 @@ from typing import BinaryIO, NamedTuple
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.atomic import start_write_back
 from draftkit.io.dtypes import DTYPES, tensor_bytes
-from draftkit.io.handles import Chunk, TensorHandle, TensorToWrite
-from draftkit.io.source_file import damaged, open_source
+from draftkit.io.handles import Chunk, TensorHandle, TensorToWrite, damaged, open_source
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit

@@ -13,8 +13,6 @@ from draftkit.io.handles import TensorHandle, TensorToWrite
 from draftkit.io.safetensors_file import check_names, read_safetensors, write_safetensors
 from draftkit.io.torch_file import read_torch
 
-__all__ = ["TensorHandle", "TensorToWrite", "open_checkpoint", "write_checkpoint"]
-
 MAX_SHARD_BYTES = 5_000_000_000
 
 

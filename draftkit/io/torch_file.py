@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from draftkit.errors import DraftkitError, FormatError, UnsafeFileError
 from draftkit.io.dtypes import NAME_OF_TORCH_DTYPE, dtype_name, tensor_bytes
-from draftkit.io.handles import TensorHandle, raw_memory
+from draftkit.io.handles import TensorHandle, damaged, open_source, raw_memory
 from draftkit.io.pickle_scan import wanted_globals
-from draftkit.io.source_file import damaged, open_source
 
 if TYPE_CHECKING:
     import torch

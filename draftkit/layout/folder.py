@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import LayoutError, SourceError
+from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
 from draftkit.io.records import from_dict
-from draftkit.io.tensors import TensorHandle, open_checkpoint
+from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
 

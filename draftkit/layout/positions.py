@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 LENGTH_KEYS = (  # those of vLLM's `derive_max_model_len_and_key`
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
@@ -22,7 +23,7 @@ def longest_sequence(config: Mapping[str, object]) -> int | None:
     if length is None:
         return None
     factor = 1.0
-    for rope in _ropes(config):
+    for rope in ropes_of(config):
         kind = rope.get("rope_type", rope.get("type"))
         if kind == "longrope":
             original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
@@ -33,10 +34,10 @@ def longest_sequence(config: Mapping[str, object]) -> int | None:
     return int(length * factor)
 
 
-def _ropes(config: Mapping[str, object]) -> list[dict[str, object]]:
+def ropes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The rope settings of all kinds of layers, under the name of transformers 5 or of older releases."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, dict):
+    if not isinstance(rope, Mapping):
         return []
-    parts = [part for part in rope.values() if isinstance(part, dict)]
+    parts = [part for part in rope.values() if isinstance(part, Mapping)]
     return parts or [rope]

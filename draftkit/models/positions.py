@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from transformers import PretrainedConfig
 
 from draftkit.errors import DraftkitError
-from draftkit.models.rope import TURN, ropes_of
+from draftkit.layout.positions import ropes_of
+from draftkit.models.rope import TURN
 
 UNLIMITED = 1 << 62
 
@@ -26,8 +27,9 @@ class Positions:
     @classmethod
     def of(cls, config: PretrainedConfig) -> Positions:
         """Linear rope stretches a model's positions, as engines count them; other kinds state the stretched number."""
-        ropes = ropes_of(config)
-        stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+        text = config.get_text_config()
+        ropes = ropes_of({"rope_parameters": getattr(text, "rope_parameters", None)})
+        stated = getattr(text, "max_position_embeddings", None)
         stretch = max((rope["factor"] for rope in ropes if rope.get("rope_type") == "linear"), default=1.0)
         most = int(stated * stretch) if isinstance(stated, int) and stated > 0 else UNLIMITED
         turn = min((rope[TURN] for rope in ropes if rope.get("rope_type") == "longrope"), default=UNLIMITED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import unwrap
 from typing import Any, cast
@@ -27,13 +27,6 @@ def target_rope(config: PretrainedConfig) -> tuple[float | None, dict[str, objec
     rest = {key: value for key, value in parameters.items() if key != "rope_theta"}
     plain = rest.keys() <= {"rope_type"} and rest.get("rope_type", "default") == "default"
     return cast("float | None", parameters.get("rope_theta")), None if plain else rest
-
-
-def ropes_of(config: PretrainedConfig) -> list[Mapping[str, Any]]:
-    """The rotary parameters of a configuration, one for each kind of layer that has its own."""
-    parameters: Mapping[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    return nested or [parameters]
 
 
 class RowRope:

@@ -21,8 +21,8 @@ from draftkit.convert.unified import REFUSED_ARCHITECTURE, config_of, write_draf
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.dtypes import torch_dtype
+from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
-from draftkit.io.tensors import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder, Rope
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
