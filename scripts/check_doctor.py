@@ -27,8 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftkit import zoo
 from draftkit.convert.unified import write_draft
-from draftkit.doctor.diagnose import diagnose_draft
-from draftkit.doctor.diagnosis import Diagnosis
+from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
 from draftkit.doctor.patient import changed, target_ids, with_target_ids
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft

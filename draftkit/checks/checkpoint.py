@@ -1,293 +1,267 @@
-"""Known defects of published drafts, as data: how each is recognized, what fixes it, and where it is documented.
+"""Known defects of published drafts: how each is recognized, what mends it, and where it is documented.
 
-Converters and engines pass all of these without a word; the draft then accepts fewer tokens.
+Converters and engines pass all of these without a word; the draft then accepts fewer tokens. Needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
+from draftkit.checks.registry import Evidence, check, check_unless, findings
+from draftkit.convert.api import Reading
 from draftkit.convert.operations import carry_out, integers
 from draftkit.convert.randomness import looks_random
+from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
-from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.families.medusa import MedusaSpec
+from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
-if TYPE_CHECKING:
-    from draftkit.convert.api import Reading
+Config = Mapping[str, object]
+Facts = Mapping[str, object]
+Origins = Mapping[str, FactOrigin]
+Tensors = Mapping[str, TensorHandle]
 
-Severity = Literal["error", "warning", "note"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A defect of one checkpoint. `fix`: the override or command that repairs it. `source`: where it is documented."""
-
-    name: str
-    severity: Severity
-    message: str
-    fix: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What defects are recognized from: the source's config, and the draft as the layout has it."""
-
-    format: str
-    config: Mapping[str, object]
-    spec: DraftSpec
-    facts: Mapping[str, FactOrigin]
-    tensors: Mapping[str, TensorHandle]
-    target: TargetFacts | None
-
-    @property
-    def eagle(self) -> EagleSpec | None:
-        return self.spec.architecture if isinstance(self.spec.architecture, EagleSpec) else None
-
-
-class Found(NamedTuple):
-    message: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class Defect:
-    """One known defect: `find` says what is wrong with a checkpoint and how to repair it, or None."""
-
-    name: str
-    severity: Severity
-    source: str
-    find: Callable[[Evidence], Found | None]
+LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
 
 
 def findings_of_reading(reading: Reading) -> list[Finding]:
-    """The defects of a foreign checkpoint; none can be told before its facts are complete."""
+    """The defects of a foreign checkpoint; before its facts are complete, only what contradicts itself can be told."""
     plan, checkpoint = reading.plan, reading.checkpoint
-    problems = [Finding(p.name, "error", p.message, p.fix, "the checkpoint itself") for p in plan.problems]
     if plan.spec is None:
-        return problems
-    tensors = carry_out(plan.moves, checkpoint.tensors)
-    facts = {fact.name: fact for fact in plan.facts}
-    found = _findings(Evidence(plan.format, checkpoint.config, plan.spec, facts, tensors, reading.target))
-    told = {problem.name for problem in problems}
-    return problems + [finding for finding in found if not (finding.name == "zero-d2t" and "d2t" in told)]
+        return findings(Evidence(contradictions=plan.problems), "checkpoint")
+    evidence = Evidence(
+        contradictions=plan.problems,
+        format=plan.format,
+        config=checkpoint.config,
+        spec=plan.spec,
+        origins={fact.name: fact for fact in plan.facts},
+        tensors=carry_out(plan.moves, checkpoint.tensors),
+        target=reading.target,
+    )
+    return findings(evidence, "checkpoint")
 
 
 def findings_of_draft(draft: Draft, target: TargetFacts | None = None) -> list[Finding]:
     """The defects of a unified draft."""
-    facts = {fact.name: fact for fact in draft.provenance.facts}
-    config = draft.provenance.dropped_config
-    return _findings(Evidence(draft.provenance.format, config, draft.spec, facts, draft.tensors, target))
+    return findings(Evidence.of_draft(draft, target=target), "checkpoint")
 
 
-def _findings(evidence: Evidence) -> list[Finding]:
-    found = [(defect, defect.find(evidence)) for defect in DEFECTS]
-    return [Finding(d.name, d.severity, f.message, f.fix, d.source) for d, f in found if f is not None]
+@check
+def contradiction(contradictions: Sequence[Finding]) -> Sequence[Finding]:
+    """What its reading has found to contradict itself."""
+    return contradictions
 
 
-def _zero_map(evidence: Evidence) -> Found | None:
-    if "d2t" not in evidence.tensors or any(integers(evidence.tensors["d2t"])):
-        return None
-    return Found(
-        "d2t is all zero over a reduced vocabulary: draft id i means target id i, as if the map was never set",
-        "get the file with the map that the draft was trained with",
-    )
+@check_unless("d2t")
+def zero_d2t(tensors: Tensors) -> Iterator[Finding]:
+    if "d2t" in tensors and not any(integers(tensors["d2t"])):
+        yield Finding(
+            "zero-d2t",
+            "error",
+            "d2t is all zero over a reduced vocabulary: draft id i means target id i, as if the map was never set",
+            fix="get the file with the map that the draft was trained with",
+            source="vLLM, SGLang and SpecForge initialize d2t with zeros",
+        )
 
 
-def _shifted_default(evidence: Evidence, shift: int, *, nested: bool) -> tuple[int, ...] | None:
-    """The default captured layers, where the file states ids, nested or not, that are these moved by `shift`."""
-    fact = evidence.facts.get("aux_layer_ids")
-    if evidence.eagle is None or evidence.target is None or fact is None or fact.origin != "stated":
-        return None
-    states = evidence.target.default_aux_layer_ids()
-    is_nested = "eagle_config" in fact.note
-    moved = tuple(i + shift for i in states)
-    return states if nested == is_nested and evidence.eagle.aux_layer_ids == moved else None
+@check
+def layer_ids_as_outputs(facts: Facts, origins: Origins, target: TargetFacts) -> Iterator[Finding]:
+    """Top-level ids, which number states, that are the default captured layers numbered as outputs."""
+    default = target.default_aux_layer_ids()
+    if _stated_ids(facts, origins, nested=False) == [i - 1 for i in default]:
+        yield Finding(
+            "layer-ids-as-outputs",
+            "error",
+            f"eagle_aux_hidden_state_layer_ids {[i - 1 for i in default]} are the default layers numbered as outputs, "
+            "and engines read this key as states: one layer early",
+            fix="--set aux_layer_ids=" + ",".join(map(str, default)),
+            source="vllm-project/vllm #43671",
+        )
 
 
-def _outputs_as_states(evidence: Evidence) -> Found | None:
-    """Top-level ids that are the default captured layers under the numbering of outputs."""
-    states = _shifted_default(evidence, -1, nested=False)
-    if states is None:
-        return None
-    return Found(
-        f"eagle_aux_hidden_state_layer_ids {[i - 1 for i in states]} are the default layers numbered as outputs, and "
-        "engines read this key as states: one layer early",
-        "--set aux_layer_ids=" + ",".join(map(str, states)),
-    )
+@check
+def layer_ids_as_states(facts: Facts, origins: Origins, target: TargetFacts) -> Iterator[Finding]:
+    """Nested ids, which number outputs, that are the default layers numbered as states."""
+    default = target.default_aux_layer_ids()
+    if _stated_ids(facts, origins, nested=True) == [i + 1 for i in default]:
+        yield Finding(
+            "layer-ids-as-states",
+            "warning",
+            f"eagle_config names layers {list(default)}, the default as states, where its authors number outputs",
+            fix="--set aux_layer_ids=" + ",".join(map(str, default)),
+            source="sgl-project/sglang #25454",
+        )
 
 
-def _states_as_outputs(evidence: Evidence) -> Found | None:
-    """Nested ids, which number outputs, that are the default layers under the numbering of states."""
-    states = _shifted_default(evidence, 1, nested=True)
-    if states is None:
-        return None
-    return Found(
-        f"eagle_config names layers {list(states)}, the default as states, where its authors number outputs",
-        "--set aux_layer_ids=" + ",".join(map(str, states)),
-    )
+def _stated_ids(facts: Facts, origins: Origins, *, nested: bool) -> object:
+    """The captured layers where a config key of this kind states them: one inside `eagle_config`, or at the top."""
+    origin = origins.get("aux_layer_ids")
+    stated = origin is not None and origin.origin == "stated" and origin.key.startswith("eagle_config.") is nested
+    return facts.get("aux_layer_ids") if stated else None
 
 
-def _random_embedding(evidence: Evidence) -> Found | None:
-    if evidence.eagle is None or "embed_tokens.weight" not in evidence.tensors:
-        return None
-    if not looks_random(evidence.tensors["embed_tokens.weight"]):
-        return None
-    return Found(
-        "embed_tokens.weight looks like an initialization, not like a trained table; vLLM prefers it to the target's",
-        "remove the tensor from the file if the draft was trained with the target's table",
-    )
+@check
+def random_embedding(tensors: Tensors) -> Iterator[Finding]:
+    if "embed_tokens.weight" in tensors and looks_random(tensors["embed_tokens.weight"]):
+        yield Finding(
+            "random-embedding",
+            "warning",
+            "embed_tokens.weight looks like an initialization, not like a trained table; vLLM prefers it to the "
+            "target's",
+            fix="remove the tensor from the file if the draft was trained with the target's table",
+            source="lightseekorg/TorchSpec #38",
+        )
 
 
-def _bias_as_attention_bias(evidence: Evidence) -> Found | None:
-    eagle = evidence.eagle
-    if eagle is None or eagle.decoder.qkv_bias or eagle.decoder.output_bias:
-        return None
-    keys = [key for key in ("bias", "attention_bias") if evidence.config.get(key) is True]
-    if not keys or (keys == ["bias"] and eagle.token_entry != "fusion"):
-        return None
-    return Found(
-        f"config {keys[0]} is true and the attention has no bias: vLLM and transformers would make one up",
-        "serve the converted folder, whose config says what the tensors are",
-    )
+@check
+def bias_as_attention_bias(config: Config, facts: Facts) -> Iterator[Finding]:
+    if facts.get("qkv_bias") is not False or facts.get("output_bias"):
+        return
+    said = [key for key in ("bias", "attention_bias") if config.get(key) is True]
+    if said and (said != ["bias"] or facts.get("token_entry") == "fusion"):
+        yield Finding(
+            "bias-as-attention-bias",
+            "note",
+            f"config {said[0]} is true and the attention has no bias: vLLM and transformers would make one up",
+            fix="serve the converted folder, whose config says what the tensors are",
+            source="vllm-project/vllm #9580",
+        )
 
 
-def _borrowed_head(evidence: Evidence) -> Found | None:
-    eagle = evidence.eagle
-    if eagle is None or eagle.token_entry != "attention" or eagle.lm_head != "target":
-        return None
-    return Found(
-        "there is no lm_head.weight: vLLM uses the target's, SGLang leaves it random",
-        "draftkit convert --to speculators stores a copy of the target's head",
-    )
+@check
+def no_lm_head(facts: Facts) -> Iterator[Finding]:
+    if facts.get("token_entry") == "attention" and facts.get("lm_head") == "target":
+        yield Finding(
+            "no-lm-head",
+            "warning",
+            "there is no lm_head.weight: vLLM uses the target's, SGLang leaves it random",
+            fix="draftkit convert --to speculators stores a copy of the target's head",
+            source="sgl-project/sglang #27829",
+        )
 
 
-def _unused_rope_base(evidence: Evidence) -> Found | None:
-    eagle, fact = evidence.eagle, evidence.facts.get("rope_theta")
-    if eagle is None or (fact is not None and fact.origin == "overridden"):
-        return None
-    rope = eagle.decoder.rope
-    if rope.declared_base is None or rope.declared_base == rope.base:
-        return None
-    return Found(
+@check
+def unused_rope_base(architecture: Architecture, origins: Origins) -> Iterator[Finding]:
+    rope = architecture.rope
+    if rope is None or rope.declared_base in (None, rope.base) or _overridden(origins, "rope_theta"):
+        return
+    yield Finding(
+        "unused-rope-base",
+        "warning",
         f"the config says rope_theta {rope.declared_base:g}, and its trainer never read it: {rope.base:g} is used",
-        f"--set rope_theta={rope.declared_base:g} if the draft was trained otherwise; the higher acceptance decides",
+        fix=f"--set rope_theta={rope.declared_base:g} if the draft was trained otherwise; the higher acceptance "
+        "decides",
+        source="wejoncy/sfllm #32",
     )
 
 
-def _doubtful_rope_base(evidence: Evidence) -> Found | None:
-    eagle = evidence.eagle
-    if eagle is None or evidence.format not in ("eagle3", "specforge") or eagle.decoder.rope.base == 10000.0:
-        return None
-    if eagle.decoder.rope.scaling is not None or evidence.facts["rope_theta"].origin == "overridden":
-        return None
-    return Found(
-        f"rope_theta is {eagle.decoder.rope.base:g}; SafeAILab's trainer, and SpecForge before 2025-10-30, took 10000 "
-        "whatever the config says",
-        "--set rope_theta=10000 if the draft is of that age; the higher acceptance decides",
-    )
+@check
+def doubtful_rope_base(format: str, architecture: Architecture, origins: Origins) -> Iterator[Finding]:
+    rope = architecture.rope
+    if rope is None or format not in ("eagle3", "specforge") or rope.base == 10000.0 or rope.scaling is not None:
+        return
+    if not _overridden(origins, "rope_theta"):
+        yield Finding(
+            "doubtful-rope-base",
+            "warning",
+            f"rope_theta is {rope.base:g}; SafeAILab's trainer, and SpecForge before 2025-10-30, took 10000 whatever "
+            "the config says",
+            fix="--set rope_theta=10000 if the draft is of that age; the higher acceptance decides",
+            source="sgl-project/SpecForge #265",
+        )
 
 
-def _double_norm(evidence: Evidence) -> Found | None:
-    if evidence.format not in ("modelopt", "modelopt-megatron"):
-        return None
-    return Found(
-        "ModelOpt since 2025-12-18 trains layer 0 with input_layernorm applied to the hidden state too, which no "
-        "engine does: a draft of that age accepts less than in training",
-        "none is exact; compare the acceptance with the one its author reports",
-    )
+@check
+def double_norm(format: str) -> Iterator[Finding]:
+    if format in ("modelopt", "modelopt-megatron"):
+        yield Finding(
+            "double-norm",
+            "warning",
+            "ModelOpt since 2025-12-18 trains layer 0 with input_layernorm applied to the hidden state too, which no "
+            "engine does: a draft of that age accepts less than in training",
+            fix="none is exact; compare the acceptance with the one its author reports",
+            source="NVIDIA/Model-Optimizer commit bdd10c2db",
+        )
 
 
-def _head_count(evidence: Evidence) -> Found | None:
-    medusa = evidence.spec.architecture
-    said = evidence.config.get("medusa_num_heads")
-    if not isinstance(medusa, MedusaSpec) or said in (None, medusa.num_heads):
-        return None
-    return Found(
-        f"the config says {said} heads, the file has {medusa.num_heads}",
-        f"serve with num_speculative_tokens {medusa.num_heads}; the converted config says it",
-    )
+@check
+def medusa_head_count(config: Config, facts: Facts) -> Iterator[Finding]:
+    said, heads = config.get("medusa_num_heads"), facts.get("num_heads")
+    if None not in (said, heads) and said != heads:
+        yield Finding(
+            "medusa-head-count",
+            "warning",
+            f"the config says {said} heads, the file has {heads}",
+            fix=f"serve with num_speculative_tokens {heads}; the converted config says it",
+            source="FasterDecoding/Medusa medusa_model.py",
+        )
 
 
-def _norm_output(evidence: Evidence) -> Found | None:
+@check
+def norm_output(format: str, config: Config, origins: Origins) -> Iterator[Finding]:
     """SpecForge before its pull request 879 had another meaning for both values of `norm_output`."""
-    said = evidence.config.get("norm_output")
+    said = config.get("norm_output")
     fact, value = ("feedback", "pre_norm") if said else ("final_norm", "false")
-    if evidence.format != "specforge" or said is None or evidence.facts[fact].origin == "overridden":
-        return None
+    if format != "specforge" or said is None or _overridden(origins, fact):
+        return
     meant = "the next step gets the normed state" if said else "the head gets the normed state, the next step does not"
     then = "the next step got the state before the norm" if said else "the head got the state before the norm"
-    return Found(
+    yield Finding(
+        "norm-output",
+        "warning",
         f"norm_output is {str(said).lower()}: {meant}, as in every engine; in SpecForge before 2026-09-15 {then}",
-        f"--set {fact}={value} if the draft is of that age; the higher acceptance decides",
+        fix=f"--set {fact}={value} if the draft is of that age; the higher acceptance decides",
+        source="sgl-project/SpecForge #879",
     )
 
 
-def _short_rope(evidence: Evidence) -> Found | None:
-    eagle = evidence.eagle
-    if (
-        eagle is None
-        or eagle.parallel is not None
-        or evidence.target is None
-        or (eagle.decoder.rope.scaling or {}).get("rope_type") in LENGTH_MATTERS
-    ):
-        return None
-    mine, theirs = eagle.decoder.rope.max_position_embeddings, evidence.target.max_position_embeddings
-    if theirs is None or mine >= theirs:
-        return None
-    return Found(
-        f"max_position_embeddings is {mine}, the target's {theirs}: engines other than vLLM 0.32 stop or degrade there",
-        f"--set max_position_embeddings={theirs}",
-    )
+@check
+def short_rope(architecture: Architecture, target: TargetFacts) -> Iterator[Finding]:
+    """A chain, whose positions engines other than vLLM take from its own config."""
+    rope, theirs = architecture.rope, target.max_position_embeddings
+    if rope is None or architecture.parallel is not None or theirs is None:
+        return
+    if rope.max_position_embeddings < theirs and (rope.scaling or {}).get("rope_type") not in LENGTH_MATTERS:
+        yield Finding(
+            "short-rope",
+            "note",
+            f"max_position_embeddings is {rope.max_position_embeddings}, the target's {theirs}: engines other than "
+            "vLLM 0.32 stop or degrade there",
+            fix=f"--set max_position_embeddings={theirs}",
+            source="vllm-project/vllm #48894, sgl-project/sglang #10787",
+        )
 
 
-def _short_draft(evidence: Evidence) -> Found | None:
-    limit = evidence.spec.architecture.max_positions
-    theirs = None if evidence.target is None else evidence.target.max_position_embeddings
+@check
+def short_draft(architecture: Architecture, target: TargetFacts) -> Iterator[Finding]:
+    limit, theirs, rope = architecture.max_positions, target.max_position_embeddings, architecture.rope
     if limit is None or theirs is None or limit >= theirs:
-        return None
-    settable = (
-        evidence.eagle is not None
-        and (evidence.eagle.decoder.rope.scaling or {}).get("rope_type", "default") not in LENGTH_MATTERS
-    )
-    return Found(
+        return
+    settable = rope is not None and (rope.scaling or {}).get("rope_type", "default") not in LENGTH_MATTERS
+    yield Finding(
+        "short-draft",
+        "warning",
         f"the draft ends at {limit:,} tokens, the target at {theirs:,}: vLLM drafts nothing for longer sequences, nor "
         "for those in a batch with one, and counts their rounds",
-        f"--set max_position_embeddings={theirs}" if settable else "serve shorter text, or take another draft",
+        fix=f"--set max_position_embeddings={theirs}" if settable else "serve shorter text, or take another draft",
+        source="vLLM gpu_model_runner.py, _input_fits_in_drafter",
     )
 
 
-def _residual_default(evidence: Evidence) -> Found | None:
-    fact = evidence.facts.get("norm_before_residual")
-    if not evidence.format.startswith("speculators") or fact is None or fact.origin != "format default":
-        return None
-    return Found(
-        "norm_before_residual is not stated: the speculators library takes false, vLLM true",
-        "--set norm_before_residual=true if the draft was measured with vLLM",
-    )
+@check
+def unstated_residual(format: str, origins: Origins) -> Iterator[Finding]:
+    origin = origins.get("norm_before_residual")
+    if format.startswith("speculators") and origin is not None and origin.origin == "format default":
+        yield Finding(
+            "unstated-residual",
+            "warning",
+            "norm_before_residual is not stated: the speculators library takes false, vLLM true",
+            fix="--set norm_before_residual=true if the draft was measured with vLLM",
+            source="vLLM transformers_utils/configs/speculators/algos.py",
+        )
 
 
-LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
-DEFECTS = (
-    Defect("zero-d2t", "error", "vLLM, SGLang and SpecForge initialize d2t with zeros", _zero_map),
-    Defect("layer-ids-as-outputs", "error", "vllm-project/vllm #43671", _outputs_as_states),
-    Defect("layer-ids-as-states", "warning", "sgl-project/sglang #25454", _states_as_outputs),
-    Defect("random-embedding", "warning", "lightseekorg/TorchSpec #38", _random_embedding),
-    Defect("bias-as-attention-bias", "note", "vllm-project/vllm #9580", _bias_as_attention_bias),
-    Defect("no-lm-head", "warning", "sgl-project/sglang #27829", _borrowed_head),
-    Defect("unused-rope-base", "warning", "wejoncy/sfllm #32", _unused_rope_base),
-    Defect("doubtful-rope-base", "warning", "sgl-project/SpecForge #265", _doubtful_rope_base),
-    Defect("double-norm", "warning", "NVIDIA/Model-Optimizer commit bdd10c2db", _double_norm),
-    Defect("medusa-head-count", "warning", "FasterDecoding/Medusa medusa_model.py", _head_count),
-    Defect("norm-output", "warning", "sgl-project/SpecForge #879", _norm_output),
-    Defect("short-rope", "note", "vllm-project/vllm #48894, sgl-project/sglang #10787", _short_rope),
-    Defect("short-draft", "warning", "vLLM gpu_model_runner.py, _input_fits_in_drafter", _short_draft),
-    Defect("unstated-residual", "warning", "vLLM transformers_utils/configs/speculators/algos.py", _residual_default),
-)
+def _overridden(origins: Origins, fact: str) -> bool:
+    return fact in origins and origins[fact].origin == "overridden"

@@ -1,117 +1,108 @@
-"""What is seen without running the draft: known defects, and whom and what it was made for."""
+"""A draft beside the target that it is to serve: whom and what it was made for. Nothing is run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
+from transformers import PreTrainedTokenizerBase
 
-from draftkit.checks.checkpoint import Finding, findings_of_draft
-from draftkit.doctor.patient import Patient, target_ids
-from draftkit.hub.locate import locate
-from draftkit.layout.families.causal_lm import CausalLMSpec
-from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.target import TargetFacts, read_target_facts
+from draftkit.checks.registry import check, check_unless
+from draftkit.convert.eagle_vocabulary import mapped_tokens, problem_of_map
+from draftkit.finding import Finding
+from draftkit.io.handles import TensorHandle
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.folder import Draft
+from draftkit.layout.target import TargetFacts
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.tokens import same_vocabulary
 
 TARGET_KEYS = ("name_or_path", "base_model_name_or_path", "verifier_name_or_path")  # under which trainers name theirs
 
 
-def known_defects(patient: Patient) -> list[Finding]:
-    """Defects of the checkpoint by itself, and differences between draft, target and what it was trained for."""
-    located = locate(patient.target_source, weights=False)
-    facts = read_target_facts(located.path, located.name, located.revision)
-    return [
-        *findings_of_draft(patient.original, facts),
-        *_lost_bias(patient),
-        *_moved_layers(patient, facts),
-        *_broken_map(patient),
-        *_other_target(patient, located.name, located.revision),
-        *_other_tokenizer(patient),
-    ]
-
-
-def _lost_bias(patient: Patient) -> Iterator[Finding]:
+@check
+def lost_fc_bias(format: str, config: Mapping[str, object], facts: Mapping[str, object]) -> Iterator[Finding]:
     """EAGLE-1's `bias` is about fc, and true where the config does not say it."""
-    spec, provenance = patient.architecture, patient.original.provenance
-    if not isinstance(spec, EagleSpec) or provenance.format != "eagle" or spec.fusion_bias:
-        return
-    if provenance.dropped_config.get("bias", True) is True:
+    if format == "eagle" and facts.get("fusion_bias") is False and config.get("bias", True) is True:
         yield Finding(
             "lost-fc-bias",
             "warning",
             "the config means an fc.bias, and the checkpoint has none",
-            "get the file that has it, and convert it again",
-            "SafeAILab/EAGLE cnets1.py; vllm-project/vllm #22323",
+            fix="get the file that has it, and convert it again",
+            source="SafeAILab/EAGLE cnets1.py; vllm-project/vllm #22323",
         )
 
 
-def _moved_layers(patient: Patient, target: TargetFacts) -> Iterator[Finding]:
+@check_unless("layer-ids-as-outputs", "layer-ids-as-states")
+def moved_layers(architecture: Architecture, target: TargetFacts) -> Iterator[Finding]:
     """The captured layers are the default ones, all moved by one: the two numberings differ by that."""
-    spec = patient.architecture
-    if not isinstance(spec, EagleSpec) or spec.aux_layer_ids is None:
-        return
     default = target.default_aux_layer_ids()
     for by, numbering in ((-1, "outputs"), (1, "states, counted from one too many")):
-        if spec.aux_layer_ids == tuple(i + by for i in default):
+        if architecture.aux_layer_ids == tuple(i + by for i in default):
             yield Finding(
                 "layer-ids",
                 "warning",
-                f"the captured layers {list(spec.aux_layer_ids)} are the default ones, {list(default)}, numbered as "
-                f"{numbering}; where layers are alike, acceptance hardly shows it",
-                "--set aux_layer_ids=" + ",".join(map(str, default)),
-                "vllm-project/vllm #43671, sgl-project/sglang #25454",
+                f"the captured layers {list(architecture.aux_layer_ids)} are the default ones, {list(default)}, "
+                f"numbered as {numbering}; where layers are alike, acceptance hardly shows it",
+                fix="--set aux_layer_ids=" + ",".join(map(str, default)),
+                source="vllm-project/vllm #43671, sgl-project/sglang #25454",
             )
 
 
-def _broken_map(patient: Patient) -> Iterator[Finding]:
-    spec = patient.architecture
-    if not isinstance(spec, EagleSpec) or not spec.reduced_vocabulary:
+@check
+def vocabulary_map(architecture: Architecture, tensors: Mapping[str, TensorHandle]) -> Iterator[Finding]:
+    """d2t leads every draft token to one of the target's, in ascending order."""
+    if "d2t" not in tensors:
         return
-    ids = target_ids(patient.original)
-    outside = int(((ids < 0) | (ids >= spec.vocab_size)).sum())
-    twice = len(ids) - len(ids.unique())
-    if outside or twice:
+    ids = mapped_tokens(tensors["d2t"])
+    if problem := problem_of_map(ids, architecture.vocab_size):
         yield Finding(
             "broken-d2t",
             "error",
-            f"d2t maps {outside} of {len(ids)} draft tokens outside the target's {spec.vocab_size} tokens, and {twice} "
-            "to a token that another has",
-            "write it as offsets, target id − draft id; it may hold ids",
-            "formats: every EAGLE-3 trainer stores offsets, vLLM's token_map ids",
+            problem,
+            where="tensor d2t",
+            cost="proposals are other tokens than the draft means: acceptance falls to nothing without an error",
+            fix="write it as offsets, target id − draft id; it may hold ids. Else fetch the draft again, or make the "
+            "map anew from the data",
+            source="formats: every EAGLE-3 trainer stores offsets, vLLM's token_map ids",
         )
-    elif not torch.equal(ids, ids.sort().values):
+    elif ids != sorted(ids):
         yield Finding(
             "unsorted-d2t",
             "warning",
             "d2t is not ascending, which every trainer writes it as",
-            "fetch the checkpoint again, or make the map anew from the data",
-            "formats: kept tokens are sorted",
+            where="tensor d2t",
+            cost="if the order is wrong, proposals are other tokens than the draft means",
+            fix="fetch the checkpoint again, or make the map anew from the data",
+            source="formats: kept tokens are sorted",
         )
 
 
-def _other_target(patient: Patient, name: str, revision: str | None) -> Iterator[Finding]:
-    """The draft names another target than the one it is examined with."""
-    provenance = patient.original.provenance
-    trained = _stated_target(provenance.dropped_config)
-    for other, what in ((trained, "trained for"), (provenance.target, "converted for")):
-        if other is not None and other != name:
+@check
+def other_target(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
+    """The draft names another target than the one that it is examined with."""
+    trained = _stated_target(draft.provenance.dropped_config)
+    for other, what in ((trained, "trained for"), (draft.provenance.target, "converted for")):
+        if other is not None and other != target.name:
             yield Finding(
                 "other-target",
                 "note",
-                f"the draft says that it was {what} {other}; this target is {name}",
-                f"draftkit doctor --target {other}",
-                "provenance",
+                f"the draft says that it was {what} {other}; this target is {target.name}",
+                fix=f"draftkit doctor --target {other}",
+                source="provenance",
             )
             return
-    if None not in (revision, provenance.target_revision) and revision != provenance.target_revision:
+
+
+@check_unless("other-target")
+def other_revision(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
+    made_for = draft.provenance.target_revision
+    if None not in (target.revision, made_for) and target.revision != made_for:
         yield Finding(
             "other-revision",
             "note",
-            f"the draft was made for revision {provenance.target_revision} of the target; this is {revision}",
-            f"draftkit doctor --target {name}@{provenance.target_revision}",
-            "provenance",
+            f"the draft was made for revision {made_for} of the target; this is {target.revision}",
+            fix=f"draftkit doctor --target {target.name}@{made_for}",
+            source="provenance",
         )
 
 
@@ -126,26 +117,32 @@ def _stated_target(config: Mapping[str, object]) -> str | None:
     return None
 
 
-def _other_tokenizer(patient: Patient) -> Iterator[Finding]:
-    """A causal LM has a tokenizer and a chat template of its own."""
-    spec = patient.architecture
-    if not isinstance(spec, CausalLMSpec) or not patient.original.files:
+@check
+def other_tokenizer(draft: Draft, target: TargetFacts, tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+    """A language model of its own has a tokenizer and a chat template of its own."""
+    if not draft.files:
         return
-    own, theirs = load_tokenizer(patient.original.path, "draft"), patient.tokenizer
-    vocab_size = patient.model.config.get_text_config().vocab_size
-    if spec.vocab_size != vocab_size or not same_vocabulary(theirs, own, vocab_size):
+    own = load_tokenizer(draft.path, "draft")
+    if not share_vocabulary(draft, own, tokenizer, target.vocab_size):
         yield Finding(
             "other-tokenizer",
             "warning",
             "draft and target have different tokenizers: it proposes only the tokens that both share",
-            "transplant the target's vocabulary into the draft, or take a draft of the target's family",
-            "arXiv 2502.05202",
+            fix="transplant the target's vocabulary into the draft, or take a draft of the target's family",
+            source="arXiv 2502.05202",
         )
-    if own.chat_template is not None and own.chat_template != theirs.chat_template:
+    if own.chat_template is not None and own.chat_template != tokenizer.chat_template:
         yield Finding(
             "other-template",
             "note",
             "draft and target have different chat templates; the target's is used",
-            "train the draft on text in the target's template",
-            "tokenizers of draft and target",
+            fix="train the draft on text in the target's template",
+            source="tokenizers of draft and target",
         )
+
+
+def share_vocabulary(
+    draft: Draft, own: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase, vocab_size: int
+) -> bool:
+    """Whether the draft's tokens are those of a target of this vocabulary."""
+    return draft.spec.architecture.vocab_size == vocab_size and same_vocabulary(theirs, own, vocab_size)

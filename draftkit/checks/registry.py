@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from draftkit.finding import Finding
+from draftkit.layout.facts import facts_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from draftkit.checks.gap import Replay
     from draftkit.checks.measurement import Asked
+    from draftkit.io.handles import TensorHandle
+    from draftkit.layout.architecture import Architecture
+    from draftkit.layout.folder import Draft
+    from draftkit.layout.provenance import FactOrigin
+    from draftkit.layout.spec import DraftSpec
+    from draftkit.layout.target import TargetFacts
     from draftkit.results.settings import Settings
 
 Find = Callable[..., Iterable[Finding]]
@@ -26,12 +36,48 @@ Find = Callable[..., Iterable[Finding]]
 class Evidence:
     """What checks may look at; None where it is not known.
 
-    Of a measurement, `asked` are its prompts, and `cell` is one cell of its result.
+    Of a checkpoint: `contradictions` that its reading met, its `format` and `config`, and what it is in the layout –
+    `spec`, the `origins` of its facts by name, `tensors`; `draft` where it is a folder of the layout. `target`: what
+    the target's config says, and `tokenizer` its tokenizer. Of a measurement: `asked` are its prompts, `cell` is one
+    cell of its result. Of a training run: the `replay` of its answers.
     """
 
+    contradictions: Sequence[Finding] | None = None
+    format: str | None = None
+    config: Mapping[str, object] | None = None
+    spec: DraftSpec | None = None
+    origins: Mapping[str, FactOrigin] | None = None
+    tensors: Mapping[str, TensorHandle] | None = None
+    draft: Draft | None = None
+    target: TargetFacts | None = None
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
     asked: Asked | None = None
     settings: Settings | None = None
     cell: Mapping[str, Any] | None = field(default=None, repr=False)
+    replay: Replay | None = field(default=None, repr=False)
+
+    @classmethod
+    def of_draft(cls, draft: Draft, **others: Any) -> Evidence:
+        """A draft of the layout, whose `config` is what has no place in it, and whatever else is known."""
+        provenance = draft.provenance
+        return cls(
+            format=provenance.format,
+            config=provenance.dropped_config,
+            spec=draft.spec,
+            origins={fact.name: fact for fact in provenance.facts},
+            tensors=draft.tensors,
+            draft=draft,
+            **others,
+        )
+
+    @property
+    def architecture(self) -> Architecture | None:
+        return None if self.spec is None else self.spec.architecture
+
+    @property
+    def facts(self) -> Mapping[str, object] | None:
+        """Every fact of the draft by name, as `--set` names it."""
+        return None if self.spec is None else facts_of(self.spec.architecture)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import typer
 from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
-    from draftkit.doctor.compare import Progress
+    from draftkit.doctor.measure import TrialProgress
 
 
 def doctor(
@@ -58,7 +58,7 @@ def doctor(
 
 
 @contextmanager
-def _trial_progress() -> Iterator[Progress]:
+def _trial_progress() -> Iterator[TrialProgress]:
     """A bar over the measurements, on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda *_: None

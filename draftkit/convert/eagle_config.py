@@ -9,7 +9,8 @@ from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError, TargetError
 from draftkit.layout.target import TargetFacts
 
-NESTED_IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
+IDS = "eagle_aux_hidden_state_layer_ids"
+NESTED_IDS = f"eagle_config.{IDS}"
 PARALLEL_HEADS = {"parallel_draft_heads_num_layers", "parallel_draft_step"}
 
 
@@ -47,7 +48,7 @@ def read_eagle_config(facts: Facts) -> EagleConfig:
             "use_mtp_layernorm",
         )
     }
-    layer_ids = nested.pop("eagle_aux_hidden_state_layer_ids", None)
+    layer_ids = nested.pop(IDS, None)
     if layer_ids and flags["use_aux_hidden_state"] is False:
         raise FormatError(f"{NESTED_IDS} is {layer_ids!r}, and use_aux_hidden_state is false")
     facts.refuse_unknown({f"eagle_config.{key}": value for key, value in nested.items() if key not in flags})
@@ -69,7 +70,7 @@ def read_aux_layer_ids(
     The top-level key says it in convention S; the nested one numbers layer *outputs*, one less. Without either, the
     reference's 2, N//2, N−3 of the target hold.
     """
-    top = facts.integers("eagle_aux_hidden_state_layer_ids")
+    top = facts.integers(IDS)
     facts.drop("num_aux_hidden_states", "the columns of fc tell")
     facts.drop("num_aux_layers", "the columns of fc tell")
     if not nested.use_aux_hidden_state:
@@ -85,7 +86,7 @@ def read_aux_layer_ids(
         )
     if top is not None:
         ids: tuple[int, ...] | None = top
-        facts.record("aux_layer_ids", str(list(top)), "stated")
+        facts.record("aux_layer_ids", str(list(top)), "stated", key=IDS)
     elif nested.layer_ids is not None:
         ids = _nested_ids(facts, target, nested)
     elif target is not None and count == 3:
@@ -116,10 +117,11 @@ def _nested_ids(facts: Facts, target: TargetFacts | None, nested: EagleConfig) -
     said = facts.as_integers(NESTED_IDS, nested.layer_ids)
     if target is not None and max(said) == target.num_hidden_layers:
         note = f"eagle_config says {list(said)}: states, as layer {max(said)} has no output"
-        facts.record("aux_layer_ids", str(list(said)), "stated", note)
+        facts.record("aux_layer_ids", str(list(said)), "stated", note, NESTED_IDS)
         return said
     ids = tuple(i + 1 for i in said)
-    facts.record("aux_layer_ids", str(list(ids)), "stated", f"eagle_config says {list(said)}: layer outputs")
+    note = f"eagle_config says {list(said)}: layer outputs"
+    facts.record("aux_layer_ids", str(list(ids)), "stated", note, NESTED_IDS)
     return ids
 
 

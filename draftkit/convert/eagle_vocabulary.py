@@ -12,6 +12,8 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, carry_out, copy, drop, integers, marked
 from draftkit.errors import FormatError
+from draftkit.finding import Finding
+from draftkit.io.handles import TensorHandle
 
 INCONSISTENT = "the draft vocabulary is inconsistent"
 AGAIN = "fetch the checkpoint again, or ask its author for the vocabulary map it was trained with"
@@ -45,8 +47,24 @@ def read_vocabulary_map(checkpoint: Checkpoint, facts: Facts, vocab_size: int, d
     else:
         mends = False
     if problem := map_problem or mask_problem:
-        facts.problems.append(("d2t", f"{INCONSISTENT}: {problem}", MEND if mends else AGAIN))
+        message, fix = f"{INCONSISTENT}: {problem}", MEND if mends else AGAIN
+        facts.problems.append(Finding("d2t", "error", message, fix=fix, source="the checkpoint itself"))
     return move
+
+
+def mapped_tokens(d2t: TensorHandle) -> list[int]:
+    """The target's id of each draft token."""
+    return [i + offset for i, offset in enumerate(integers(d2t))]
+
+
+def problem_of_map(ids: Sequence[int], vocab_size: int) -> str | None:
+    """Why these target ids of the draft's tokens are no map into a vocabulary of this size, None where they are one."""
+    outside = next((i for i, token in enumerate(ids) if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        return f"d2t[{outside}] maps to token {ids[outside]}, outside 0…{vocab_size - 1}"
+    if len(set(ids)) < len(ids):
+        return f"d2t maps {len(ids) - len(set(ids))} draft tokens to a target token that another has"
+    return None
 
 
 def with_map(moves: Sequence[Move], checkpoint: Checkpoint, vocabulary_map: Move | None) -> list[Move]:
@@ -80,14 +98,11 @@ def _map_problem(checkpoint: Checkpoint, vocab_size: int, draft_vocab_size: int)
         return missing if draft_vocab_size < vocab_size else None
     if (handle.dtype, handle.shape) != ("I64", (draft_vocab_size,)):
         return f"d2t is {handle.dtype} {list(handle.shape)}, not I64 [{draft_vocab_size}]"
-    ids = [i + offset for i, offset in enumerate(integers(handle))]
+    ids = mapped_tokens(handle)
     if len(ids) != draft_vocab_size:
         return f"t2d marks {len(ids)} tokens, the draft has {draft_vocab_size}"
-    outside = [i for i, token in enumerate(ids) if not 0 <= token < vocab_size]
-    if outside:
-        return f"d2t[{outside[0]}] maps to token {ids[outside[0]]}, outside 0…{vocab_size - 1}"
-    if len(set(ids)) < len(ids):
-        return f"d2t maps {len(ids) - len(set(ids))} draft tokens to a target token that another has"
+    if problem := problem_of_map(ids, vocab_size):
+        return problem
     if draft_vocab_size == vocab_size and ids != list(range(vocab_size)):
         return "d2t permutes a full vocabulary, which no engine applies"
     return None

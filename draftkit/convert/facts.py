@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from draftkit.convert.bookkeeping import BOOKKEEPING
 from draftkit.errors import FormatError, LayoutError
+from draftkit.finding import Finding
 from draftkit.layout.facts import parse_fact, with_facts
 from draftkit.layout.provenance import DEFINITION, FactOrigin, Origin
 from draftkit.layout.spec import DraftSpec
@@ -43,7 +44,7 @@ class Facts:
         self.found: list[FactOrigin] = []
         self.missing: list[tuple[str, str]] = []  # (fact, what to do)
         self.dropped: dict[str, str] = {}  # config key → reason; of a lifted key, its path
-        self.problems: list[tuple[str, str, str]] = []  # name, what contradicts itself, what mends it
+        self.problems: list[Finding] = []  # what contradicts itself
         self.losses: list[str] = []  # what the layout cannot hold
         self.agreed_losses: dict[str, str] = {}  # config key that the user ignores → what that loses
 
@@ -97,9 +98,9 @@ class Facts:
             return self.record(key, value, "stated")
         return self.record(key, value, "from tensors", note if stated is None else f"{note}; the config says {stated}")
 
-    def record(self, name: str, value: Value, origin: Origin, note: str = "") -> Value:
-        """Note a fact that does not come from one config key."""
-        self.found.append(FactOrigin(name=name, value=str(value), origin=origin, note=note))
+    def record(self, name: str, value: Value, origin: Origin, note: str = "", key: str = "") -> Value:
+        """Note a fact that does not come from one config key, or from `key` among several that may state it."""
+        self.found.append(FactOrigin(name=name, value=str(value), origin=origin, note=note, key=key))
         return value
 
     def record_from(self, key: str, facts: Mapping[str, Value]) -> None:

@@ -11,6 +11,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.errors import DraftkitError, FormatError, LayoutError
+from draftkit.finding import Finding
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
@@ -23,21 +24,13 @@ MASK_DIMENSIONS = (0, 4)  # a learned bias of that name would have one
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What contradicts itself in a checkpoint that can be described all the same. `fix`: what mends it."""
-
-    name: str
-    message: str
-    fix: str
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything a conversion into the layout will do, before it does any of it.
 
     `spec` is None while facts are missing (`missing`: fact and what to pass). `dropped_keys`: config key → reason.
     `losses`: what the checkpoint has and the layout cannot hold; `agreed_losses`: what the user said to ignore.
-    `problems` are described and stop a conversion; `refusal` is why there is no plan for the rest.
+    `problems`, where it contradicts itself, are described and stop a conversion; `refusal` is why there is no plan for
+    the rest.
     """
 
     format: str
@@ -49,7 +42,7 @@ class Plan:
     losses: tuple[str, ...] = ()
     agreed_losses: tuple[str, ...] = ()
     copied_files: tuple[Path, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     refusal: DraftkitError | None = None
 
     def require_spec(self, where: object) -> DraftSpec:
@@ -115,7 +108,7 @@ def planned_so_far(format_name: str, facts: Facts, refusal: DraftkitError | None
         dropped_keys=facts.dropped,
         losses=tuple(facts.losses),
         agreed_losses=tuple(facts.agreed_losses.values()),
-        problems=tuple(Problem(*problem) for problem in facts.problems),
+        problems=tuple(facts.problems),
         refusal=refusal,
     )
 

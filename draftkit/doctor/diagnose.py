@@ -2,25 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 
-from draftkit.checks.pair import known_defects
+from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.api import Reading, read_foreign
-from draftkit.doctor.audit import audit
-from draftkit.doctor.compare import Progress, compare
-from draftkit.doctor.decay import classify
-from draftkit.doctor.diagnosis import SEVERITIES, Diagnosis
-from draftkit.doctor.experiments import EXPERIMENTS
-from draftkit.doctor.measure import TEMPERATURE
+from draftkit.doctor.audit import Audited, audit
+from draftkit.doctor.decay import Decay, classify
+from draftkit.doctor.experiments import all_experiments
+from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.finding import SEVERITIES, Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import is_unified
+from draftkit.layout.target import read_target_facts
 from draftkit.loading import is_ngram, load_model, open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.requests import Request, SamplingParameters
-from draftkit.results.statistics import expected_acceptance_length
+from draftkit.results.statistics import Interval, expected_acceptance_length
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why acceptance may be low: a known defect, or a change that helps."""
+
+    name: str
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`length`: acceptance of the draft as it is, at the temperature in `settings`.
+
+    `findings`: known defects and faulty tensors, the worst first. `tried`: every change that was measured, the most
+    helpful first. `not_applicable`: experiment → what it needs.
+    """
+
+    target: str
+    draft: str
+    method: str
+    length: Interval
+    decay: Decay
+    findings: tuple[Finding, ...]
+    tensors: tuple[Audited, ...]
+    tried: tuple[Tried, ...]
+    not_applicable: Mapping[str, str]
+    settings: Mapping[str, object]
+
+    @property
+    def recommended(self) -> tuple[Tried, ...]:
+        """Of each experiment, the change that helps most, if one does."""
+        best: dict[str, Tried] = {}
+        for tried in self.tried:
+            if tried.helps:
+                best.setdefault(tried.experiment, tried)
+        return tuple(best.values())
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Errors, then what was measured to help, then warnings and notes."""
+        measured = [Cause(t.experiment, t.change, t.command or t.advice) for t in self.recommended]
+        errors = [Cause(f.name, f.message, f.fix) for f in self.findings if f.severity == "error"]
+        others = [Cause(f.name, f.message, f.fix) for f in self.findings if f.severity != "error"]
+        return (*errors, *measured, *others)
+
+    def to_dict(self) -> dict[str, object]:
+        """As `doctor --json` prints it."""
+        return {"schema": 1} | asdict(self) | {"causes": [asdict(cause) for cause in self.causes]}
 
 
 def diagnose_draft(
@@ -33,7 +85,7 @@ def diagnose_draft(
     max_new_tokens: int = 48,
     device: str | None = None,
     dtype: str | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: TrialProgress = lambda *_: None,
 ) -> Diagnosis:
     """Look for known defects of a draft, and measure what single changes would make of its acceptance.
 
@@ -73,13 +125,21 @@ def _reading(draft: str, target: str) -> Reading | None:
     return None if is_unified(located.path) else read_foreign(located, target)
 
 
+def _known_defects(patient: Patient) -> list[Finding]:
+    """What is seen without running the draft."""
+    located = locate(patient.target_source, weights=False)
+    target = read_target_facts(located.path, located.name, located.revision)
+    evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer)
+    return findings(evidence, "checkpoint", "pair")
+
+
 def _examine(
-    patient: Patient, reading: Reading | None, k: int, settings: dict[str, object], on_progress: Progress
+    patient: Patient, reading: Reading | None, k: int, settings: dict[str, object], on_progress: TrialProgress
 ) -> Diagnosis:
-    found = {experiment.name: experiment.of(patient) for experiment in EXPERIMENTS}
+    experiments = all_experiments()
+    trials = [(experiment.name, trial) for experiment in experiments for trial in experiment.trials(patient)]
     audited = audit(patient, reading)
-    findings = sorted([*known_defects(patient), *audited.findings], key=lambda f: SEVERITIES.index(f.severity))
-    trials = [(experiment.name, trial) for experiment in EXPERIMENTS for trial in found[experiment.name]]
+    found = sorted([*_known_defects(patient), *audited.findings], key=lambda f: SEVERITIES.index(f.severity))
     generations, tried = compare(patient, trials, k, on_progress)
     return Diagnosis(
         target=patient.target_source,
@@ -87,9 +147,9 @@ def _examine(
         method=patient.draft.spec.method,
         length=expected_acceptance_length(generations),
         decay=classify(generations, max(r.drafted for g in generations for r in g.rounds)),
-        findings=tuple(findings),
+        findings=tuple(found),
         tensors=audited.tensors,
         tried=tried,
-        not_applicable={e.name: e.needs for e in EXPERIMENTS if not found[e.name]},
+        not_applicable={e.name: e.needs for e in experiments if e.name not in {name for name, _ in trials}},
         settings=settings,
     )

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.evaluate.prompts import Prompt
 from draftkit.io.handles import memory_handle
 from draftkit.layout.architecture import Architecture
-from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import Draft
 from draftkit.layout.schema import SCALES, TensorSchema
 from draftkit.loading import load_drafter
@@ -49,6 +49,17 @@ class Patient:
     @property
     def architecture(self) -> Architecture:
         return self.draft.spec.architecture
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """Of the draft, under the names that `--set` takes."""
+        return facts_of(self.architecture)
+
+    @property
+    def as_wide_as_target(self) -> bool:
+        """Whether tables of the target fit the draft."""
+        width = self.facts.get("target_hidden_size")
+        return self.facts.get("hidden_size", width) == width
 
     @property
     def num_layers(self) -> int:
@@ -99,11 +110,11 @@ def keeps_tensors(draft: Draft, architecture: Architecture) -> bool:
 
 
 def target_ids(draft: Draft) -> Tensor:
-    """int64 [Vd]: the target's id of each token that an EAGLE-style draft proposes."""
-    eagle = draft.spec.architecture
-    assert isinstance(eagle, EagleSpec)
-    ids = torch.arange(eagle.draft_vocab_size)
-    return ids + draft.tensors["d2t"].load() if eagle.reduced_vocabulary else ids
+    """int64 [Vd]: the target's id of each token that the draft proposes."""
+    if "d2t" in draft.tensors:
+        offsets = draft.tensors["d2t"].load()
+        return offsets + torch.arange(len(offsets))
+    return torch.arange(draft.spec.architecture.vocab_size)
 
 
 def with_target_ids(draft: Draft, ids: Tensor) -> Draft:
@@ -111,18 +122,10 @@ def with_target_ids(draft: Draft, ids: Tensor) -> Draft:
     return changed(draft, tensors={"d2t": ids - torch.arange(len(ids))})
 
 
-def maps_inside(ids: Tensor, vocab_size: int) -> bool:
-    """Whether all of a map's target ids exist, each once."""
-    return bool(((ids >= 0) & (ids < vocab_size)).all()) and len(ids.unique()) == len(ids)
-
-
 def runnable(draft: Draft) -> Draft:
     """The draft, its map of tokens brought inside the vocabulary where an engine would read beyond its tables."""
-    eagle = draft.spec.architecture
-    if not isinstance(eagle, EagleSpec) or not eagle.reduced_vocabulary:
-        return draft
     ids = target_ids(draft)
-    inside = ids.clamp(0, eagle.vocab_size - 1)
+    inside = ids.clamp(0, draft.spec.architecture.vocab_size - 1)
     return draft if torch.equal(ids, inside) else with_target_ids(draft, inside)
 
 

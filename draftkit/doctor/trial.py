@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from draftkit.doctor.patient import Patient, Setup, changed, keeps_tensors
-from draftkit.layout.architecture import Architecture
-from draftkit.layout.families.causal_lm import CausalLMSpec
-from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.families.medusa import MedusaSpec
-from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
+from draftkit.layout import facts as layout_facts
 
-ALL: tuple[type[Architecture], ...] = (EagleSpec, CausalLMSpec, MlpSpeculatorSpec, MedusaSpec)
+Trials = Callable[[Patient], Iterable["Trial"]]
 
 
 @dataclass(frozen=True)
@@ -35,36 +30,36 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What may be wrong (`name`), the kinds of drafts where it can be, and what a draft must have to be tried."""
+    """What may be wrong (`name`), and what a draft must have to be tried; `trials` are none where it has not."""
 
     name: str
-    kinds: tuple[type[Architecture], ...]
     needs: str
-    trials: Callable[[Patient], Iterable[Trial]]
-
-    def of(self, patient: Patient) -> list[Trial]:
-        """The trials for this draft, none where the suspicion does not apply to it."""
-        return list(self.trials(patient)) if isinstance(patient.architecture, self.kinds) else []
+    trials: Trials
 
 
-def with_facts(patient: Patient, architecture: Architecture, advice: str = "", **overrides: object) -> Trial:
-    """The trial of other facts; `overrides` are those facts as the user sets them.
+def experiment(name: str, needs: str) -> Callable[[Trials], Experiment]:
+    """Make a function that yields the trials of a patient an experiment of the doctor."""
+    return lambda trials: Experiment(name, needs, trials)
 
-    Where the facts need other tensors, `--set` alone cannot make the change, and `advice` says what to do.
+
+def with_facts(patient: Patient, advice: str = "", **facts: object) -> Trial:
+    """The trial of other facts, under the names that `--set` takes.
+
+    Where they need other tensors, `--set` alone cannot make the change, and `advice` says what to do: by default, to
+    remove those that the draft then has too many.
     """
-    named = {name: as_override(value) for name, value in overrides.items()}
+    architecture = layout_facts.with_facts(patient.architecture, **facts)
+    tried = changed(patient.draft, architecture)
+    named = {name: as_override(value) for name, value in facts.items()}
+    surplus = [name for name in patient.draft.tensors if name not in tried.tensors]
+    if surplus and not advice:
+        advice = f"remove {', '.join(surplus)} from the checkpoint and convert it again"
     return Trial(
         ", ".join(f"{name}={value}" for name, value in named.items()),
-        lambda: patient.setup(changed(patient.draft, architecture)),
+        lambda: patient.setup(tried),
         named if keeps_tensors(patient.draft, architecture) else {},
         advice,
     )
-
-
-def with_eagle_facts(patient: Patient, advice: str = "", **facts: Any) -> Trial:
-    """The trial of other facts of an `EagleSpec`, under their own names."""
-    assert isinstance(patient.architecture, EagleSpec)
-    return with_facts(patient, replace(patient.architecture, **facts), advice, **facts)
 
 
 def with_tensors(patient: Patient, change: str, tensors: Callable[[], Mapping[str, Tensor]], advice: str) -> Trial:

@@ -30,6 +30,14 @@ def facts_of(architecture: Architecture) -> dict[str, object]:
     return dict(_leaves(to_dict(architecture)))
 
 
+def fact_of(architecture: Architecture, name: str) -> object:
+    """The value that `with_facts` would replace; None where the draft has no such fact."""
+    if not has(architecture, name):
+        return None
+    holder, key = _find(to_dict(architecture), name, "the draft")
+    return holder[key]
+
+
 def has(architecture: Architecture, name: str) -> bool:
     """Whether `with_facts` takes this name for this draft."""
     return name in _settable(to_dict(architecture))

@@ -11,12 +11,16 @@ DEFINITION = "what the format is"  # the remark on a format's default that no fi
 
 @dataclass(frozen=True, kw_only=True)
 class FactOrigin:
-    """One fact of the spec as a conversion found it: its value as text, where it was taken from, and a remark."""
+    """One fact of the spec as a conversion found it: its value as text, where it was taken from, and a remark.
+
+    `key`: the config key that states it, one inside an object by its path, `outer.key`, where several may.
+    """
 
     name: str
     value: str
     origin: Origin
     note: str
+    key: str = ""
 
     @property
     def assumed(self) -> bool:

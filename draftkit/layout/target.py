@@ -31,15 +31,19 @@ class TargetFacts:
     config: Mapping[str, object] = field(repr=False, compare=False)
 
     def default_aux_layer_ids(self) -> tuple[int, int, int]:
-        """The layers (2, N//2, N−3) in convention S that EAGLE-3's authors capture (SafeAILab/EAGLE, `cnets.py`)."""
-        n = self.num_hidden_layers
-        return (2, n // 2, n - 3)
+        """The layers that EAGLE-3's authors capture."""
+        return default_aux_layer_ids(self.num_hidden_layers)
 
     @cached_property
     def tied(self) -> bool:
         """Whether its head is its embedding table."""
         stated = language_model(self.config).get("tie_word_embeddings", self.config.get("tie_word_embeddings"))
         return bool(class_defaults(self.config).get("tie_word_embeddings", False) if stated is None else stated)
+
+
+def default_aux_layer_ids(num_hidden_layers: int) -> tuple[int, int, int]:
+    """The layers (2, N//2, N−3) in convention S that EAGLE-3's authors capture (SafeAILab/EAGLE, `cnets.py`)."""
+    return (2, num_hidden_layers // 2, num_hidden_layers - 3)
 
 
 def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFacts:

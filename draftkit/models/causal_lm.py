@@ -5,6 +5,8 @@ Shapes: B sequences, T rows, F feature width, H draft width, V draft vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -38,9 +40,19 @@ def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> 
     spec = draft.spec.architecture.expect(CausalLMSpec)
     check_mask_token(draft)
     model = load_target(draft.path, device=str(target.device), dtype=target.dtype, attention=attention)
+    _rotate(model, spec.config)
     if spec.head_ids is not None:
         _keep_rows(model, torch.tensor(spec.head_ids, device=target.device))
     return Target(model)
+
+
+def _rotate(model: PreTrainedModel, config: dict[str, object]) -> None:
+    """Give a model the rotary positions of the spec's `config`, where those of its folder are others."""
+    own, stated = model.config.get_text_config(), type(model.config).from_dict(dict(config)).get_text_config()
+    if getattr(own, "rope_parameters", None) != getattr(stated, "rope_parameters", None):
+        own.rope_parameters = stated.rope_parameters
+        decoder: Any = model.get_decoder()  # every decoder of transformers that rotates keeps it under this name
+        decoder.rotary_emb = type(decoder.rotary_emb)(own).to(model.device)
 
 
 def _keep_rows(model: PreTrainedModel, ids: Tensor) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.checks.checkpoint import Finding, findings_of_draft, findings_of_reading
+from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
 from draftkit.convert.api import Conversion, Reading
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats
@@ -18,6 +18,7 @@ from draftkit.convert.to_vllm import remedy_for_vllm
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
+from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import to_dict
 from draftkit.layout.folder import Draft

@@ -2,24 +2,26 @@
 
 Training walks over held-out answers (`walk`); serving decodes them again with draftkit's runtime. For a draft whose
 checkpoint is what was trained, on answers of the target's own, both lengths agree up to chance, and at temperature 0
-exactly. A gap is a bug between training and serving; each possible cause is tested by itself and the ones found are
-named with their evidence.
+exactly. A gap is a bug between training and serving; its causes are what `checks/gap.py` finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from draftkit.checks.gap import Replay
+from draftkit.checks.registry import Evidence, findings
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import ATTENTION as TARGET_ATTENTION
 from draftkit.data.states.online import States
+from draftkit.finding import Finding
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
@@ -30,22 +32,11 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.train.batch import Batch
 from draftkit.train.recipes.recipe import Recipe
-from draftkit.train.validation import Judged, acceptance, judge
+from draftkit.train.validation import acceptance, judge
 from draftkit.train.walk import Mode
 
-CHANCE = 0.05  # share of answers in which a rounding error may have turned a tie
-STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch shapes stay far below
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 StatesOf = Callable[[Sample], States]
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What makes training and serving differ, how it was seen, and what to do."""
-
-    name: str
-    evidence: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -54,15 +45,12 @@ class Gap:
 
     walked: Interval
     decoded: Interval
-    causes: tuple[Cause, ...]
+    causes: tuple[Finding, ...]
 
     @property
     def closed(self) -> bool:
         """Whether they agree within their intervals."""
         return self.walked.low <= self.decoded.high and self.decoded.low <= self.walked.high
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self) | {"closed": self.closed}
 
 
 def report_gap(
@@ -91,19 +79,21 @@ def report_gap(
             save_draft(folder, recipe.tensors())
             drafter = load_drafter(read_draft(folder), target)
             generations = _decode(answers, target, drafter, k, temperature)
-        serving = [_serving_states(answer, target, drafter) for answer in answers[:1]]
+        served = _serving_states(answers[0], target, drafter) if answers else None
     finally:
         target.set_attn_implementation(TARGET_ATTENTION)
-    served = [_served_rounds(answer, generation) for answer, generation in zip(answers, generations, strict=True)]
-    causes = [*_other_rotation(recipe, drafter)]
-    if temperature == 0:
-        causes += _other_text(answers, generations)
-    for batch, states in zip(batches, serving, strict=False):
-        causes += _other_states(batch, states, recipe)
-    if temperature == 0 and not causes:
-        causes += [*_other_mask(batches, generations)] or [*_other_rounds(judged, served, answers)]
-    decoded = bootstrap_length([(sum(rounds), len(rounds)) for rounds in served if rounds])
-    return Gap(acceptance(judged), decoded, tuple(causes))
+    replay = Replay(
+        answers=answers,
+        generations=generations,
+        greedy=temperature == 0,
+        frequencies=_rotations(recipe, drafter),
+        states=[] if served is None else [*_states(batches[0], served, recipe)],
+        drafted=[batch.drafted(1)[0].tolist() for batch in batches],
+        walked=[[r.accepted for r in found.rounds] for found in judged],
+        decoded=[_served_rounds(answer, found) for answer, found in zip(answers, generations, strict=True)],
+    )
+    decoded = bootstrap_length([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
+    return Gap(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "gap")))
 
 
 def first_answer(sample: Sample) -> Sample | None:
@@ -148,51 +138,20 @@ def _serving_states(answer: Sample, target: PreTrainedModel, drafter: Drafter) -
     return Target(target, drafter.aux_layers).forward(tokens, positions, rows).features
 
 
-def _other_text(answers: Sequence[Sample], generations: Sequence[Generation]) -> Iterator[Cause]:
-    """The answers are not what the target would say."""
-    differing = []
-    for answer, generation in zip(answers, generations, strict=True):
-        own = answer.tokens[answer.spans[0][0] :].tolist()
-        if generation.tokens != own:
-            pairs = zip(own, generation.tokens, strict=False)
-            differing.append((answer.id, next((i for i, (a, b) in enumerate(pairs) if a != b), len(generation.tokens))))
-    if len(differing) > CHANCE * len(answers):
-        name, at = differing[0]
-        yield Cause(
-            "text",
-            f"{len(differing)} of {len(answers)} answers are not the target's greedy ones: {name} from token {at} on",
-            "regenerate the answers with this target as it is served; compare chat template and system prompt",
-        )
-
-
-def _other_states(batch: Batch, served: Tensor | None, recipe: Recipe) -> Iterator[Cause]:
-    """Training and serving read other states of the target: another layer, or another norm."""
-    if served is None:
-        return
+def _states(batch: Batch, served: Tensor, recipe: Recipe) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The target's states that training and serving read, one by one."""
     trained = batch.last if batch.features is None else batch.features
     names = (FINAL,) if batch.features is None or recipe.aux_layers is None else recipe.aux_layers.states
     width = trained.shape[-1] // len(names)
     pairs = zip(trained.float().split(width, -1), served.float().split(width, -1), strict=True)
     for name, (mine, theirs) in zip(names, pairs, strict=True):
-        off = float((mine - theirs).norm() / theirs.norm())
-        if off > STATE_TOLERANCE:
-            what = "after the final norm" if name == FINAL else f"after {name} layers"
-            yield Cause(
-                "states",
-                f"the target's states {what} differ by {100 * off:.0f} % between training and serving",
-                "write the states again; check layer ids (HF numbering) and whether the final norm is applied",
-            )
+        yield "after the final norm" if name == FINAL else f"after {name} layers", mine, theirs
 
 
-def _other_rotation(recipe: Recipe, drafter: Drafter) -> Iterator[Cause]:
-    """Draft and checkpoint rotate by other frequencies."""
-    mine, theirs = (_frequencies(model) for model in (recipe.draft, getattr(drafter, "model", None)))
-    if mine is not None and theirs is not None and not torch.allclose(mine, theirs.to(mine.device)):
-        yield Cause(
-            "rope",
-            f"the slowest frequency is {float(mine[-1]):.3g} in training and {float(theirs[-1]):.3g} in the checkpoint",
-            "rope base or scaling of the spec are not those that were trained",
-        )
+def _rotations(recipe: Recipe, drafter: Drafter) -> tuple[Tensor, Tensor] | None:
+    """The frequencies by which draft and checkpoint rotate."""
+    mine, theirs = (_frequencies(model) for model in (recipe.draft, drafter.module))
+    return None if mine is None or theirs is None else (mine, theirs)
 
 
 def _frequencies(model: object) -> Tensor | None:
@@ -202,42 +161,6 @@ def _frequencies(model: object) -> Tensor | None:
     return next((b.float() for name, b in module.named_buffers() if name.endswith("rotary.inv_freq")), None)
 
 
-def _rounds(judged: Judged) -> list[int]:
-    return [r.accepted for r in judged.rounds]
-
-
 def _served_rounds(answer: Sample, generation: Generation) -> list[int]:
     """Drafts that stood, of those within the answer, as the walk counts them."""
     return [min(r.accepted, len(answer) - r.position) for r in generation.rounds]
-
-
-def _other_mask(batches: Sequence[Batch], generations: Sequence[Generation]) -> Iterator[Cause]:
-    """Serving drafts at positions that training does not count."""
-    missed = []
-    for batch, generation in zip(batches, generations, strict=True):
-        drafted = batch.drafted(1)[0].tolist()
-        # The round's drafts begin at its position; the feature that they come from lies two before.
-        positions = [r.position for r in generation.rounds if r.position < len(drafted)]
-        missed += [position for position in positions if not drafted[position - 2]]
-    if missed:
-        rounds = sum(len(generation.rounds) for generation in generations)
-        yield Cause(
-            "mask",
-            f"serving drafts in {len(missed)} of {rounds} rounds where training counts nothing, as at {missed[0]}",
-            "the mask of supervised tokens is shifted; prepare the data again and see draftkit data check",
-        )
-
-
-def _other_rounds(judged: Sequence[Judged], served: Sequence[list[int]], answers: Sequence[Sample]) -> Iterator[Cause]:
-    """Same text, same states, and yet other rounds: the draft differs from its checkpoint."""
-    differing = [i for i, (mine, theirs) in enumerate(zip(judged, served, strict=True)) if _rounds(mine) != theirs]
-    if len(differing) <= CHANCE * len(answers):
-        return
-    first = differing[0]
-    walked, decoded = _rounds(judged[first]), served[first]
-    at = next((i for i, (a, b) in enumerate(zip(walked, decoded, strict=False)) if a != b), 0)
-    evidence = (
-        f"{len(differing)} of {len(answers)} answers have other rounds, as {answers[first].id} from round {at + 1} on: "
-        f"walked {walked[at : at + 5]}, decoded {decoded[at : at + 5]}"
-    )
-    yield Cause("draft", evidence, "training and checkpoint disagree about the draft: positions, a norm, weights")

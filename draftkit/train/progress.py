@@ -42,7 +42,7 @@ class LogLines(ProgressCallback):
 def show_gap(gap: Gap) -> None:
     """Say what explains that serving accepts otherwise than training says."""
     for cause in gap.causes:
-        print(f"gap between training and serving, {cause.name}: {cause.evidence}; {cause.remedy}", file=sys.stderr)
+        print(f"gap between training and serving, {cause.name}: {cause.message}; {cause.fix}", file=sys.stderr)
     if not gap.closed and not gap.causes:
         lengths = f"{gap.walked.mean:.3f} and {gap.decoded.mean:.3f}"
         print(f"gap between training and serving: acceptance lengths {lengths}, of no known cause", file=sys.stderr)

@@ -13,9 +13,11 @@ import torch
 from conftest import Command
 from fixtures import pico
 
-from draftkit.checks.checkpoint import DEFECTS, Finding, findings_of_reading
+from draftkit.checks.checkpoint import findings_of_reading
+from draftkit.checks.registry import checks_of
 from draftkit.convert.api import Reading, inspect_checkpoint, plan_conversion
 from draftkit.convert.randomness import looks_random
+from draftkit.finding import Finding
 from draftkit.io.safetensors_file import read_safetensors
 
 Tensors = dict[str, torch.Tensor]
@@ -76,7 +78,7 @@ CASES = {
     "short-rope": Case(target={"max_position_embeddings": 8192}),
 }
 # These need layouts of their own, and are tested beside them.
-ELSEWHERE = {"medusa-head-count", "unstated-residual", "short-draft"}
+ELSEWHERE = {"contradiction", "medusa-head-count", "unstated-residual", "short-draft"}
 SOUND = (
     Case(),
     Case(eagle1=True),
@@ -91,9 +93,9 @@ def findings(folder: Path, case: Case) -> list[Finding]:
     return findings_of_reading(found)
 
 
-def test_every_defect_has_a_case_and_a_source() -> None:
-    assert {defect.name for defect in DEFECTS} == {name.partition(",")[0] for name in CASES} | ELSEWHERE
-    assert all(defect.source for defect in DEFECTS)
+def test_every_check_has_a_case() -> None:
+    checks = {check.name.replace(" ", "-") for check in checks_of("checkpoint")}
+    assert checks == {name.partition(",")[0] for name in CASES} | ELSEWHERE
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,6 +104,7 @@ def test_a_defect_is_found_alone(name: str, tmp_path: Path) -> None:
     assert [finding.name for finding in found] == [name.partition(",")[0]]
     assert found[0].message
     assert found[0].fix
+    assert found[0].source
 
 
 @pytest.mark.parametrize("case", SOUND)

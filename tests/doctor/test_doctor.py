@@ -15,7 +15,7 @@ from draftkit.convert.unified import write_draft
 from draftkit.doctor.audit import audit
 from draftkit.doctor.decay import classify
 from draftkit.doctor.diagnose import diagnose_draft
-from draftkit.doctor.experiments import EXPERIMENTS
+from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import Sums, gain
 from draftkit.doctor.patient import Patient, changed, runnable, target_ids, with_target_ids
 from draftkit.doctor.rotation import find_rotation, rotate_blocks
@@ -23,8 +23,9 @@ from draftkit.doctor.trial import as_override
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.prompts import Prompt
 from draftkit.io.handles import memory_handle
+from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft
-from draftkit.loading import load_model, open_draft
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.report.diagnosis import show_diagnosis
 from draftkit.requests import Request
 from draftkit.runtime.records import Generation, Round
@@ -39,8 +40,8 @@ def spoiled(folder: Path, name: str, **facts: Any) -> str:
 
 def diagnosed(draft: str, monkeypatch: pytest.MonkeyPatch, *names: str, limit: int = 8) -> Any:
     """A diagnosis with these experiments only, which keeps it short."""
-    chosen = tuple(experiment for experiment in EXPERIMENTS if experiment.name in names)
-    monkeypatch.setattr("draftkit.doctor.diagnose.EXPERIMENTS", chosen)
+    chosen = tuple(experiment for experiment in all_experiments() if experiment.name in names)
+    monkeypatch.setattr("draftkit.doctor.diagnose.all_experiments", lambda: chosen)
     return diagnose_draft("zoo:target", draft, limit=limit, max_new_tokens=16)
 
 
@@ -85,8 +86,21 @@ def test_ngram_lookup_has_nothing_to_examine() -> None:
 
 
 def test_every_experiment_says_what_it_needs() -> None:
-    assert all(experiment.needs for experiment in EXPERIMENTS)
-    assert len({experiment.name for experiment in EXPERIMENTS}) == len(EXPERIMENTS)
+    experiments = all_experiments()
+    assert len(experiments) == 22
+    assert all(experiment.needs for experiment in experiments)
+    assert len({experiment.name for experiment in experiments}) == len(experiments)
+
+
+def test_a_language_model_is_rotated_as_its_facts_say() -> None:
+    model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
+    with open_draft("zoo:draft-model", "zoo:target") as draft:
+        other = changed(draft, with_facts(draft.spec.architecture, rope_theta=500_000.0))
+        own, rotated = (load_drafter(d, model, tokenizer).module for d in (draft, other))
+    frequencies = [m.get_decoder().rotary_emb.inv_freq for m in (own, rotated)]  # type: ignore[union-attr, operator]
+    exponents = torch.arange(len(frequencies[1])) / len(frequencies[1])
+    torch.testing.assert_close(frequencies[1], 500_000.0**-exponents)
+    assert not torch.equal(*frequencies)
 
 
 def pico_draft(folder: Path) -> Draft:

@@ -81,7 +81,7 @@ def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[
 def test_other_layers(target: PreTrainedModel, answers: list[Sample]) -> None:
     (cause,) = gap(target, answers, recipe(target), (3, 5, 7)).causes
     assert cause.name == "states"
-    assert "after 2 layers differ by" in cause.evidence
+    assert "after 2 layers differ by" in cause.message
 
 
 def test_another_rope_base(target: PreTrainedModel, answers: list[Sample]) -> None:
@@ -113,7 +113,7 @@ def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]
         other.tokens[begin:end] = other.tokens[begin:end][::-1]
     (cause,) = gap(target, others, recipe(target)).causes
     assert cause.name == "text"
-    assert "answers are not the target's greedy ones" in cause.evidence
+    assert "answers are not the target's greedy ones" in cause.message
 
 
 def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Sample]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.target import default_aux_layer_ids
 from draftkit.train.batch import Batch
 from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
@@ -83,8 +84,7 @@ class Eagle3(EagleFamily):
 def eagle3_spec(origin: Origin, options: Eagle3Options) -> EagleSpec:
     """The architecture of a new draft."""
     target = origin.target.config.get_text_config()
-    n = target.num_hidden_layers
-    layers = options.layers or (2, n // 2, n - 3)
+    layers = options.layers or default_aux_layer_ids(target.num_hidden_layers)
     check_layers(layers, origin.target)
     return EagleSpec(
         decoder=fresh_decoder(origin.target, options.num_layers),

@@ -1,41 +1,50 @@
-"""Trials of inputs: the target's features, positions, masks, precision, and the text itself."""
+"""Trials of inputs: the target's features, masks, precision, and the text itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from draftkit.doctor.patient import Patient, Setup, changed
-from draftkit.doctor.trial import Trial, with_eagle_facts, with_facts, with_tensors
-from draftkit.doctor.wrappers import ShiftedFeedback, ShiftedMasks, TargetWithFeatures
-from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.families.causal_lm import CausalLMSpec
-from draftkit.layout.families.eagle import EagleSpec
+from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors
+from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.chat import load_tokenizer, render, token_ids
-from draftkit.models.target import AuxLayers, Target
-from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
+from draftkit.models.target import AuxLayers, Target, TargetOutput
 from draftkit.runtime.memory import available_memory
 
 OTHER_FEATURES = "the draft was trained on other states than it is served: ask its author which ones, or train it anew"
 
 
+class TargetWithFeatures(Target):
+    """A target whose features [B, T, F] are changed before the drafter sees them."""
+
+    def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None, change: Callable[[Tensor], Tensor]):
+        super().__init__(model, aux_layers)
+        self.change = change
+
+    def forward(self, *args: Any, **others: Any) -> TargetOutput:
+        output = super().forward(*args, **others)
+        assert output.features is not None
+        return output._replace(features=self.change(output.features))
+
+
+@experiment("normed-features", "the target's states")
 def normed_features(patient: Patient) -> Iterator[Trial]:
     """Features after the target's final norm where the draft gets them before it, and the reverse."""
-    spec = patient.architecture
-    if isinstance(spec, EagleSpec) and spec.aux_layer_ids is not None:
+    facts = patient.facts
+    if patient.architecture.aux_layer_ids is not None:
         norm = getattr(patient.model.get_decoder(), "norm", None)
         if isinstance(norm, torch.nn.Module):
             yield Trial("features after the final norm", lambda: _normed(patient, norm), {}, OTHER_FEATURES)
-    elif isinstance(spec, EagleSpec) and spec.token_entry == "fusion":
-        yield with_eagle_facts(patient, aux_layer_ids=(patient.num_layers,))
-    else:
+    elif facts.get("token_entry") == "fusion":
+        yield with_facts(patient, aux_layer_ids=(patient.num_layers,))
+    elif "target_hidden_size" in facts:
         last = AuxLayers((patient.num_layers,))
         yield Trial(
             "features before the final norm",
@@ -55,77 +64,45 @@ def _normed(patient: Patient, norm: torch.nn.Module) -> Setup:
     return setup._replace(target=TargetWithFeatures(patient.model, setup.drafter.aux_layers, change))
 
 
-def positions(patient: Patient) -> Iterator[Trial]:
-    """The rows that the draft adds itself, one position later or earlier. All rows alike would change nothing."""
-    for by in (1, -1):
-        yield Trial(
-            f"own rows {by:+} position",
-            partial(_shifted, patient, by),
-            {},
-            "the draft was trained with other positions than engines give its own rows: it has to be trained anew",
-        )
-
-
-def _shifted(patient: Patient, by: int) -> Setup:
-    setup = patient.setup()
-    drafter = setup.drafter
-    assert isinstance(drafter, EagleDrafter)
-    shifted = ShiftedMasks(drafter, by) if isinstance(drafter, PEagleDrafter) else ShiftedFeedback(drafter, by)
-    return setup._replace(drafter=shifted)
-
-
+@experiment("mask-token", "a mask token")
 def mask_token(patient: Patient) -> Iterator[Trial]:
     """The other special tokens of the target's tokenizer, which is where unused ones are."""
-    spec = patient.architecture
-    assert isinstance(spec, (EagleSpec, CausalLMSpec))
-    if spec.parallel is None:
-        return
-    for token in sorted(patient.tokenizer.added_tokens_decoder):
-        if token != spec.parallel.mask_token_id and token < spec.vocab_size:
-            yield _with_mask_token(patient, spec, spec.parallel, token)
+    parallel = patient.architecture.parallel
+    for token in sorted(patient.tokenizer.added_tokens_decoder) if parallel is not None else ():
+        if token != patient.facts["mask_token_id"] and token < patient.architecture.vocab_size:
+            yield with_facts(patient, mask_token_id=token)
 
 
-def _with_mask_token(patient: Patient, spec: EagleSpec | CausalLMSpec, parallel: ParallelDrafting, token: int) -> Trial:
-    other = replace(parallel, mask_token_id=token)
-    architecture: Any = replace(spec, parallel=other)
-    return with_facts(patient, architecture, mask_token_id=token)
-
-
+@experiment("mask-state", "a mask state")
 def mask_state(patient: Patient) -> Iterator[Trial]:
     """The hidden input of mask rows: zeros, and the embedding of the mask token, instead of the learned state."""
-    spec = patient.architecture
-    assert isinstance(spec, EagleSpec)
-    if spec.parallel is None:
+    parallel, learned = patient.architecture.parallel, patient.draft.tensors.get("mask_hidden")
+    if parallel is None or learned is None:
         return
-    token, copies = spec.parallel.mask_token_id, spec.feature_size // spec.target_hidden_size
-    advice = "mask_hidden is not the trained state: fetch the checkpoint again"
-    yield with_tensors(
-        patient,
-        "mask state of zeros",
-        lambda: {"mask_hidden": torch.zeros(1, 1, spec.feature_size)},
-        advice,
-    )
-    yield with_tensors(
-        patient,
-        "the mask token's embedding as mask state",
-        lambda: {"mask_hidden": patient.table("embed_tokens")[token].repeat(copies)[None, None]},
-        advice,
-    )
+    size, advice = learned.shape[-1], "mask_hidden is not the trained state: fetch the checkpoint again"
+    yield with_tensors(patient, "mask state of zeros", lambda: {"mask_hidden": torch.zeros(1, 1, size)}, advice)
+
+    def embedded() -> dict[str, Tensor]:
+        embedding = patient.table("embed_tokens")[parallel.mask_token_id]
+        return {"mask_hidden": embedding.repeat(size // len(embedding))[None, None]}
+
+    yield with_tensors(patient, "the mask token's embedding as mask state", embedded, advice)
 
 
+@experiment("target-features", "the target's states added to embeddings")
 def target_features(patient: Patient) -> Iterator[Trial]:
     """PARD-2 without the target's states."""
-    spec = patient.architecture
-    assert isinstance(spec, CausalLMSpec)
-    if spec.target_features is not None:
+    if "target_proj.weight" in patient.draft.tensors:
+        without = other_facts(patient.architecture, target_features=None)
         yield Trial(
             "without the target's states",
-            lambda: patient.setup(changed(patient.draft, replace(spec, target_features=None))),
+            lambda: patient.setup(changed(patient.draft, without)),
             {},
             "target_proj does harm: the layers that it reads are not those that it was trained with",
         )
 
 
+@experiment("template", "a chat template")
 def template(patient: Patient) -> Iterator[Trial]:
     """Prompts without a chat template, and with the draft's own where it has another."""
     own = load_tokenizer(patient.draft.path, "draft") if patient.draft.files else None
@@ -154,6 +131,7 @@ def _with_prompts(patient: Patient, change: str, prompts: list[tuple[int, ...]])
     )
 
 
+@experiment("precision", "memory for the model in another dtype")
 def precision(patient: Patient) -> Iterator[Trial]:
     """A copy of draft and target in another dtype."""
     model = patient.model

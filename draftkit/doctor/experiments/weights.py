@@ -1,0 +1,91 @@
+"""Trials of weights: tables of the target's instead of the draft's, other maps, biases left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from draftkit.convert.eagle_vocabulary import problem_of_map
+from draftkit.doctor.patient import Patient, Setup, changed, target_ids, with_target_ids
+from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors
+from draftkit.layout.facts import with_facts as other_facts
+
+
+@experiment("embedding", "an embedding table of its own, as wide as the target's")
+def embedding(patient: Patient) -> Iterator[Trial]:
+    """The target's embedding table instead of the draft's own."""
+    if patient.facts.get("embed_tokens") == "draft" and patient.as_wide_as_target:
+        yield with_facts(patient, embed_tokens="target")
+
+
+@experiment("head", "a head of its own, as wide as the target's")
+def head(patient: Patient) -> Iterator[Trial]:
+    """The target's head, its rows of the draft's tokens, instead of the draft's own."""
+    if patient.facts.get("lm_head", "target") == "target" or not patient.as_wide_as_target:
+        return
+    if "d2t" not in patient.draft.tensors:
+        yield with_facts(patient, lm_head="target")
+        return
+    yield with_tensors(
+        patient,
+        "the target's head, rows of the draft's tokens",
+        lambda: {"lm_head.weight": patient.table("lm_head")[target_ids(patient.draft)]},
+        "lm_head.weight is not the trained one: fetch the checkpoint again; failing that, start from the target's rows",
+    )
+
+
+@experiment("d2t", "a draft vocabulary whose map can be read otherwise")
+def vocabulary_map(patient: Patient) -> Iterator[Trial]:
+    """d2t read as ids where it was taken for offsets, and the reverse."""
+    if "d2t" not in patient.original.tensors:
+        return
+    offsets = patient.original.tensors["d2t"].load()
+    own, rows = target_ids(patient.original), torch.arange(len(offsets))
+    for change, ids in (("d2t holds target ids, not offsets", offsets), ("d2t holds offsets twice", own + rows)):
+        if problem_of_map(ids.tolist(), patient.architecture.vocab_size) is None and not torch.equal(ids, own):
+            yield Trial(
+                change,
+                partial(_mapped, patient, ids),
+                {},
+                "write the map as offsets, target id − draft id, and convert the checkpoint again",
+            )
+
+
+@experiment("d2t-matched", "a draft vocabulary and a head like the target's")
+def matched_map(patient: Patient) -> Iterator[Trial]:
+    """Each draft token mapped to the target token whose head row is most like its own."""
+    tensors = patient.draft.tensors
+    if "d2t" not in tensors or "lm_head.weight" not in tensors or not patient.as_wide_as_target:
+        return
+    mine = torch.nn.functional.normalize(tensors["lm_head.weight"].load().float(), dim=-1)
+    theirs = torch.nn.functional.normalize(patient.table("lm_head"), dim=-1)
+    ids = torch.cat([(chunk @ theirs.T).argmax(-1) for chunk in mine.split(1024)])
+    if not torch.equal(ids, target_ids(patient.draft)) and len(ids.unique()) > len(ids) / 2:
+        yield Trial(
+            "d2t found anew, by the head's rows",
+            partial(_mapped, patient, ids),
+            {},
+            "get the file with the map that the draft was trained with; this one is found by likeness",
+        )
+
+
+def _mapped(patient: Patient, ids: Tensor) -> Setup:
+    return patient.setup(with_target_ids(patient.draft, ids))
+
+
+@experiment("biases", "biases in attention or MLP")
+def biases(patient: Patient) -> Iterator[Trial]:
+    """Biases of attention and MLP left out: several loaders make up those that the file lacks."""
+    names = ("qkv_bias", "output_bias", "mlp_bias")
+    present = [name for name in names if patient.facts.get(name)]
+    if present:
+        without = other_facts(patient.architecture, **dict.fromkeys(present, False))
+        yield Trial(
+            "no attention and MLP biases" if len(present) > 1 else f"{present[0]}=false",
+            lambda: patient.setup(changed(patient.draft, without)),
+            {},
+            "remove the biases from the checkpoint: they were not trained",
+        )
