@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -95,7 +96,7 @@ def write_file(path: Path, data: bytes) -> None:
 def check_writable(path: Path) -> None:
     """Raise `DraftkitError` where the disk forbids that `path`, a file or folder, be written; leaves nothing."""
     parent = next(parent for parent in Path(os.path.abspath(path)).parents if os.path.lexists(parent))
-    with scratch_folder(parent / path.name):
+    with scratch_folder(parent / path.name, asked=path):
         pass
 
 
@@ -110,13 +111,13 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def scratch_folder(out: Path) -> Iterator[Path]:
+def scratch_folder(out: Path, asked: Path | None = None) -> Iterator[Path]:
     """A hidden sibling of `out` that no other run removes before the body ends; then it goes.
 
     What killed runs had begun for `out` is tidied up first. Raises `DraftkitError` when the disk is full or forbids
-    writing.
+    writing; it names `asked`, the path that the user gave where that is not `out`.
     """
-    with disk_failures(f"{out.name} cannot be written", out):
+    with disk_failures(f"{out.name} cannot be written", asked or out):
         settle_leftovers(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch, lock = _begin(out)
@@ -169,17 +170,15 @@ def _place(error: OSError, where: Path) -> object:
 
 
 def _check_replaceable(out: Path, replaces: Callable[[Path], bool] | None) -> None:
-    if not out.exists():
-        return
-    if out.is_mount() or Path.cwd().is_relative_to(out):
-        raise DraftkitError(
-            "a mount point and the current folder cannot be replaced", where=out, hint=f"write to {out / 'draft'}"
-        )
-    if not out.is_dir():
-        raise DraftkitError("the output is a file", where=out, hint="choose another folder")
     try:
+        if not stat.S_ISDIR(out.stat().st_mode):
+            raise DraftkitError("the output is a file", where=out, hint="choose another folder")
+        if os.path.ismount(out) or Path.cwd().is_relative_to(out):
+            raise DraftkitError(
+                "a mount point and the current folder cannot be replaced", where=out, hint=f"write to {out / 'draft'}"
+            )
         free, ours = not any(out.iterdir()), replaces is not None and replaces(out)
-    except FileNotFoundError:  # another run has just moved it aside
+    except FileNotFoundError:  # or another run has just moved it aside
         return
     if free:
         return

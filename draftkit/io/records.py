@@ -53,9 +53,12 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def from_dict(cls: type[Record], data: object, where: object, what: str = "the draftkit block") -> Record:
-    """Build `cls` from what `to_dict` gave. Raises `LayoutError` that lists every problem of `what` at once."""
-    record, problems = read_record(cls, data, path=cls.__name__)
+def from_dict(
+    cls: type[Record], data: object, where: object, what: str = "the draftkit block", path: str = ""
+) -> Record:
+    """Build `cls` from what `to_dict` gave. Raises `LayoutError` that lists every problem of `what` at once, each by
+    its field's name after `path`."""
+    record, problems = read_record(cls, data, path=path)
     if problems:
         raise LayoutError(f"{what} is not valid:\n    " + "\n    ".join(problems), where=where)
     return typing.cast(Record, record)
@@ -129,15 +132,15 @@ class _Reader:
 
     def record(self, cls: type, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            self.problems.append(f"{path}: {excerpt(value)} is not an object")
+            self.problems.append(f"{path}: {excerpt(value)} is not an object".removeprefix(": "))
             return None
         before, prefix = len(self.problems), f"{path}." if path else ""
         if self.measured:
             value = {name: item for name, item in value.items() if name in _kinds(cls)}
             value = {name: item for name, item in value.items() if item is not None or name in _required(cls)}
         self.problems.extend(f"{prefix}{name}: missing" for name in _required(cls) if name not in value)
-        for name in value.keys() - _kinds(cls).keys():
-            self.problems.append(f"{prefix}{name}: unknown{did_you_mean(name, _kinds(cls))}")
+        unknown = [name for name in value if name not in _kinds(cls)]
+        self.problems.extend(f"{prefix}{name}: unknown{_meant(name, _kinds(cls))}" for name in unknown)
         fields = {
             name: self.read(kind, value[name], prefix + name) for name, kind in _kinds(cls).items() if name in value
         }
@@ -166,6 +169,14 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     """The end of a message about an unknown name: the known one that it resembles, if any does."""
     close = difflib.get_close_matches(str(name)[:100], [text for text in known if isinstance(text, str)], n=1)
     return f", did you mean {close[0]}?" if close else ""
+
+
+def _meant(name: object, kinds: dict[str, object]) -> str:
+    """As `did_you_mean`, for the name of a field; a record within may have the very name."""
+    for record, kind in kinds.items():
+        if dataclasses.is_dataclass(kind) and name in _kinds(typing.cast(type, kind)):
+            return f", did you mean {record}.{name}?"
+    return did_you_mean(name, kinds)
 
 
 def excerpt(value: object) -> str:

@@ -144,7 +144,9 @@ class TrainConfig:
     def recipe_options(self) -> object:
         """The settings of the recipe. Raises `LayoutError` that lists what it does not know."""
         kind = recipe_class(self.recipe).options_type
-        return from_dict(kind, _merged(to_dict(kind()), self.options), "options", f"recipe {self.recipe}")
+        return from_dict(
+            kind, _merged(to_dict(kind()), self.options), f"recipe {self.recipe}", "the configuration", "options"
+        )
 
     def to_yaml(self) -> str:
         """The run as a file that `read_config` reads, nothing left out."""

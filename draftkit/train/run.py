@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     set_seed(config.seed)
     samples, training, validating = _samples(config)
     with ExitStack() as stack:
+        stack.enter_context(_no_empty_folder(out))
         device = device_named(config.device or None)
         arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
         dtype = dtype_named(config.target_dtype or None, device)
@@ -190,6 +191,19 @@ def newest_checkpoint(out: Path) -> Path | None:
     """The newest checkpoint that was written completely."""
     complete = [path.parent for path in out.glob(f"checkpoint-*/{STATE_FILE}")]
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+@contextmanager
+def _no_empty_folder(out: Path) -> Iterator[None]:
+    """Where the body raises, take away the folder that transformers' trainer makes before it has anything to write."""
+    existed = out.exists()
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            with suppress(OSError):
+                out.rmdir()
+        raise
 
 
 def _check_output(out: Path, resume: bool) -> None:

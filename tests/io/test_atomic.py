@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -36,7 +37,7 @@ with atomic_folder(Path(sys.argv[1]), replaces=lambda folder: True) as folder:
 KILLED_BETWEEN_RENAMES = """
 import os, signal, sys
 from pathlib import Path
-from draftkit.layout import atomic
+from draftkit.io import atomic
 
 rename = Path.rename
 def rename_and_die(self, target):
@@ -362,3 +363,13 @@ def test_what_can_be_written_is_found_out_without_a_trace(tmp_path: Path, path: 
     make_file(tmp_path / "blocks")
     with pytest.raises(DraftkitError, match="cannot be written"):
         check_writable(tmp_path / "blocks" / path)
+
+
+def test_a_read_only_place_is_named_as_the_user_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(out: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(out.parent / f".{out.name}.tmp-00ff"))
+
+    monkeypatch.setattr("draftkit.io.atomic._begin", refuse)
+    run = tmp_path / "run" / "draft"
+    with pytest.raises(DraftkitError, match=f"where: {re.escape(str(run))}$"):
+        check_writable(run)

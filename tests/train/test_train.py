@@ -253,7 +253,8 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
     ("more", "message"),
     [
         ({"optimization.learning_rate": 1}, "optimization.learning_rate: unknown"),
-        ({"options.stepps": 1}, r"stepps: unknown, did you mean steps\?"),
+        ({"lr": 1e-4}, r"    lr: unknown, did you mean optimization.lr\?"),
+        ({"options.stepps": 1}, r"    options.stepps: unknown, did you mean steps\?"),
         ({"optimization.schedule": "cosin"}, r"did you mean cosine\?"),
         ({"optimization.schedule": "warmup_stable_decay"}, "schedule: 'warmup_stable_decay' is not one of"),
         ({"optimization.schedule": "polynomial", "optimization.lr": "1e-7"}, "above 1e-07"),

@@ -79,7 +79,9 @@ class Recipe(nn.Module, ABC):
         """A recipe with a new draft, or with the origin's. Raises `DraftkitError` when that draft is of another kind,
         or an option does not fit."""
         assert isinstance(options, cls.options_type)
-        checked: object = from_dict(cls.options_type, to_dict(options), "options", f"recipe {cls.name}")
+        checked: object = from_dict(
+            cls.options_type, to_dict(options), f"recipe {cls.name}", "the configuration", "options"
+        )
         return cls(origin, checked)  # type: ignore[arg-type]  # so are all recipes made
 
     @property
