@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.errors import TargetError
 from draftkit.evaluate.provenance import template_sha256
 from draftkit.hub.locate import locate
-from draftkit.io.jsonfile import read_object
-from draftkit.layout.target import language_model
 from draftkit.models.chat import load_tokenizer as load_any_tokenizer
+from draftkit.models.target import end_token_ids
 
 
 @dataclass(frozen=True)
@@ -46,22 +45,12 @@ def load_tokenizer(target: str) -> TargetTokenizer:
 
 def served_with(target: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> TargetTokenizer:
     """The same, of a tokenizer that has been loaded from the target's folder."""
-    end_ids = _end_ids(folder) | ({tokenizer.eos_token_id} - {None})
+    has_config = (folder / "config.json").is_file()
+    end_ids = (end_token_ids(folder) if has_config else frozenset()) | ({tokenizer.eos_token_id} - {None})
     if not end_ids:
         raise TargetError(
             "nothing says which token ends a turn",
             where=folder,
             expected="eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
         )
-    return TargetTokenizer(target, tokenizer, frozenset(end_ids))
-
-
-def _end_ids(folder: Path) -> set[int]:
-    """What ends a generation of the target: as its generation config says, else its config."""
-    for name in ("generation_config.json", "config.json"):
-        config = read_object(folder / name) if (folder / name).is_file() else {}
-        stated = (config | language_model(config)).get("eos_token_id")
-        ids = stated if isinstance(stated, list) else [stated]
-        if found := {token for token in ids if type(token) is int}:
-            return found
-    return set()
+    return TargetTokenizer(target, tokenizer, end_ids)

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from math import isnan
 from statistics import fmean
 
-from draftkit.engines.vllm.records import DraftCounts, VllmRun, length_interval
+from draftkit.engines.vllm.records import DraftCounts, VllmRun
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.cells import asked_for
 from draftkit.results.settings import Settings
-from draftkit.results.statistics import Interval, conditional_rates, percentiles, quantiles, repetition
+from draftkit.results.statistics import (
+    Interval,
+    bootstrap_length,
+    conditional_rates,
+    percentiles,
+    quantiles,
+    repetition,
+)
 
 # What a cell says of the run without a draft; null without one.
 BESIDE_PLAIN = (
@@ -57,6 +64,11 @@ def vllm_cell(
         "repetition": fmean(repetition(answer.tokens) for answer in run.answers),
         "warnings": [{"name": "other-traffic", "message": concern} for concern in run.concerns],
     } | _times(run) | _against(run, plain, settings)  # fmt: skip
+
+
+def length_interval(counts: Sequence[DraftCounts]) -> Interval:
+    """Mean acceptance length with its interval, a `DraftCounts` for each prompt."""
+    return bootstrap_length([(c.num_accepted_tokens, c.num_drafts) for c in counts if c.num_drafts])
 
 
 def _by_category(own: Sequence[DraftCounts], categories: Sequence[str]) -> dict[str, Interval]:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -108,9 +108,7 @@ class Target:
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""
-        ids = self.model.generation_config.eos_token_id
-        ids = self.model.config.get_text_config().eos_token_id if ids is None else ids
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
+        return _end_ids(self.model.generation_config, self.model.config)
 
     @torch.inference_mode()
     def forward(
@@ -251,6 +249,21 @@ def read_config(folder: Path) -> PretrainedConfig:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code())
     except (OSError, ValueError) as error:
         raise _unloadable(folder, error) from error
+
+
+def end_token_ids(folder: Path) -> frozenset[int]:
+    """The ids that end a generation of the model in a folder, as `Target.eos_token_ids`; nothing is loaded."""
+    try:
+        generation = GenerationConfig.from_pretrained(folder)
+    except OSError:  # there is none
+        generation = None
+    return _end_ids(generation, read_config(folder))
+
+
+def _end_ids(generation: GenerationConfig | None, config: PretrainedConfig) -> frozenset[int]:
+    ids = None if generation is None else generation.eos_token_id
+    ids = config.get_text_config().eos_token_id if ids is None else ids
+    return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 
 def read_target_config(folder: Path) -> PretrainedConfig:

@@ -31,8 +31,9 @@ from draftkit.data.states.encoding import ENCODINGS, Encoding, decode, encode, v
 from draftkit.data.states.final_norm import load_final_norm
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges
+from draftkit.data.states.vllm import VllmExtractor
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
-from draftkit.engines.vllm.states import VllmExtractor, Worker, layer_ids
+from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.models.target import FINAL, AuxLayers
@@ -454,14 +455,14 @@ def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> Non
     torch.testing.assert_close(norm(found[:, 0]), found[:, 1])
 
 
-class StandIn(Worker):
+class StandIn:
     """Writes what vLLM would: the states after `layer_ids`, all before the final norm."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], folder: Path):
         self.extract = TargetExtractor(model, layers, 64)
         self.folder = folder
 
-    def ask(self, prompts: list[list[int]]) -> list[Path]:
+    def __call__(self, prompts: Sequence[list[int]]) -> list[Path]:
         samples = [Sample.of(str(i), prompt, []) for i, prompt in enumerate(prompts)]
         for place, states in self.extract(samples):
             tokens = torch.tensor(prompts[place])
@@ -501,3 +502,32 @@ def test_a_vllm_that_fails_is_quoted(data: Path, folder: Path, tmp_path: Path) -
     with pytest.raises(DraftkitError, match="cannot be run"):
         write(data, out, folder, vllm_python=str(tmp_path / "nothing"))
     assert [path.name for path in tmp_path.iterdir()] == ["python"]
+
+
+FOR_VLLM = """
+import json, os, sys
+print(sys.stdin.readline(), file=sys.stderr)
+sys.exit("GPU " + os.environ.get("CUDA_VISIBLE_DEVICES", "any"))
+"""
+
+
+@pytest.mark.parametrize(("device", "gpu", "trusted"), [("cuda:1", "1", True), (None, "any", False)])
+def test_vllm_is_told_the_device_and_whom_to_trust(
+    device: str | None,
+    gpu: str,
+    trusted: bool,
+    data: Path,
+    folder: Path,
+    tmp_path: Path,
+    draftkit: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{FOR_VLLM}")
+    python.chmod(0o755)
+    options = (*(("--device", device) if device else ()), *(("--trust-remote-code",) if trusted else ()))
+    ran = draftkit("data", "states", data, tmp_path / "out", "--target", folder, "--vllm-python", python, *options)
+    assert ran.code == 1
+    assert f"GPU {gpu}" in ran.err
+    assert f'"trust_remote_code": {str(trusted).lower()}' in ran.err

@@ -24,6 +24,7 @@ from transformers import CONFIG_MAPPING
 
 import draftkit
 from draftkit.engines.vllm.metrics import Sample, draft_counts, parse_samples, total
+from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.records import DraftCounts
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
@@ -134,6 +135,23 @@ def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(
     assert [cell["engine"] for cell in result["cells"]] == ["vllm"]
     assert "vllm-only" in {warning["name"] for warning in result["warnings"]}
     assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda:1", "1,2"), ("cuda", None), (None, None)])
+def test_a_numbered_device_is_where_vllm_runs(
+    device: str | None, gpus: str | None, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("draftkit.evaluate.vllm_measure.device_named", lambda _: "cuda:1")
+    measured(settings=replace(SETTINGS, device=device), vllm=replace(VLLM, tensor_parallel_size=2))
+    assert set(journal.entries("gpus")) == {gpus}
+
+
+def test_devices_are_counted_among_those_seen_here() -> None:
+    assert visible_devices("cuda:1", 2, {"CUDA_VISIBLE_DEVICES": "4,GPU-a,6"}) == {"CUDA_VISIBLE_DEVICES": "GPU-a,6"}
+    assert visible_devices("cpu", 1, {}) == {}
+    with pytest.raises(DraftkitError, match="2 GPUs from cuda:1 on"):
+        visible_devices("cuda:1", 2, {"CUDA_VISIBLE_DEVICES": "4,5"})
 
 
 def test_a_request_that_ignores_ends_has_no_stop_tokens(journal: Journal) -> None:

@@ -23,7 +23,7 @@ from draftkit.data.states.encoding import DTYPES, LARGEST, Encoding, encode
 from draftkit.data.states.fingerprint import file_sha256, target_sha256
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import SCHEMA, Manifest, begin, offsets_of, shard_ranges, write_manifest, write_shard
-from draftkit.engines.vllm.states import vllm_extractor
+from draftkit.data.states.vllm import vllm_extractor
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
@@ -224,7 +224,7 @@ class StatesSettings:
 
     - `layers` in convention S, EAGLE-3's where None. `shard_tokens`: of a file, which is held in memory meanwhile.
     - `tokens_per_row`: packed for one forward. `vllm_python`: the interpreter of a vLLM installation that runs the
-      target, on `tensor_parallel` devices; None runs it in this process, on `device`.
+      target, on `tensor_parallel` GPUs from `device` on; None runs it in this process, on `device`.
     - `dtype` of the target; None is bfloat16, and float32 on the CPU in this process.
     """
 
@@ -333,6 +333,7 @@ def _extractor(
         dtype=dtype,
         longest=longest,
         tensor_parallel=settings.tensor_parallel,
+        device=settings.device,
         beside=out.absolute(),
     ) as extractor:
         yield extractor

@@ -1,4 +1,4 @@
-"""vLLM's counters in Prometheus' text format."""
+"""vLLM's counters: as a server shows them in Prometheus' text format, and as its offline engine lists them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ class Sample:
     name: str
     labels: dict[str, str]
     value: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Counters at one time: of drafts, and of requests and output tokens; None where they are not counted."""
+
+    drafts: DraftCounts | None
+    finished: int | None
+    tokens: int | None
+
+
+def metrics_of(samples: Sequence[Sample]) -> Metrics:
+    """What a measurement needs of vLLM's counters, summed over its engines."""
+    finished, tokens = (total(samples, f"vllm:{name}") for name in ("request_success", "generation_tokens"))
+    return Metrics(draft_counts(samples), finished, tokens)
 
 
 def parse_samples(text: str) -> list[Sample]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draftkit.results.statistics import Interval, bootstrap_length
+Progress = Callable[[int, float], None]  # answers done, acceptance length so far
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,3 @@ class VllmRun:
         """The counts of these requests: their own, else the counters, which other requests on a server move too."""
         own = self.counted_by_request
         return self.counted if own is None else DraftCounts.total(own)
-
-
-def length_interval(counts: Sequence[DraftCounts]) -> Interval:
-    """Mean acceptance length with its interval, a `DraftCounts` for each prompt."""
-    return bootstrap_length([(c.num_accepted_tokens, c.num_drafts) for c in counts if c.num_drafts])

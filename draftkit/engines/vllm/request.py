@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from transformers import GenerationConfig
-
-from draftkit.models.target import read_config
 from draftkit.requests import Request
 
 # What a vLLM server takes from the target's generation config where a request leaves it out: the names that
@@ -47,15 +43,12 @@ def sampling_fields(request: Request, end_ids: frozenset[int]) -> dict[str, obje
     return fields | ({"seed": drawn.seed % 2**63} if drawn.temperature else {})
 
 
-def end_token_ids(target: Path) -> frozenset[int]:
-    """The ids that end a generation of the model in the folder, as `Target.eos_token_ids`."""
-    try:
-        ids = GenerationConfig.from_pretrained(target).eos_token_id
-    except OSError:  # there is none
-        ids = None
-    if ids is None:
-        ids = read_config(target).get_text_config().eos_token_id
-    return frozenset([ids] if isinstance(ids, int) else ids or [])
+def completion_body(model: str, request: Request, end_ids: frozenset[int], *, stream: bool) -> dict[str, object]:
+    """The whole body of a request to `/v1/completions`, by token ids in both directions."""
+    body: dict[str, object] = {"model": model, "prompt": list(request.prompt), "return_token_ids": True}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}  # vLLM's counts of the request come with it
+    return body | sampling_fields(request, end_ids)
 
 
 def warm_up(requests: Sequence[Request], concurrency: int, k: int) -> list[Request]:

@@ -2,85 +2,91 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from draftkit.engines.vllm.client import Metrics, VllmServer
-from draftkit.engines.vllm.records import Answer, DraftCounts, VllmRun
-from draftkit.engines.vllm.request import warm_up
+from draftkit.engines.vllm.client import CompletionsClient
+from draftkit.engines.vllm.metrics import Metrics
+from draftkit.engines.vllm.records import Answer, DraftCounts, Progress, VllmRun
 from draftkit.errors import SourceError
-from draftkit.evaluate.measure import Progress
 from draftkit.requests import Request
-from draftkit.results.settings import Settings
+
+TIMEOUT = 600.0  # seconds without a byte
 
 
 def run_on_server(
-    name: str,
     url: str,
     requests: Sequence[Request],
-    settings: Settings,
+    warming: Sequence[Request],
     end_ids: frozenset[int],
     *,
+    concurrency: int,
     speculates: bool,
     on_progress: Progress,
 ) -> VllmRun:
-    """Run all requests on a server, `settings.concurrency` at a time, after a warm-up.
+    """Run all requests on a server, `concurrency` at a time, after those for warming up.
 
-    `speculates`: whether the server has a draft. Raises `SourceError` when it has none though it should, or the other
-    way round, when it does not answer, and when it was started anew meanwhile.
+    `url`: its address, with or without `/v1`. `speculates`: whether the server has a draft. Raises `SourceError` when
+    it has none though it should, or the other way round, when it does not answer, and when it was started anew
+    meanwhile.
     """
-    server = VllmServer(url)
-    idle = server.metrics()
+    client = CompletionsClient(
+        f"{url.rstrip('/').removesuffix('/v1')}/v1",
+        timeout=TIMEOUT,
+        hint="pass the address of a running `vllm serve`, and OPENAI_API_KEY where it asks for a key",
+    )
+    idle = client.metrics()
     if speculates != (idle.drafts is not None):
         raise SourceError(
             f"the server runs {'without' if speculates else 'with'} speculative decoding",
-            where=f"{server.url}/metrics",
+            where=f"{client.root}/metrics",
             expected=f"{'' if speculates else 'no '}vllm:spec_decode_* counters",
             hint=f"start it {'with' if speculates else 'without'} --speculative-config",
         )
-    model = server.model()
-    warming = warm_up(requests, settings.concurrency, settings.num_speculative_tokens)
-    _answer_all(server, model, warming, settings.concurrency, end_ids, name, lambda *_: None)
-    before = server.settled_metrics((idle.finished or 0) + len(warming))
+    models = client.models()
+    if not models:
+        raise SourceError("the server lists no models", where=f"{client.api}/models")
+    answer = functools.partial(_answer_all, client, models[0], end_ids, concurrency)
+    answer(warming, lambda *_: None)
+    before = client.settled_metrics((idle.finished or 0) + len(warming))
     began = time.perf_counter()
-    answers = _answer_all(server, model, requests, settings.concurrency, end_ids, name, on_progress)
+    answers = answer(requests, on_progress)
     seconds = time.perf_counter() - began
-    after = server.settled_metrics((before.finished or 0) + len(requests))
-    counted = _difference(before.drafts, after.drafts, server) if speculates else None
-    return VllmRun(tuple(answers), seconds, counted, server.version(), other_traffic(before, after, answers))
+    after = client.settled_metrics((before.finished or 0) + len(requests))
+    counted = _difference(before.drafts, after.drafts, client.root) if speculates else None
+    return VllmRun(tuple(answers), seconds, counted, client.version(), other_traffic(before, after, answers))
 
 
 def _answer_all(
-    server: VllmServer,
+    client: CompletionsClient,
     model: str,
-    requests: Sequence[Request],
-    concurrency: int,
     end_ids: frozenset[int],
-    name: str,
+    concurrency: int,
+    requests: Sequence[Request],
     on_progress: Progress,
 ) -> list[Answer]:
     """The answers, in the order of the requests. What has not begun when one fails never does."""
     pool = ThreadPoolExecutor(concurrency)
     try:
-        running = [pool.submit(server.complete, model, request, end_ids) for request in requests]
+        running = [pool.submit(client.complete, model, request, end_ids, stream=True) for request in requests]
         known: list[DraftCounts] = []
         for finished, done in enumerate(as_completed(running), start=1):
             if (drafts := done.result().drafts) is not None:
                 known.append(drafts)
-            length = DraftCounts.total(known).acceptance_length if known else float("nan")
-            on_progress(name, finished, len(requests), length)
+            on_progress(finished, DraftCounts.total(known).acceptance_length if known else float("nan"))
         return [done.result() for done in running]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _difference(before: DraftCounts | None, after: DraftCounts | None, server: VllmServer) -> DraftCounts:
+def _difference(before: DraftCounts | None, after: DraftCounts | None, root: str) -> DraftCounts:
     """What was counted between two times. Raises `SourceError` when the counters began anew between them."""
     if before is None or after is None or not after.follows(before):
         raise SourceError(
             "the server's counters were reset during the measurement",
-            where=f"{server.url}/metrics",
+            where=f"{root}/metrics",
             hint="it was started anew, or there are several servers behind this address: measure one that stays",
         )
     return after - before

@@ -1,10 +1,14 @@
-"""Generation with vLLM; run by `draftkit.engines.vllm.offline` with the Python of vLLM's own environment.
+"""vLLM's offline engine; run by `draftkit.engines.vllm.process` with the Python of vLLM's own environment.
 
-Reads a `Job` as JSON from standard input. Writes JSON lines to standard output: an object with `finished` (requests)
-and `length` (acceptance length so far) every second, and at the end one with `result`. Anything that is printed goes to
-standard error.
+Reads JSON lines from standard input: first the arguments of `LLM`, then questions, each a list of prompts. Answers each
+with lines on standard output: `{"samples": …}` every second, and at the end a `Result`. Anything that is printed goes
+to standard error.
+
+Also for `extract_hidden_states`, whose engine writes a file of states for each prompt: then an answer is complete once
+its files are.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -12,21 +16,15 @@ import time
 from threading import Event, Thread
 from typing import IO, Any, TypedDict
 
-PREFIX = "vllm:spec_decode_"
-PER_POSITION = "num_accepted_tokens_per_pos"
-COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", PER_POSITION)
-POLL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
+WRITTEN_SECONDS = 0.005
+
+Samples = list[tuple[str, int | None, float]]  # a counter's name, the draft position where it has one, its value
 
 
 class Prompt(TypedDict):
     tokens: list[int]
     sampling: dict[str, Any]  # arguments of SamplingParams
-
-
-class Job(TypedDict):
-    engine: dict[str, Any]  # arguments of LLM
-    warm_up: list[Prompt]
-    prompts: list[Prompt]
 
 
 class Output(TypedDict):
@@ -35,28 +33,55 @@ class Output(TypedDict):
     latency: float | None
     histogram: list[int] | None
     num_draft_tokens: int | None
+    states: str | None  # the file of hidden states
 
 
 class Result(TypedDict):
     outputs: list[Output]
     seconds: float
-    counters: dict[str, Any]  # name → count, or counts by position; empty without speculative decoding
+    before: Samples
+    after: Samples
     version: str
 
 
-def prepare_cpu() -> None:
-    """vLLM's engine in this process."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+def extracts_states(arguments: dict[str, Any]) -> bool:
+    return "kv_transfer_config" in arguments
+
+
+def prepare_cpu(arguments: dict[str, Any]) -> None:
+    """vLLM's engine in this process; for states no pinned memory, which torch has only with an accelerator."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    if not extracts_states(arguments):
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        return
+    import torch
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    empty_like = torch.empty_like
+
+    def unpinned(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return empty_like(tensor, **options | {"pin_memory": False})
+
+    torch.empty_like = unpinned  # type: ignore[assignment]
 
 
-def build(settings: dict[str, Any]) -> Any:
+def complete_events() -> None:
+    """The CPU build's stand-ins for CUDA events lack `query`: what they would wait for is already done."""
+    import torch
+
+    for event in (torch.Event, torch.cuda.Event):
+        if event.__name__ == "_EventPlaceholder":
+            event.query = lambda self: True  # type: ignore[method-assign]
+
+
+def build(arguments: dict[str, Any]) -> Any:
     """The engine, with each request's own counts where this vLLM has them."""
     from vllm import LLM, EngineArgs  # type: ignore[import-not-found]
 
-    if "speculative_config" in settings and hasattr(EngineArgs, "per_request_spec_decode_metrics"):
-        settings = {"per_request_spec_decode_metrics": "summary"} | settings
-    return LLM(**settings)
+    drafts = "speculative_config" in arguments and not extracts_states(arguments)
+    if drafts and hasattr(EngineArgs, "per_request_spec_decode_metrics"):
+        arguments = {"per_request_spec_decode_metrics": "summary"} | arguments
+    return LLM(**arguments)
 
 
 def generate(llm: Any, prompts: list[Prompt]) -> list[Any]:
@@ -67,81 +92,90 @@ def generate(llm: Any, prompts: list[Prompt]) -> list[Any]:
     return llm.generate(tokens, sampling, use_tqdm=False)
 
 
-def read_counters(llm: Any) -> dict[str, Any]:
-    """vLLM's counters of drafts and of finished requests, summed over its engines."""
-    counters: dict[str, Any] = {"finished": 0}
+def read_samples(llm: Any) -> Samples:
+    """vLLM's numbers and lists of numbers by position; of each engine its own."""
+    samples: Samples = []
     for metric in llm.get_metrics():
-        if metric.name == "vllm:request_success":
-            counters["finished"] += metric.value
-        elif (name := metric.name.removeprefix(PREFIX)) in COUNTERS:
-            if name == PER_POSITION:
-                earlier = counters.get(name, [0] * len(metric.values))
-                counters[name] = [a + b for a, b in zip(earlier, metric.values, strict=True)]
-            else:
-                counters[name] = counters.get(name, 0) + metric.value
-    return counters
+        if hasattr(metric, "values"):
+            samples += [(metric.name, position, value) for position, value in enumerate(metric.values)]
+        elif hasattr(metric, "value"):
+            samples.append((metric.name, None, metric.value))
+    return samples
 
 
-def difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: [a - b for a, b in zip(value, before[name], strict=True)]
-        if isinstance(value, list)
-        else value - before[name]
-        for name, value in after.items()
-    }
+def report(llm: Any, done: Event, answers: IO[str]) -> None:
+    while not done.wait(REPORT_SECONDS):
+        print(json.dumps({"samples": read_samples(llm)}), file=answers, flush=True)
 
 
-def report_progress(llm: Any, before: dict[str, Any], done: Event, answers: IO[str]) -> None:
-    while not done.wait(POLL_SECONDS):
-        counted = difference(read_counters(llm), before)
-        length = 1 + counted.get("num_accepted_tokens", 0) / max(counted.get("num_drafts", 0), 1)
-        print(json.dumps({"finished": counted["finished"], "length": length}), file=answers, flush=True)
+def is_written(path: str) -> bool:
+    """The writer holds the lock beside a file until it is complete."""
+    with open(path + ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def wait_for_states(llm: Any, paths: list[str], on_cpu: bool) -> None:
+    while not all(map(is_written, paths)):
+        if on_cpu:
+            llm.llm_engine.step()  # an engine in this process writes the last files only when it is stepped
+        time.sleep(WRITTEN_SECONDS)
 
 
 def as_output(output: Any) -> Output:
     """Times are those of the engine, from when the request was scheduled: waiting for its turn is not in them."""
     completion, times = output.outputs[0], output.metrics
     drafts = getattr(completion, "spec_decode_metrics", None)
+    stored = getattr(output, "kv_transfer_params", None) or {}
     return {
         "tokens": list(completion.token_ids),
         "ttft": times and times.first_token_ts - times.scheduled_ts,
         "latency": times and times.last_token_ts - times.scheduled_ts,
         "histogram": drafts and drafts.histogram,
         "num_draft_tokens": drafts and drafts.num_draft_tokens,
+        "states": stored.get("hidden_states_path"),
     }
+
+
+def answer(llm: Any, prompts: list[Prompt], *, counts: bool, on_cpu: bool, answers: IO[str]) -> Result:
+    import vllm
+
+    before, done = read_samples(llm) if counts else [], Event()
+    reporting = Thread(target=report, args=(llm, done, answers), daemon=True)
+    if counts:
+        reporting.start()
+    began = time.perf_counter()
+    outputs = [as_output(output) for output in generate(llm, prompts)]
+    seconds = time.perf_counter() - began
+    if counts:
+        done.set()
+        reporting.join()
+    wait_for_states(llm, [output["states"] for output in outputs if output["states"]], on_cpu)
+    after = read_samples(llm) if counts else []
+    return {"outputs": outputs, "seconds": seconds, "before": before, "after": after, "version": vllm.__version__}
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # before vLLM, which logs to standard output
-    job: Job = json.load(sys.stdin)
+    arguments = json.loads(sys.stdin.readline())
     try:
-        import vllm
+        from vllm.platforms import current_platform  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
         sys.exit(f"{sys.executable} has no vLLM: {error}")
-    from vllm.platforms import current_platform  # type: ignore[import-not-found]
-
-    if current_platform.is_cpu():
-        prepare_cpu()
-    llm = build(job["engine"])
-    generate(llm, job["warm_up"])
-    before, done = read_counters(llm), Event()
-    progress = Thread(target=report_progress, args=(llm, before, done, answers), daemon=True)
-    progress.start()
-    began = time.perf_counter()
-    outputs = generate(llm, job["prompts"])
-    seconds = time.perf_counter() - began
-    done.set()
-    progress.join()
-    counters = difference(read_counters(llm), before)
-    del counters["finished"]
-    result: Result = {
-        "outputs": [as_output(output) for output in outputs],
-        "seconds": seconds,
-        "counters": counters,
-        "version": vllm.__version__,
-    }
-    print(json.dumps({"result": result}), file=answers, flush=True)
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        prepare_cpu(arguments)
+    llm = build(arguments)
+    if on_cpu and extracts_states(arguments):
+        complete_events()
+    counts = not arguments.get("disable_log_stats", True)
+    for line in sys.stdin:
+        result = answer(llm, json.loads(line), counts=counts, on_cpu=on_cpu, answers=answers)
+        print(json.dumps(result), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""The states of targets that are too big for one process, from a vLLM installation of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from draftkit.data.samples import Sample
+from draftkit.data.states.final_norm import load_final_norm
+from draftkit.engines.vllm.process import vllm_process
+from draftkit.engines.vllm.states import extracting_arguments, layer_ids, write_states
+from draftkit.errors import FormatError
+from draftkit.io.atomic import scratch_folder
+from draftkit.models.remote_code import trusts_remote_code
+
+Ask = Callable[[Sequence[list[int]]], list[Path]]  # prompts → the files that vLLM has written, as `write_states`
+
+
+class VllmExtractor:
+    """States from a running vLLM: `layers` in convention S, then the last after `norm`."""
+
+    def __init__(self, ask: Ask, layers: Sequence[int], num_layers: int, norm: nn.Module):
+        self._ask = ask
+        self._norm = norm
+        ids = layer_ids(layers, num_layers)
+        self._columns = [ids.index(layer) for layer in layers]
+        self._last = ids.index(num_layers)
+
+    def __call__(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor]]:
+        paths = self._ask([sample.tokens.tolist() for sample in samples])
+        for place, (sample, path) in enumerate(zip(samples, paths, strict=True)):
+            states = self._read(path, sample)
+            last = self._norm(states[:, self._last])
+            yield place, torch.cat((states[:, self._columns], last[:, None]), dim=1)
+
+    def _read(self, path: Path, sample: Sample) -> Tensor:
+        """[T, ids, H] of a file, which is then removed. Raises `FormatError` unless it is the sample's."""
+        try:
+            with safe_open(path, "pt") as file:
+                tokens, states = file.get_tensor("token_ids"), file.get_tensor("hidden_states")
+        except (OSError, SafetensorError) as error:
+            raise FormatError(f"vLLM's states of sample {sample.id} cannot be read: {error}", where=path) from error
+        if tokens.tolist() != sample.tokens.tolist() or states.shape[0] != len(sample):
+            raise FormatError(
+                f"vLLM's states of sample {sample.id} are of {len(tokens)} tokens, not of its {len(sample)}",
+                where=path,
+            )
+        path.unlink()
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+        return states
+
+
+@contextmanager
+def vllm_extractor(
+    python: str,
+    target: Path,
+    layers: Sequence[int],
+    *,
+    num_layers: int,
+    dtype: torch.dtype,
+    longest: int,
+    tensor_parallel: int,
+    device: str | None,
+    beside: Path,
+) -> Iterator[VllmExtractor]:
+    """Run vLLM with the Python interpreter `python` until the body ends.
+
+    `longest`: tokens of a sample, at most. `device`: `cuda:N` for the first GPU to use. vLLM's files of a shard lie in
+    a hidden folder beside `beside` until they are read. Raises `DraftkitError` when there is no such interpreter, and
+    when vLLM fails.
+    """
+    norm = load_final_norm(target, dtype)
+    with scratch_folder(beside) as scratch:
+        arguments = extracting_arguments(
+            target,
+            layer_ids(layers, num_layers),
+            scratch,
+            dtype=str(dtype).removeprefix("torch."),
+            longest=longest,
+            tensor_parallel=tensor_parallel,
+            trust_remote_code=trusts_remote_code(),
+        )
+        with vllm_process(python, arguments, device) as process:
+            yield VllmExtractor(partial(write_states, process), layers, num_layers, norm)
