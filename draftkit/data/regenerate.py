@@ -13,7 +13,7 @@ from typing import Literal
 
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.reasons import Reason, Report
-from draftkit.data.responders import Prompt, Refusal, Responder, Sampling
+from draftkit.data.responders import Refusal, Responder, RowPrompt, Sampling
 from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import Conversation, Message, Row
 from draftkit.data.samples import Sample
@@ -216,7 +216,7 @@ def row_seed(seed: int, row: str, turn: int) -> int:
 def _converse(dialogues: list[Dialogue], renderer: Renderer, responder: Responder, seed: int) -> None:
     """All turns of all dialogues, the n-th of each together."""
     while asked := [(d, tokens) for d in dialogues if (tokens := d.ask(renderer)) is not None]:
-        prompts = [Prompt(d.row.id, tuple(tokens), row_seed(seed, d.row.id, len(d.turns))) for d, tokens in asked]
+        prompts = [RowPrompt(d.row.id, tuple(tokens), row_seed(seed, d.row.id, len(d.turns))) for d, tokens in asked]
         for (dialogue, tokens), answer in zip(asked, responder.respond(prompts), strict=True):
             if isinstance(answer, Refusal):
                 dialogue.refuse(Reason.REFUSED, answer.reason)

@@ -22,7 +22,7 @@ PAUSES = (1.0, 5.0, 30.0)  # seconds before an attempt that failed is made again
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RowPrompt:
     """Token ids to answer, the id of the row, and the seed of the answer's random numbers, below 2⁶³."""
 
     id: str
@@ -49,7 +49,7 @@ class Sampling:
 class Responder(Protocol):
     """Answers prompts in their order, with the very token ids; the one that ended an answer is its last."""
 
-    def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]: ...
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]: ...
 
 
 class EngineResponder:
@@ -59,7 +59,7 @@ class EngineResponder:
         self.sampling = sampling
         self.engine = Engine(Target(model), None, num_speculative_tokens=0, num_slots=concurrency)
 
-    def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]:
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
         """The answers; a prompt that fills the target's context is refused."""
         positions = self.engine.target.positions
         requests = {
@@ -107,7 +107,7 @@ class EndpointResponder:
         self.concurrency = concurrency
         self.model = model or self._served_model()
 
-    def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]:
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
         """The answers; a prompt that the server rejects is refused.
 
         Raises `SourceError` when the server goes away, does not know the model, or returns no token ids.
@@ -128,7 +128,7 @@ class EndpointResponder:
             )
         return names[0]
 
-    def _complete(self, prompt: Prompt) -> tuple[int, ...] | Refusal:
+    def _complete(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
         drawn = replace(self.sampling.parameters, seed=prompt.seed)
         request = Request(prompt.id, prompt.tokens, self.sampling.max_new_tokens, drawn)
         try:

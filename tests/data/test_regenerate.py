@@ -25,7 +25,7 @@ from draftkit.data.loss_mask import Renderer
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.reasons import Reason, Report
 from draftkit.data.regenerate import plan, regenerate, row_seed
-from draftkit.data.responders import EndpointResponder, EngineResponder, Prompt, Refusal, Sampling
+from draftkit.data.responders import EndpointResponder, EngineResponder, Refusal, RowPrompt, Sampling
 from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import Conversation, Row, Served, read_rows
 from draftkit.data.samples import read_samples
@@ -77,7 +77,7 @@ class Echo:
         self.calls = 0
         self.fail_at = fail_at
 
-    def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]:
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
         self.calls += 1
         if self.calls == self.fail_at:
             raise KeyboardInterrupt
@@ -117,7 +117,7 @@ def test_tokens_that_the_next_prompt_spells_otherwise_make_documents_of_their_ow
     assert tuple(TARGET.tokenizer("the", add_special_tokens=False).input_ids) != letters
 
     class Spelling(Echo):
-        def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]:
+        def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
             return [(*letters, END) for _ in prompts]
 
     path = tmp_path / "responses.jsonl"
@@ -206,7 +206,7 @@ def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Pa
     strict = Renderer(tokenizer(templates.STRICT))
 
     class Short(Echo):
-        def respond(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | Refusal]:
+        def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
             answers = {"refused": Refusal("too long"), "endless": (100, 101)}
             full = super().respond(prompts)
             return [answers.get(prompt.id, full[i]) for i, prompt in enumerate(prompts)]
@@ -290,7 +290,7 @@ def test_the_engine_refuses_prompts_beyond_the_context() -> None:
     model, _ = load_model("zoo:target", device="cpu", dtype=torch.float32)
     responder = EngineResponder(model, SAMPLING, concurrency=2)
     responder.engine.target.positions = Positions(most=8, turn=UNLIMITED)
-    answers = responder.respond([Prompt("long", (5,) * 8, 0), Prompt("short", (5,) * 6, 0)])
+    answers = responder.respond([RowPrompt("long", (5,) * 8, 0), RowPrompt("short", (5,) * 6, 0)])
     assert answers[0] == Refusal("8 prompt tokens: its tokens fill the target's context of 8")
     assert isinstance(answers[1], tuple)
     assert len(answers[1]) <= 2
@@ -338,7 +338,7 @@ def test_an_endpoint_that_fails_for_a_while_is_asked_again() -> None:
         return (status, {}) if (status := next(failures, None)) else echo(body)
 
     with CompletionsServer(flaky) as server:
-        (answered,) = EndpointResponder(server.endpoint, ENDPOINT, 1).respond([Prompt("a", (1, 2), 3)])
+        (answered,) = EndpointResponder(server.endpoint, ENDPOINT, 1).respond([RowPrompt("a", (1, 2), 3)])
     assert answered == response((1, 2), 3)
     assert len(server.requests) == 3
 
@@ -349,7 +349,7 @@ def test_a_prompt_that_the_endpoint_rejects_is_refused() -> None:
 
     with CompletionsServer(strict) as server:
         answers = EndpointResponder(server.endpoint, ENDPOINT, 2).respond(
-            [Prompt("a", (1,) * 3, 0), Prompt("b", (1,), 0)]
+            [RowPrompt("a", (1,) * 3, 0), RowPrompt("b", (1,), 0)]
         )
     assert answers == [Refusal("400 Bad Request: context is full"), response((1,), 0)]
 
@@ -370,7 +370,7 @@ def test_endpoints_that_cannot_be_used_are_named(case: str) -> None:
     with CompletionsServer(lambda _: (status, body)) as server:  # type: ignore[arg-type, return-value]
         responder = EndpointResponder(server.endpoint, ENDPOINT, 2)
         with pytest.raises(SourceError, match=message) as caught:
-            responder.respond([Prompt("a", (1,), 0)] * 3)
+            responder.respond([RowPrompt("a", (1,), 0)] * 3)
     assert server.endpoint in str(caught.value)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from transformers import CONFIG_MAPPING
 
 import draftkit
-from draftkit.engines.vllm.metrics import Sample, draft_counts, parse_samples, total
+from draftkit.engines.vllm.metrics import MetricSample, draft_counts, parse_samples, total
 from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.records import DraftCounts
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
@@ -387,7 +387,7 @@ def test_prometheus_text_is_read_back(written: list[tuple[str, dict[str, str], i
         inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
         lines.append(f"{name}{{{inside}}} {value}.0" if labels else f"{name} {value} 1700000000")
     page = "\n".join(("# HELP vllm:x {} of all", *lines, ""))
-    assert parse_samples(page) == [Sample(name, labels, float(value)) for name, labels, value in written]
+    assert parse_samples(page) == [MetricSample(name, labels, float(value)) for name, labels, value in written]
 
 
 def test_counters_are_summed_over_engines_and_ordered_by_position() -> None:

@@ -17,7 +17,7 @@ _ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One line: a metric, its labels and its value."""
 
     name: str
@@ -34,24 +34,24 @@ class Metrics:
     tokens: int | None
 
 
-def metrics_of(samples: Sequence[Sample]) -> Metrics:
+def metrics_of(samples: Sequence[MetricSample]) -> Metrics:
     """What a measurement needs of vLLM's counters, summed over its engines."""
     finished, tokens = (total(samples, f"vllm:{name}") for name in ("request_success", "generation_tokens"))
     return Metrics(draft_counts(samples), finished, tokens)
 
 
-def parse_samples(text: str) -> list[Sample]:
+def parse_samples(text: str) -> list[MetricSample]:
     """The samples of a page of metrics. Raises `FormatError` for a page of something else."""
     lines = (line.strip(" \t\r") for line in text.split("\n"))  # other line breaks may stand in a label's value
     return [_parse(line) for line in lines if line and not line.startswith("#")]
 
 
-def _parse(line: str) -> Sample:
+def _parse(line: str) -> MetricSample:
     match = _SAMPLE.fullmatch(line)
     try:
         if match is None:
             raise ValueError
-        return Sample(match[1], _labels(match[2] or ""), float(match[3]))
+        return MetricSample(match[1], _labels(match[2] or ""), float(match[3]))
     except ValueError:
         raise FormatError(f"not a line of Prometheus' text format: {line[:100]}") from None
 
@@ -71,13 +71,13 @@ def _unescaped(escape: re.Match[str]) -> str:
     return _ESCAPES.get(escape[0], escape[0])
 
 
-def total(samples: Sequence[Sample], name: str) -> int | None:
+def total(samples: Sequence[MetricSample], name: str) -> int | None:
     """A counter summed over its labels, so over all engines of a server; None where there is no such counter."""
     values = [sample.value for sample in samples if sample.name == f"{name}_total"]
     return int(sum(values)) if values else None
 
 
-def draft_counts(samples: Sequence[Sample]) -> DraftCounts | None:
+def draft_counts(samples: Sequence[MetricSample]) -> DraftCounts | None:
     """The counters of speculative decoding; None of a server without it."""
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
     drafts, drafted, accepted = (total(samples, f"vllm:spec_decode_{name}") for name in names)

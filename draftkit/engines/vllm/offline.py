@@ -11,7 +11,7 @@ from draftkit.engines.vllm.process import read_metrics, vllm_process
 from draftkit.engines.vllm.records import Answer, DraftCounts, Progress, VllmRun
 from draftkit.engines.vllm.request import sampling_fields
 from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.engines.vllm.worker import Output, Prompt, Result
+from draftkit.engines.vllm.worker import Output, PromptTokens, WorkerAnswer
 from draftkit.requests import Request
 
 
@@ -84,11 +84,11 @@ def run_offline(
     return run
 
 
-def _prompt(request: Request, engine: OfflineEngine) -> Prompt:
+def _prompt(request: Request, engine: OfflineEngine) -> PromptTokens:
     return {"tokens": list(request.prompt), "sampling": sampling_fields(request, engine.end_ids)}
 
 
-def _run(result: Result) -> VllmRun:
+def _run(result: WorkerAnswer) -> VllmRun:
     counted = _since(read_metrics(result["before"]), read_metrics(result["after"]))
     return VllmRun(tuple(map(_answer, result["outputs"])), result["seconds"], counted, result["version"])
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from draftkit.engines.vllm.metrics import Metrics, Sample, metrics_of
-from draftkit.engines.vllm.worker import Prompt, Result, Samples
+from draftkit.engines.vllm.metrics import Metrics, MetricSample, metrics_of
+from draftkit.engines.vllm.worker import PromptTokens, Samples, WorkerAnswer
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import temporary_folder
 
@@ -30,7 +30,9 @@ class VllmProcess:
         self._python = python
         self._log = log
 
-    def ask(self, prompts: Sequence[Prompt], on_metrics: Callable[[Metrics], None] = lambda _: None) -> Result:
+    def ask(
+        self, prompts: Sequence[PromptTokens], on_metrics: Callable[[Metrics], None] = lambda _: None
+    ) -> WorkerAnswer:
         """The answers to prompts; `on_metrics` is told vLLM's counters meanwhile.
 
         Raises `DraftkitError` with vLLM's last words when it has failed.
@@ -38,7 +40,7 @@ class VllmProcess:
         self.tell(prompts)
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            answer: Result = json.loads(line)
+            answer: WorkerAnswer = json.loads(line)
             if "outputs" in answer:
                 return answer
             on_metrics(read_metrics(answer["samples"]))
@@ -62,7 +64,7 @@ def read_metrics(samples: Samples) -> Metrics:
     """What the counters of the offline engine say; a server shows the same ones under names with `_total`."""
     return metrics_of(
         [
-            Sample(f"{name}_total", {} if position is None else {"position": str(position)}, value)
+            MetricSample(f"{name}_total", {} if position is None else {"position": str(position)}, value)
             for name, position, value in samples
         ]
     )

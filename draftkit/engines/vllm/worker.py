@@ -1,8 +1,8 @@
 """vLLM's offline engine; run by `draftkit.engines.vllm.process` with the Python of vLLM's own environment.
 
 Reads JSON lines from standard input: first the arguments of `LLM`, then questions, each a list of prompts. Answers each
-with lines on standard output: `{"samples": …}` every second, and at the end a `Result`. Anything that is printed goes
-to standard error.
+with lines on standard output: `{"samples": …}` every second, and at the end a `WorkerAnswer`. Anything that is printed
+goes to standard error.
 
 Also for `extract_hidden_states`, whose engine writes a file of states for each prompt: then an answer is complete once
 its files are.
@@ -22,7 +22,7 @@ WRITTEN_SECONDS = 0.005
 Samples = list[tuple[str, int | None, float]]  # a counter's name, the draft position where it has one, its value
 
 
-class Prompt(TypedDict):
+class PromptTokens(TypedDict):
     tokens: list[int]
     sampling: dict[str, Any]  # arguments of SamplingParams
 
@@ -36,7 +36,7 @@ class Output(TypedDict):
     states: str | None  # the file of hidden states
 
 
-class Result(TypedDict):
+class WorkerAnswer(TypedDict):
     outputs: list[Output]
     seconds: float
     before: Samples
@@ -84,7 +84,7 @@ def build(arguments: dict[str, Any]) -> Any:
     return LLM(**arguments)
 
 
-def generate(llm: Any, prompts: list[Prompt]) -> list[Any]:
+def generate(llm: Any, prompts: list[PromptTokens]) -> list[Any]:
     from vllm import SamplingParams
 
     tokens = [{"prompt_token_ids": prompt["tokens"]} for prompt in prompts]
@@ -140,7 +140,7 @@ def as_output(output: Any) -> Output:
     }
 
 
-def answer(llm: Any, prompts: list[Prompt], *, counts: bool, on_cpu: bool, answers: IO[str]) -> Result:
+def answer(llm: Any, prompts: list[PromptTokens], *, counts: bool, on_cpu: bool, answers: IO[str]) -> WorkerAnswer:
     import vllm
 
     before, done = read_samples(llm) if counts else [], Event()
