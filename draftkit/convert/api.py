@@ -19,8 +19,12 @@ from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
+from draftkit.io.records import read_record
 from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.layout.provenance import Provenance
 from draftkit.layout.target import TargetFacts, read_target_facts
+
+UNKNOWN = "unknown"  # the format of a checkpoint that none recognizes
 
 
 @dataclass(frozen=True)
@@ -167,15 +171,19 @@ def describe_foreign(
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
 ) -> Reading:
-    """As `read_foreign`, with what could be read of a checkpoint that contradicts itself, and why not the rest."""
+    """As `read_foreign`, with what could be read of a checkpoint that contradicts itself, and why not the rest.
+
+    The format of one that none recognizes is `UNKNOWN`.
+    """
     checkpoint = open_source(located)
     target_facts = _target_facts(target or located.default_target)
-    recognized = format_named(format) if format else detect(checkpoint)
+    recognized = format_named(format) if format else None
     facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
     try:
+        recognized = recognized or detect(checkpoint)
         plan = recognized.plan(checkpoint, facts, target_facts)
     except DraftkitError as error:
-        plan = planned_so_far(recognized.NAME, facts, error)
+        plan = planned_so_far(recognized.NAME if recognized else UNKNOWN, facts, error)
     return Reading(checkpoint, target_facts, plan)
 
 
@@ -244,7 +252,22 @@ def describe_checkpoint(
 ) -> Draft | Reading:
     """As `inspect_checkpoint`; a checkpoint that contradicts itself has what could be read, and a `plan.refusal`."""
     located = locate(source, revision=revision)
-    return read_draft(located.path) if is_unified(located.path) else describe_foreign(located, target, format)
+    if not is_unified(located.path):
+        return describe_foreign(located, target, format)
+    try:
+        return read_draft(located.path)
+    except LayoutError as error:
+        return _describe_refused(located, error)
+
+
+def _describe_refused(located: Located, refusal: LayoutError) -> Reading:
+    """A unified draft that is not valid: its tensors, and the facts that its provenance has."""
+    checkpoint = open_source(located)
+    block = checkpoint.config["draftkit"]
+    provenance, _ = read_record(Provenance, block.get("provenance") if isinstance(block, dict) else None)
+    facts = Facts({}, checkpoint.config_path)
+    facts.found = list(provenance.facts) if provenance else []
+    return Reading(checkpoint, None, planned_so_far(UNIFIED, facts, refusal))
 
 
 def _plan_destination(

@@ -48,6 +48,12 @@ class Facts:
         self.losses: list[str] = []  # what the layout cannot hold
         self.agreed_losses: dict[str, str] = {}  # config key that the user ignores → what that loses
 
+    def beside(self, config: dict[str, object], where: object) -> Facts:
+        """The facts of another file of the same checkpoint; what the user ignores there is agreed to here."""
+        other = Facts(config, where, ignored_keys=self._ignored_keys)
+        other.agreed_losses = self.agreed_losses
+        return other
+
     def stated(self, key: str, kind: type[Value]) -> Value:
         """A key that the config must have. Raises `FormatError` when it is absent or of another type."""
         if self._config.get(key) is None:
@@ -220,10 +226,7 @@ class Facts:
 
     def check_all_used(self) -> None:
         """Raise `FormatError` for keys that were neither used nor dropped, and for ignored ones that do not need it."""
-        for key, reason in BOOKKEEPING.items():
-            if key not in self._used and self._path(key) not in self.dropped:
-                self.drop(key, reason)
-        self.refuse_unknown({self._path(key): self._config[key] for key in self._config.keys() - self._used})
+        self.check_keys_used()
         if idle := self._ignored_keys - self.agreed_losses.keys():
             raise FormatError(
                 f"there is nothing to ignore in {', '.join(sorted(idle))}",
@@ -231,6 +234,13 @@ class Facts:
                 expected="config keys whose effect is unknown",
                 hint="leave out --ignore-key for keys that are not there, or that draftkit reads (--set changes those)",
             )
+
+    def check_keys_used(self) -> None:
+        """Raise `FormatError` for keys of this file that were neither used nor dropped nor ignored."""
+        for key, reason in BOOKKEEPING.items():
+            if key not in self._used and self._path(key) not in self.dropped:
+                self.drop(key, reason)
+        self.refuse_unknown({self._path(key): self._config[key] for key in self._config.keys() - self._used})
 
     def refuse_unknown(self, keys: Mapping[str, object]) -> None:
         """Raise `FormatError` for config keys (path → value) that nothing reads: all but null, dropped and ignored."""

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
-from draftkit.convert.api import Conversion, Reading
+from draftkit.convert.api import UNKNOWN, Conversion, Reading
 from draftkit.convert.destinations import destination_of
 from draftkit.convert.detect import all_formats
 from draftkit.convert.operations import Move
@@ -20,7 +21,7 @@ from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
-from draftkit.io.records import to_dict
+from draftkit.io.records import excerpt, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
 
@@ -70,6 +71,8 @@ def show_reading(console: Console, reading: Reading) -> None:
     method = plan.spec.method if plan.spec else "not known yet"
     console.print(f"{source.name}: format {plan.format}, method {method}")
     _show(console, facts_table(plan.facts))
+    if plan.format == UNKNOWN:
+        _show(console, _config_table(reading.checkpoint.config))
     if plan.moves:
         console.print(_moves_table(plan.moves, f"{len(reading.checkpoint.tensors)} tensors"))
     else:
@@ -106,6 +109,13 @@ def facts_table(facts: Iterable[FactOrigin], title: str = "facts") -> Table:
     return table
 
 
+def _config_table(config: Mapping[str, object]) -> Table:
+    table = Table("config key", "value", title="config")
+    for key, value in config.items():
+        table.add_row(escape(key), escape(excerpt(value)))
+    return table
+
+
 def formats_table() -> Table:
     table = Table("format", "what it is", "written by", title="formats that convert reads and writes")
     for format in all_formats():
@@ -139,7 +149,7 @@ def reading_json(reading: Reading) -> dict[str, object]:
         "moves": [to_dict(move) for move in plan.moves],
         "tensors": _tensors_json(reading.checkpoint.tensors),
         "findings": [to_dict(finding) for finding in findings_of_reading(reading)],
-    }
+    } | ({"config": reading.checkpoint.config} if plan.format == UNKNOWN else {})
 
 
 def draft_json(draft: Draft) -> dict[str, object]:

@@ -495,6 +495,33 @@ def test_inspect_describes_what_it_can_read(draftkit: Command, target: Path, tmp
     assert json.loads(draftkit("inspect", source, "--target", target, "--json").out)["format"] == "eagle3"
 
 
+def test_inspect_describes_what_no_format_recognizes(draftkit: Command, tmp_path: Path) -> None:
+    source = pico.write_checkpoint(tmp_path, {"model_type": "odd", "width": 7}, {"odd.weight": torch.ones(7, 5)})
+    ran = draftkit("inspect", source)
+    assert ran.code == 1
+    assert all(text in ran.out for text in ("format unknown", "width", "odd.weight", "[7, 5]"))
+    assert "no known draft format has these 1 tensors" in ran.err
+    described = json.loads(draftkit("inspect", source, "--json").out)
+    assert (described["format"], described["config"]["width"]) == ("unknown", 7)
+
+
+@pytest.mark.parametrize("spoilt", ["tensors", "spec"])
+def test_inspect_describes_a_unified_draft_that_is_not_valid(spoilt: str, draftkit: Command, tmp_path: Path) -> None:
+    source, _ = CASES["eagle"].write(tmp_path)
+    out = convert_checkpoint(str(source), tmp_path / "out")
+    tensors, config = load_file(out / "model.safetensors"), json.loads((out / "config.json").read_text())
+    if spoilt == "tensors":
+        tensors["fc.weight"] = tensors["fc.weight"][:, :3].contiguous()
+        save_file(tensors, out / "model.safetensors")
+    else:
+        del config["draftkit"]["spec"]["architecture"]["final_norm"]
+        (out / "config.json").write_text(json.dumps(config))
+    ran = draftkit("inspect", out)
+    assert ran.code == 1
+    assert all(text in ran.out for text in ("format unified", "hidden_size", "fc.weight"))
+    assert {"tensors": "wrong shape: fc.weight", "spec": "final_norm: missing"}[spoilt] in ran.err
+
+
 def test_a_full_vocabulary_needs_no_buffers(target: Path, tmp_path: Path) -> None:
     tensors = pico.eagle3_tensors(draft_vocabulary=320)
     del tensors["d2t"], tensors["t2d"]

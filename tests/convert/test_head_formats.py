@@ -227,7 +227,7 @@ def test_vllm_cannot_load_a_reduced_vocabulary(shared: bool, tmp_path: Path) -> 
         (torch.arange(200, 328), "leaves the vocabulary"),
         (torch.arange(128) - 1, "leaves the vocabulary"),
         (torch.arange(127), r"token_map is I64 \[127\]"),
-        (torch.arange(128, dtype=torch.int32), r"token_map is I32 \[128\]"),
+        (torch.arange(128, dtype=torch.int16), r"token_map is I16 \[128\]"),
     ],
 )
 def test_a_token_map_must_list_distinct_tokens(token_map: torch.Tensor | None, match: str, tmp_path: Path) -> None:
@@ -238,6 +238,16 @@ def test_a_token_map_must_list_distinct_tokens(token_map: torch.Tensor | None, m
     config = VLLM | {"original_lm_head": True, "truncated_vocab_size": 128}
     with pytest.raises(FormatError, match=match):
         plan_conversion(str(write("medusa-vllm-truncated", tmp_path, config, tensors)))
+
+
+def test_a_token_map_in_int32_is_widened(tmp_path: Path) -> None:
+    def tensors(dtype: torch.dtype) -> Tensors:
+        return vllm(dtype, rows=128, shared=True) | {"token_map": torch.arange(2, 258, 2, dtype=torch.int32)}
+
+    config = VLLM | {"original_lm_head": True, "truncated_vocab_size": 128}
+    convert_checkpoint(str(write("medusa-vllm-truncated", tmp_path, config, tensors)), tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")["token_map"]
+    assert torch.equal(written, torch.arange(2, 258, 2))
 
 
 def test_a_lost_bias_is_noticed(tmp_path: Path) -> None:

@@ -228,6 +228,33 @@ def test_a_unified_draft_as_base(tmp_path: Path) -> None:
     assert read_draft(tmp_path / "again").provenance.format == "lora"
 
 
+@pytest.mark.filterwarnings("ignore")  # peft's about Conv1D
+@pytest.mark.parametrize("whole", [None, ["wpe"]], ids=["adapter alone", "positions trained whole"])
+def test_a_base_whose_file_has_the_names_of_a_model_without_a_head(whole: list[str] | None, tmp_path: Path) -> None:
+    """As `gpt2` on the Hub: `h.0.…` instead of `transformer.h.0.…`."""
+    save_adapter(gpt2(), tmp_path, target_modules=["c_attn"], modules_to_save=whole)
+    expected = converted(tmp_path)
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
+    weights["h.0.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
+    save_file(weights, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    convert_checkpoint(str(tmp_path / "adapter"), tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], expected[name]) for name in expected)
+
+
+def test_unknown_keys_of_the_adapters_config_can_be_ignored(tmp_path: Path) -> None:
+    adapter = rebase(save_adapter(llama(), tmp_path), str(tmp_path / "base"), future_option={"depth": 3})
+    with pytest.raises(FormatError, match="--ignore-key"):
+        convert_checkpoint(str(adapter), tmp_path / "out")
+    convert_checkpoint(str(adapter), tmp_path / "out", ignored_keys=["future_option"])
+    losses = read_draft(tmp_path / "out").provenance.losses
+    assert ["future_option" in loss for loss in losses] == [True]
+    with pytest.raises(FormatError, match="nothing to ignore in lora_alpha"):
+        convert_checkpoint(str(adapter), tmp_path / "again", ignored_keys=["future_option", "lora_alpha"])
+
+
 def test_an_embedded_model_as_base(tmp_path: Path) -> None:
     adapter = save_adapter(llama(), tmp_path)
     shapes = {"q_proj.lora_A": (4, 128), "q_proj.lora_B": (128, 4)}

@@ -14,6 +14,7 @@ from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
 from draftkit.errors import FormatError
 from draftkit.io.dtypes import QUANTIZED
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.folder import Draft, tokenizer_files
@@ -80,13 +81,13 @@ def plan_causal_lm(
             config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features
         )
         spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
-    moves = rename(checkpoint, _full_names(checkpoint), dropped)
+    moves = rename(checkpoint, full_names(checkpoint.tensors), dropped)
     return make_plan(name, checkpoint, facts, spec, moves, tokenizer_files(checkpoint.source.path))
 
 
-def _full_names(checkpoint: Checkpoint) -> dict[str, str]:
+def full_names(tensors: Mapping[str, TensorHandle]) -> dict[str, str]:
     """Renames that give the tensors of a base model their names in the causal LM, as transformers does on loading."""
-    module = next((module for name, module in BASE_MODELS.items() if name in checkpoint.tensors), None)
+    module = next((module for name, module in BASE_MODELS.items() if name in tensors), None)
     return {} if module is None else {"lm_head.": "lm_head.", "": module}
 
 

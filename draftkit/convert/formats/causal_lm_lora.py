@@ -18,8 +18,9 @@ from typing import TypeVar, cast
 from draftkit.convert.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint
 from draftkit.convert.detect import detect
 from draftkit.convert.facts import Facts
+from draftkit.convert.formats.causal_lm import full_names
 from draftkit.convert.operations import Move, Operation, drop
-from draftkit.convert.plan import Plan
+from draftkit.convert.plan import Plan, renamed
 from draftkit.errors import FormatError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
@@ -105,25 +106,32 @@ def recognize(checkpoint: Checkpoint) -> int:
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     assert checkpoint.adapter is not None
-    settings = _read_settings(checkpoint.adapter.config, checkpoint.source.path / ADAPTER_CONFIG)
-    base = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER)}
+    path = checkpoint.source.path / ADAPTER_CONFIG
+    settings = _read_settings(facts.beside(checkpoint.adapter.config, path), checkpoint.adapter.config, path)
+    base = _base_model(checkpoint)
     changes = _read_changes(checkpoint)
     _check_names(checkpoint, settings, base, changes)
     facts.record("base_model", checkpoint.adapter.base.name, "stated", checkpoint.adapter.base.revision or "")
     kind = "DoRA" if settings.dora else "LoRA"
     facts.record("adapter", f"{kind} in {len(changes.factors)} matrices", "stated", f"lora_alpha {settings.alpha:g}")
-    merged = base | {name: replace(handle, name=name) for name, handle in changes.saved.items()}
+    merged = {name: replace(handle, name=name) for name, handle in (base | changes.saved).items()}
     model = replace(checkpoint, source=checkpoint.adapter.base, tensors=merged, adapter=None)
     planned = detect(model).plan(model, facts, target)
-    moves = [_with_changes(checkpoint, settings, changes, move) for move in planned.moves]
+    moves = [_with_changes(checkpoint, settings, base, changes, move) for move in planned.moves]
     moves += [drop(base[name], "the adapter has its own (modules_to_save)") for name in changes.saved]
     files = {path.name: path for path in (*planned.copied_files, *tokenizer_files(checkpoint.source.path))}
     return replace(planned, format=NAME, moves=tuple(moves), copied_files=tuple(files.values()))
 
 
-def _read_settings(config: dict[str, object], path: Path) -> Settings:
+def _base_model(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
+    """The tensors that the adapter changes, as it calls them: under the names that they have in the causal LM."""
+    tensors = {name: handle for name, handle in checkpoint.tensors.items() if not name.startswith(ADAPTER)}
+    renames = full_names(tensors)
+    return {renamed(name, renames): handle for name, handle in tensors.items()}
+
+
+def _read_settings(facts: Facts, config: dict[str, object], path: Path) -> Settings:
     """Raises `FormatError` for every kind of adapter that is more than W + scale · B·A."""
-    facts = Facts(config, path)
     if (kind := facts.optional("peft_type", str)) != "LORA":
         raise _refusal(path, f"this is a {kind} adapter", "only LORA is merged")
     for key, reason in VARIANTS.items():
@@ -147,7 +155,7 @@ def _read_settings(config: dict[str, object], path: Path) -> Settings:
             facts.drop(key, "no effect on the merged weights")
         elif not value:
             facts.drop(key, "off")
-    facts.check_all_used()
+    facts.check_keys_used()
     return settings
 
 
@@ -208,12 +216,14 @@ def _check_names(
         )
 
 
-def _with_changes(checkpoint: Checkpoint, settings: Settings, changes: Changes, move: Move) -> Move:
-    """A move of the base model, from the adapter's own tensor or with its update added."""
+def _with_changes(
+    checkpoint: Checkpoint, settings: Settings, base: Mapping[str, TensorHandle], changes: Changes, move: Move
+) -> Move:
+    """A move of the base model, from the tensors of the files: the adapter's own, or with its update added."""
     name = move.sources[0]
-    source = changes.saved[name].name if name in changes.saved else name
+    source, *others = ((changes.saved.get(name) or base[name]).name for name in move.sources)
     if name not in changes.factors:
-        return replace(move, sources=(source, *move.sources[1:]))
+        return replace(move, sources=(source, *others))
     factors = [changes.factors[name][factor] for factor in settings.factors]
     a, b, *magnitude = factors
     weight = checkpoint.tensors[source]

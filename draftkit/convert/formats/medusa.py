@@ -171,7 +171,7 @@ def _draft_vocab_size(checkpoint: Checkpoint, facts: Facts, heads: Heads, vocab_
         return facts.record("draft_vocab_size", vocab_size, "format default" if size is None else "stated")
     facts.record("draft_vocab_size", size, "stated", "truncated_vocab_size")
     handle = heads.tensors.get(TOKEN_MAP)
-    if handle is None or (handle.dtype, handle.shape) != ("I64", (size,)):
+    if handle is None or handle.dtype not in ("I64", "I32") or handle.shape != (size,):
         found = "missing" if handle is None else f"{handle.dtype} {list(handle.shape)}"
         raise FormatError(f"token_map is {found}", where=checkpoint.source.path, expected=f"I64 [{size}]")
     tokens = integers(handle)
@@ -203,6 +203,8 @@ def _moves(checkpoint: Checkpoint, heads: Heads, medusa: MedusaSpec | None) -> l
         elif medusa is not None and reduced and _is_to_logits(name) and handle.shape == whole:
             shape = (medusa.draft_vocab_size, medusa.target_hidden_size)
             moves.append(Move("select_rows", (handle.name, heads.tensors[TOKEN_MAP].name), name, handle.dtype, shape))
+        elif name == TOKEN_MAP and handle.dtype == "I32":
+            moves.append(Move("widen", (handle.name,), name, "I64", handle.shape))
         else:
             moves.append(copy(handle, name))
     return moves
