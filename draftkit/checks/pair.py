@@ -50,11 +50,15 @@ def moved_layers(architecture: Architecture, target: TargetFacts) -> Iterator[Fi
 
 @check
 def vocabulary_map(architecture: Architecture, tensors: Mapping[str, TensorHandle]) -> Iterator[Finding]:
-    """d2t leads every draft token to one of the target's, in ascending order."""
+    yield from problems_of_map(tensors, architecture.vocab_size)
+
+
+def problems_of_map(tensors: Mapping[str, TensorHandle], vocab_size: int) -> Iterator[Finding]:
+    """Where d2t does not lead every draft token to another one of the target's, in ascending order."""
     if "d2t" not in tensors:
         return
     ids = mapped_tokens(tensors["d2t"])
-    if problem := problem_of_map(ids, architecture.vocab_size):
+    if problem := problem_of_map(ids, vocab_size):
         yield Finding(
             "broken-d2t",
             "error",

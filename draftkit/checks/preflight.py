@@ -1,97 +1,97 @@
-"""What the preflight looks at, and what it says."""
+"""The preflight: everything about data, target and draft that can be known to be wrong before the first step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from transformers import PretrainedConfig, PreTrainedModel
-
-from draftkit.data.reasons import Tally
-from draftkit.data.samples import Origin, Sample
-from draftkit.data.tokenizer import TargetTokenizer
-from draftkit.layout.folder import Draft
-
-Severity = Literal["ok", "note", "warning", "error"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check has found, where, what it costs to ignore it, and what to do. Passed checks have `ok` alone."""
-
-    severity: Severity
-    what: str
-    where: str = ""
-    cost: str = ""
-    hint: str = ""
+from draftkit.checks.registry import Evidence, run_checks
+from draftkit.checks.training_data import Data, survey
+from draftkit.data.samples import Sample, read_origin, read_samples
+from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
+from draftkit.errors import SourceError
+from draftkit.finding import Finding
+from draftkit.hub.locate import locate
+from draftkit.loading import load_model, open_draft
+from draftkit.models.devices import device_named, dtype_named
+from draftkit.models.target import read_config
 
 
 @dataclass(frozen=True)
-class Survey:
-    """Counts over a whole file, and its first document.
+class Checkup:
+    """What was found, by check, and one document as text, in pieces that are supervised or not."""
 
-    `ended`: documents with an end-of-turn label; `longest`: tokens of the longest. Tallies of documents: `empty` has no
-    label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
-    beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary.
-    `uses` int64 [V]: how often each id is a label.
-    """
-
-    first: Sample
     documents: int
     tokens: int
     supervised: int
-    longest: int
-    ended: int
-    empty: Tally
-    unended: Tally
-    cut: Tally
-    doubled: Tally
-    looping: Tally
-    outside: Tally
-    uses: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What checks may look at. `model` is None where the weights are not loaded, `draft` where none was given.
-
-    `draft_name` is what the user calls the draft, which may have been converted into a temporary folder.
-    """
-
-    path: Path
-    origin: Origin
-    survey: Survey
-    target: TargetTokenizer
-    config: PretrainedConfig
-    model: PreTrainedModel | None = field(default=None, repr=False)
-    draft: Draft | None = None
-    draft_name: str = ""
+    findings: list[tuple[str, Finding]]
+    shown: list[tuple[str, bool]]
 
     @property
-    def vocab_size(self) -> int:
-        return self.config.get_text_config().vocab_size
+    def failed(self) -> bool:
+        """Whether training would fail, or train something useless."""
+        return any(finding.severity == "error" for _, finding in self.findings)
 
-    def share(self, tally: Tally) -> str:
-        """A tally as text: how many documents, which part of all, the first of them."""
-        return f"{tally.count} of {self.survey.documents} documents ({tally.count / self.survey.documents:.0%})"
+    def to_dict(self) -> dict[str, object]:
+        """The findings as JSON values."""
+        return {
+            "schema": 1,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "supervised_tokens": self.supervised,
+            "findings": [
+                {"check": check, "what": finding.message, "hint": finding.fix, **asdict(finding)}
+                for check, finding in self.findings
+            ],
+            "shown": [{"text": text, "supervised": supervised} for text, supervised in self.shown],
+        }
 
-    def place(self, tally: Tally) -> str:
-        """The file and the first documents of a tally."""
-        return f"{self.path}, {', '.join(tally.examples)}"
+
+def check_data(
+    path: Path,
+    target: str,
+    draft: str | None = None,
+    *,
+    with_model: bool = True,
+    row: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Checkup:
+    """Check a file of documents against its target, and a draft to be trained or adapted.
+
+    `with_model` False leaves out what needs the target's weights. `row` is the id of the document to show; None shows
+    the first. Raises `DraftkitError` for what cannot be read at all: files, models, a damaged line.
+    """
+    tokenizer = load_tokenizer(target)
+    config = read_config(locate(target, weights=False).path)
+    origin = read_origin(path)
+    counted = survey(read_samples(path), origin, tokenizer, config.get_text_config().vocab_size)
+    shown = counted.first if row is None else _find(path, row)
+    place = device_named(device)
+    known = Evidence(data=Data(path, origin, counted, tokenizer), target_config=config, draft_name=draft or "")
+    with ExitStack() as stack:
+        if draft is not None:
+            opened = stack.enter_context(open_draft(draft, target))
+            known = replace(known, draft=opened, spec=opened.spec)
+        if with_model and not counted.outside.count:  # a model cannot read ids that it does not have
+            model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
+            known = replace(known, model=model)
+        found = run_checks(known, "training_data", "training_models")
+    return Checkup(counted.documents, counted.tokens, counted.supervised, found, pieces(shown, tokenizer))
 
 
-Find = Callable[[Evidence], Iterable[Finding]]
+def pieces(document: Sample, target: TargetTokenizer) -> list[tuple[str, bool]]:
+    """A document as the target sees it: its text, special tokens included, in pieces that are supervised or not."""
+    edges = [0, *(edge for span in document.spans for edge in span), len(document)]
+    stretches = [document.tokens[begin:end].tolist() for begin, end in pairwise(edges)]
+    texts = [target.tokenizer.decode(tokens, skip_special_tokens=False) for tokens in stretches]
+    return [(text, bool(index % 2)) for index, text in enumerate(texts) if text]
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check: `find` yields what it found. It needs the target's weights, or a draft, where it says so."""
-
-    name: str
-    find: Find
-    needs_model: bool = False
-    needs_draft: bool = False
+def _find(path: Path, row: str) -> Sample:
+    for document in read_samples(path):
+        if document.id == row:
+            return document
+    raise SourceError(f"there is no document {row}", where=path, hint="leave --row out to see the first")

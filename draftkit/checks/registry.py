@@ -17,10 +17,11 @@ from draftkit.finding import Finding
 from draftkit.layout.facts import facts_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from draftkit.checks.gap import Replay
     from draftkit.checks.measurement import Asked
+    from draftkit.checks.training_data import Data
     from draftkit.io.handles import TensorHandle
     from draftkit.layout.architecture import Architecture
     from draftkit.layout.folder import Draft
@@ -37,9 +38,10 @@ class Evidence:
     """What checks may look at; None where it is not known.
 
     Of a checkpoint: `contradictions` that its reading met, its `format` and `config`, and what it is in the layout –
-    `spec`, the `origins` of its facts by name, `tensors`; `draft` where it is a folder of the layout. `target`: what
-    the target's config says, and `tokenizer` its tokenizer. Of a measurement: `asked` are its prompts, `cell` is one
-    cell of its result. Of a training run: the `replay` of its answers.
+    `spec`, the `origins` of its facts by name, `tensors`; `draft` where it is a folder of the layout, `draft_name` what
+    the user calls it. `target`: what the target's config says, `target_config` as transformers reads it, `tokenizer`
+    its tokenizer, `model` its weights. `data`: what is to be trained on. Of a measurement: `asked` are its prompts,
+    `cell` is one cell of its result. Of a training run: the `replay` of its answers.
     """
 
     contradictions: Sequence[Finding] | None = None
@@ -49,8 +51,12 @@ class Evidence:
     origins: Mapping[str, FactOrigin] | None = None
     tensors: Mapping[str, TensorHandle] | None = None
     draft: Draft | None = None
+    draft_name: str = ""
     target: TargetFacts | None = None
+    target_config: PretrainedConfig | None = field(default=None, repr=False)
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
+    model: PreTrainedModel | None = field(default=None, repr=False)
+    data: Data | None = None
     asked: Asked | None = None
     settings: Settings | None = None
     cell: Mapping[str, Any] | None = field(default=None, repr=False)

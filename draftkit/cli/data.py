@@ -200,7 +200,7 @@ def check(
 ) -> None:
     """Check data, target and draft before training, and say what it costs to ignore what is wrong."""
     quiet_transformers()
-    from draftkit.checks.data import check_data
+    from draftkit.checks.preflight import check_data
     from draftkit.report.data import show_checkup
 
     checkup = check_data(samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)

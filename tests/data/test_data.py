@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from draftkit import zoo
-from draftkit.checks import data_checks, draft_checks, model_checks
-from draftkit.checks.data import CHECKS, check_data
-from draftkit.checks.preflight import Evidence, Finding
+from draftkit.checks import training_models
+from draftkit.checks.preflight import check_data
+from draftkit.checks.registry import Evidence, checks_of, run_checks
+from draftkit.checks.training_data import Data, survey
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.reasons import Reason, Report
@@ -402,18 +403,21 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 def evidence_of(path: Path, samples: list[Sample], origin: Origin) -> Evidence:
     target = load_tokenizer("zoo:target")
-    survey = data_checks.survey(samples, origin, target, 4096)
-    return Evidence(path, origin, survey, target, pico.llama_config(vocab_size=4096))
-
-
-DATA_CHECKS = [check for check in CHECKS if not (check.needs_model or check.needs_draft)]
+    data = Data(path, origin, survey(samples, origin, target, 4096), target)
+    return Evidence(data=data, target_config=pico.llama_config(vocab_size=4096))
 
 
 def failing(evidence: Evidence) -> dict[str, str]:
     """The checks that found something, with its severity."""
-    found = {check.name: list(check.find(evidence)) for check in DATA_CHECKS}
-    assert all(f.cost and f.hint and f.where for fs in found.values() for f in fs if f.severity != "ok")
-    return {name: fs[0].severity for name, fs in found.items() if fs[0].severity != "ok"}
+    found = [(name, f) for name, f in run_checks(evidence, "training_data") if f.severity != "ok"]
+    assert all(f.cost and f.fix and f.where for _, f in found)
+    return {name: f.severity for name, f in found}
+
+
+def surveyed(evidence: Evidence, **counts: object) -> Evidence:
+    """Evidence with other counts of its data."""
+    assert evidence.data is not None
+    return replace(evidence, data=replace(evidence.data, survey=replace(evidence.data.survey, **counts)))
 
 
 def test_good_data_pass(evidence: Evidence) -> None:
@@ -437,12 +441,15 @@ DOCUMENTS = {
 @pytest.mark.parametrize("case", DOCUMENTS)
 def test_bad_data_are_found(case: str, evidence: Evidence) -> None:
     sample, expected = DOCUMENTS[case]
-    assert failing(evidence_of(evidence.path, [sample], evidence.origin)) == expected
+    assert failing(evidence_of(evidence.data.path, [sample], evidence.data.origin)) == expected
 
 
 def test_another_tokenizer_and_another_template_are_found(evidence: Evidence) -> None:
-    origin = replace(evidence.origin, tokenizer_sha256="x", template_sha256="y")
-    assert failing(replace(evidence, origin=origin)) == {"tokenizer": "error", "chat template": "warning"}
+    origin = replace(evidence.data.origin, tokenizer_sha256="x", template_sha256="y")
+    assert failing(replace(evidence, data=replace(evidence.data, origin=origin))) == {
+        "tokenizer": "error",
+        "chat template": "warning",
+    }
 
 
 def test_no_documents_are_an_error(tmp_path: Path) -> None:
@@ -453,7 +460,7 @@ def test_no_documents_are_an_error(tmp_path: Path) -> None:
 def with_model(evidence: Evidence, model: torch.nn.Module) -> Evidence:
     model.set_attn_implementation("draftkit")  # type: ignore[operator]
     small = Sample.of("x", list(range(3, 40)), [(1, 2)])
-    return replace(evidence, survey=replace(evidence.survey, first=small), model=model)  # type: ignore[arg-type]
+    return replace(surveyed(evidence, first=small), model=model)
 
 
 def gemma() -> Gemma2ForCausalLM:
@@ -471,27 +478,27 @@ def gemma() -> Gemma2ForCausalLM:
 def test_the_model_is_what_is_read_of_it(evidence: Evidence) -> None:
     plain, scaled = with_model(evidence, pico.llama()), with_model(evidence, gemma())
     for checked in (plain, scaled):
-        assert [f.severity for f in model_checks.aux_layers(checked)] == ["ok"]
-    assert [f.what for f in model_checks.final_norm(plain)] == ["the final norm multiplies by its weight w"]
-    found = list(model_checks.final_norm(scaled))
+        assert [f.severity for f in training_models.aux_layers.run(checked)] == ["ok"]
+    assert [f.message for f in training_models.final_norm.run(plain)] == ["the final norm multiplies by its weight w"]
+    found = list(training_models.final_norm.run(scaled))
     assert [f.severity for f in found] == ["warning", "note"]
-    assert "scales or caps" in found[0].what
-    assert "1 + w" in found[1].what
+    assert "scales or caps" in found[0].message
+    assert "1 + w" in found[1].message
 
 
 def test_infinite_states_and_wrong_taps_are_found(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     model = pico.llama()
     checked = with_model(evidence, model)
     model.model.layers[3].mlp.down_proj.weight.data[0] = float("nan")
-    (finding,) = model_checks.aux_layers(checked)
-    assert "NaN" in finding.what
-    monkeypatch.setattr(model_checks, "_aux_layer_ids", lambda *_: (2,))
+    (finding,) = training_models.aux_layers.run(checked)
+    assert "NaN" in finding.message
+    monkeypatch.setattr(training_models, "_aux_layer_ids", lambda *_: (2,))
     checked = with_model(evidence, pico.llama())
-    reference = model_checks._reference
+    reference = training_models._reference
     shifted = lambda *a: (r := reference(*a))._replace(states=r.states[1:])  # noqa: E731
-    monkeypatch.setattr(model_checks, "_reference", shifted)
-    (finding,) = model_checks.aux_layers(checked)
-    assert (finding.severity, "after 2 layers" in finding.what) == ("error", True)
+    monkeypatch.setattr(training_models, "_reference", shifted)
+    (finding,) = training_models.aux_layers.run(checked)
+    assert (finding.severity, "after 2 layers" in finding.message) == ("error", True)
 
 
 def drafted(evidence: Evidence, draftkit: Command, tmp_path: Path, target: Path, **config: object) -> Evidence:
@@ -505,17 +512,19 @@ def test_a_draft_is_compared_with_its_target(
     evidence: Evidence, draftkit: Command, tmp_path: Path, target: Path
 ) -> None:
     known = drafted(evidence, draftkit, tmp_path, target)
-    (finding,) = draft_checks.vocabulary(known)
-    assert (finding.severity, "320 target tokens" in finding.what) == ("error", True)
+    (finding,) = training_models.vocabulary.run(known)
+    assert (finding.severity, "320 target tokens" in finding.message) == ("error", True)
     uses = np.zeros(320, dtype=np.int64)
     uses[known.draft.tensors["d2t"].load().numpy() + np.arange(128)] = 1  # type: ignore[union-attr]
-    fitting = replace(known, config=pico.llama_config(), survey=replace(known.survey, uses=uses))
-    assert [f.severity for f in draft_checks.vocabulary(fitting)] == ["ok"]
-    half = replace(fitting, survey=replace(known.survey, uses=uses + (uses == 0)))
-    assert "40.0% of the labels" in next(iter(draft_checks.vocabulary(half))).what
-    assert [f.what for f in draft_checks.rope(fitting)] == ["the draft's rope base is 10000.0, the target's 500000.0"]
-    longer = replace(fitting, config=pico.llama_config(max_position_embeddings=4096))
-    assert [f.severity for f in draft_checks.rope(longer)] == ["warning", "warning"]
+    fitting = replace(surveyed(known, uses=uses), target_config=pico.llama_config())
+    assert [f.severity for f in training_models.vocabulary.run(fitting)] == ["ok"]
+    half = surveyed(fitting, uses=uses + (uses == 0))
+    assert "40.0% of the labels" in training_models.vocabulary.run(half)[0].message
+    assert [f.message for f in training_models.rope.run(fitting)] == [
+        "the draft's rope base is 10000.0, the target's 500000.0"
+    ]
+    longer = replace(fitting, target_config=pico.llama_config(max_position_embeddings=4096))
+    assert [f.severity for f in training_models.rope.run(longer)] == ["warning", "warning"]
 
 
 @pytest.mark.parametrize(
@@ -536,8 +545,9 @@ def test_a_broken_vocabulary_map_is_found(
     values = change(d2t.load())
     broken = replace(d2t, reader=lambda _: iter([values.numpy().tobytes()]))
     draft = replace(known.draft, tensors=known.draft.tensors | {"d2t": broken})
-    found: list[Finding] = list(draft_checks.vocabulary(replace(known, draft=draft, config=pico.llama_config())))
-    assert (found[0].severity, message in found[0].what) == ("error", True)
+    fitting = surveyed(known, uses=np.zeros(320, dtype=np.int64))
+    found = training_models.vocabulary.run(replace(fitting, draft=draft))
+    assert (found[0].severity, message in found[0].message) == ("error", True)
 
 
 # The commands.
@@ -558,7 +568,9 @@ def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert f"⟦{'a' * 40}<|eot|>⟧" in shown.out.replace("\n", "")
     checked = json.loads(draftkit("data", "check", out, "--target", "zoo:target", "--draft", "zoo:eagle", "--json").out)
-    assert {finding["check"] for finding in checked["findings"]} == {check.name for check in CHECKS}
+    assert {finding["check"] for finding in checked["findings"]} == {
+        check.name for check in checks_of("training_data", "training_models")
+    }
     assert "".join(piece["text"] for piece in checked["shown"] if piece["supervised"]) == "a" * 40 + "<|eot|>"
 
 

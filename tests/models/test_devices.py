@@ -12,7 +12,7 @@ from conftest import Command
 from fixtures.samples import samples
 from transformers import AutoModelForCausalLM
 
-from draftkit.checks.data import check_data
+from draftkit.checks.preflight import check_data
 from draftkit.data.responders import Sampling, engine_responder
 from draftkit.data.samples import Origin, write_samples
 from draftkit.data.states import online

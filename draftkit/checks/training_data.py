@@ -3,17 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from draftkit.checks.preflight import Evidence, Finding, Survey
+from draftkit.checks.registry import check
 from draftkit.data.reasons import Tally
 from draftkit.data.samples import Origin, Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
+from draftkit.finding import Finding
 from draftkit.results.statistics import is_looping, repetition
 
 SMALL_SHARE = 0.05  # of the documents, below which a loss is not worth a warning
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Counts over a whole file, and its first document.
+
+    `ended`: documents with an end-of-turn label; `longest`: tokens of the longest. Tallies of documents: `empty` has no
+    label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
+    beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary.
+    `uses` int64 [V]: how often each id is a label.
+    """
+
+    first: Sample
+    documents: int
+    tokens: int
+    supervised: int
+    longest: int
+    ended: int
+    empty: Tally
+    unended: Tally
+    cut: Tally
+    doubled: Tally
+    looping: Tally
+    outside: Tally
+    uses: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A file of samples that a draft of `target` is to be trained on."""
+
+    path: Path
+    origin: Origin
+    survey: Survey
+    target: TargetTokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the target."""
+        return len(self.survey.uses)
+
+    def share(self, tally: Tally) -> str:
+        """A tally as text: how many documents, which part of all, the first of them."""
+        return f"{tally.count} of {self.survey.documents} documents ({tally.count / self.survey.documents:.0%})"
+
+    def place(self, tally: Tally) -> str:
+        """The file and the first documents of a tally."""
+        return f"{self.path}, {', '.join(tally.examples)}"
 
 
 def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer, vocab_size: int) -> Survey:
@@ -65,122 +117,140 @@ def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer,
     )
 
 
-def tokenizer(evidence: Evidence) -> Iterator[Finding]:
+@check
+def tokenizer(data: Data) -> Iterator[Finding]:
     """The file's ids are those of the target's tokenizer."""
-    if evidence.survey.outside.count:
+    if data.survey.outside.count:
         yield Finding(
+            "tokenizer",
             "error",
-            f"{evidence.share(evidence.survey.outside)} hold ids beyond the target's {evidence.vocab_size} tokens",
-            evidence.place(evidence.survey.outside),
+            f"{data.share(data.survey.outside)} hold ids beyond the target's {data.vocab_size} tokens",
+            data.place(data.survey.outside),
             "the first step fails, or reads another token's embedding",
             "prepare the data with this target",
         )
-    if evidence.origin.tokenizer_sha256 != evidence.target.sha256:
+    if data.origin.tokenizer_sha256 != data.target.sha256:
         yield Finding(
+            "tokenizer",
             "error",
-            f"the data were prepared with the tokenizer of {evidence.origin.target}, which is another one",
-            f"{evidence.path}, line 1",
+            f"the data were prepared with the tokenizer of {data.origin.target}, which is another one",
+            f"{data.path}, line 1",
             "the ids mean other text to this target: nothing that the draft learns is accepted",
-            f"draftkit data prepare SOURCE OUT --target {evidence.target.name}",
+            f"draftkit data prepare SOURCE OUT --target {data.target.name}",
         )
-    elif not evidence.survey.outside.count:
-        yield Finding("ok", f"the tokenizer is the target's; all ids are below {evidence.vocab_size}")
+    elif not data.survey.outside.count:
+        yield Finding("tokenizer", "ok", f"the tokenizer is the target's; all ids are below {data.vocab_size}")
 
 
-def template(evidence: Evidence) -> Iterator[Finding]:
+@check
+def chat_template(data: Data) -> Iterator[Finding]:
     """The conversations were rendered with the target's chat template as it is now."""
-    if evidence.origin.template_sha256 == evidence.target.template_sha256:
-        yield Finding("ok", "the chat template is the target's")
+    if data.origin.template_sha256 == data.target.template_sha256:
+        yield Finding("chat template", "ok", "the chat template is the target's")
     else:
         yield Finding(
+            "chat template",
             "warning",
             "the data were rendered with another chat template than the target has now",
-            f"{evidence.path}, line 1",
+            f"{data.path}, line 1",
             "served prompts look different from those in training: acceptance falls where the two differ",
             "prepare the data again, or serve with the template that they were made with",
         )
 
 
-def mask(evidence: Evidence) -> Iterator[Finding]:
+@check
+def mask(data: Data) -> Iterator[Finding]:
     """Every document has something to learn."""
-    survey = evidence.survey
+    survey = data.survey
     if survey.empty.count:
         yield Finding(
+            "mask",
             "error" if survey.empty.count == survey.documents else "warning",
-            f"{evidence.share(survey.empty)} have no supervised token",
-            evidence.place(survey.empty),
+            f"{data.share(survey.empty)} have no supervised token",
+            data.place(survey.empty),
             "they take time and give no gradient; where all are empty, loss and accuracy stay at zero",
             "prepare the data with `draftkit data prepare`, which leaves them out",
         )
     else:
-        yield Finding("ok", f"{survey.supervised:,} of {survey.tokens:,} tokens are supervised, in every document some")
+        yield Finding(
+            "mask", "ok", f"{survey.supervised:,} of {survey.tokens:,} tokens are supervised, in every document some"
+        )
 
 
-def end_of_turn(evidence: Evidence) -> Iterator[Finding]:
+@check
+def end_of_turn(data: Data) -> Iterator[Finding]:
     """End-of-turn tokens are labels."""
-    survey = evidence.survey
-    ends = ", ".join(map(str, sorted(evidence.target.end_ids)))
+    survey = data.survey
+    ends = ", ".join(map(str, sorted(data.target.end_ids)))
     if not survey.ended:
         yield Finding(
+            "end of turn",
             "error",
             f"no end-of-turn token ({ends}) is a label",
-            str(evidence.path),
+            str(data.path),
             "the draft never proposes the end of an answer: the last round of every response is wasted on tokens after "
             "it, and short answers lose most",
             "use a template that renders the end of a turn, or rows that `draftkit data regenerate` has made",
         )
     elif survey.unended.count > SMALL_SHARE * survey.documents:
         yield Finding(
+            "end of turn",
             "warning",
-            f"{evidence.share(survey.unended)} do not end with an end-of-turn label",
-            evidence.place(survey.unended),
+            f"{data.share(survey.unended)} do not end with an end-of-turn label",
+            data.place(survey.unended),
             "the draft proposes the end of answers too rarely",
             "raise --max-length or --max-new-tokens, with which they were cut",
         )
     else:
-        yield Finding("ok", f"{survey.ended} of {survey.documents} documents have an end-of-turn label")
+        yield Finding("end of turn", "ok", f"{survey.ended} of {survey.documents} documents have an end-of-turn label")
 
 
-def truncation(evidence: Evidence) -> Iterator[Finding]:
+@check
+def truncation(data: Data) -> Iterator[Finding]:
     """Few documents are cut at the length limit."""
-    survey, limit = evidence.survey, evidence.origin.max_length
+    survey, limit = data.survey, data.origin.max_length
     if survey.cut.count > SMALL_SHARE * survey.documents:
         yield Finding(
+            "truncation",
             "warning",
-            f"{evidence.share(survey.cut)} are cut at {limit} tokens",
-            evidence.place(survey.cut),
+            f"{data.share(survey.cut)} are cut at {limit} tokens",
+            data.place(survey.cut),
             f"the draft is not trained beyond position {limit}: acceptance falls on longer conversations",
             "prepare again with a larger --max-length",
         )
     else:
-        yield Finding("ok", f"{evidence.share(survey.cut)} are cut; the longest has {survey.longest} tokens")
+        yield Finding("truncation", "ok", f"{data.share(survey.cut)} are cut; the longest has {survey.longest} tokens")
 
 
-def beginning(evidence: Evidence) -> Iterator[Finding]:
+@check
+def beginning(data: Data) -> Iterator[Finding]:
     """No document begins with the beginning-of-sequence token twice."""
-    doubled = evidence.survey.doubled
+    doubled = data.survey.doubled
     if doubled.count:
         yield Finding(
+            "beginning",
             "error",
-            f"{evidence.share(doubled)} begin with the beginning-of-sequence token twice",
-            evidence.place(doubled),
+            f"{data.share(doubled)} begin with the beginning-of-sequence token twice",
+            data.place(doubled),
             "the target reads a beginning that serving never shows it: its hidden states are other ones from there on",
             "the row's text holds the token too, or the template was rendered to text and tokenized again: remove one",
         )
     else:
-        yield Finding("ok", "no document begins with two beginning-of-sequence tokens")
+        yield Finding("beginning", "ok", "no document begins with two beginning-of-sequence tokens")
 
 
-def loops(evidence: Evidence) -> Iterator[Finding]:
+@check
+def loops(data: Data) -> Iterator[Finding]:
     """Few answers go round in circles."""
-    survey = evidence.survey
+    survey = data.survey
     if survey.looping.count > SMALL_SHARE * survey.documents:
         yield Finding(
+            "loops",
             "warning",
-            f"{evidence.share(survey.looping)} repeat themselves in most of their supervised tokens",
-            evidence.place(survey.looping),
+            f"{data.share(survey.looping)} repeat themselves in most of their supervised tokens",
+            data.place(survey.looping),
             "the draft learns loops, which are easy to draft, and its acceptance length is measured on them",
             "regenerate them at the temperature that will be served, with fewer --max-new-tokens, or leave them out",
         )
     else:
-        yield Finding("ok", f"{evidence.share(survey.looping)} repeat themselves")
+        yield Finding("loops", "ok", f"{data.share(survey.looping)} repeat themselves")

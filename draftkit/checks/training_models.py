@@ -1,0 +1,256 @@
+"""What data, target and draft make of each other before training.
+
+The target's weights are run on one sample: what draftkit reads of the model is what the model computes. A draft that is
+to be trained on must speak the target's vocabulary and turn positions as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from draftkit.checks.pair import problems_of_map, share_vocabulary
+from draftkit.checks.registry import check
+from draftkit.checks.training_data import Data
+from draftkit.convert.eagle_vocabulary import mapped_tokens
+from draftkit.convert.operations import integers
+from draftkit.finding import Finding
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.folder import Draft
+from draftkit.layout.target import default_aux_layer_ids
+from draftkit.models.chat import load_tokenizer
+from draftkit.models.rope import target_rope
+from draftkit.models.target import FINAL, AuxLayers, Target
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.cache import SlotCache
+
+GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained
+MAX_TOKENS = 256  # of the document that is run
+# How far two ways of computing the same may lie apart: the norm of the difference over that of the values.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+class Reference(NamedTuple):
+    """What transformers' eager attention computes: `states` n+1 times [1, T, H], the last after the norm; `logits`."""
+
+    states: tuple[Tensor, ...]
+    logits: Tensor
+
+
+@check
+def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | None = None) -> Iterator[Finding]:
+    """The captured hidden states are those of transformers, and finite."""
+    tokens, ids = _tokens(data, model), _aux_layer_ids(architecture, model)
+    target = Target(model, AuxLayers((*ids, FINAL)))
+    captured, logits = _captured(target, tokens)
+    reference = _reference(model, tokens)
+    names = [*(f"after {i} layers" for i in ids), "after the final norm", "logits"]
+    mine = [*captured.split(target.hidden_size, dim=-1), logits]
+    theirs = [*(reference.states[i] for i in ids), reference.states[-1], reference.logits]
+    broken = [name for name, values in zip(names, mine, strict=True) if not values.isfinite().all()]
+    if broken:
+        yield Finding(
+            "aux layers",
+            "error",
+            f"NaN or infinite values in the target's states: {', '.join(broken)}",
+            f"{data.path}, {data.survey.first.id}",
+            "the first step turns every weight of the draft into NaN",
+            "--dtype bfloat16 or float32; float16 overflows in some targets",
+        )
+        return
+    gaps = [_gap(own, other) for own, other in zip(mine, theirs, strict=True)]
+    wrong = [f"{name}: {gap:.1e}" for name, gap in zip(names, gaps, strict=True) if gap > TOLERANCE[model.dtype]]
+    if wrong:
+        yield Finding(
+            "aux layers",
+            "error",
+            f"captured states differ from those of transformers: {'; '.join(wrong)}",
+            f"{data.target.name}, {type(model).__name__}",
+            "the draft learns from other states than it gets in serving: high accuracy in training, acceptance near 1",
+            "report this target; until then, train with hidden states from vLLM",
+        )
+        return
+    yield Finding(
+        "aux layers", "ok", f"states after {', '.join(map(str, ids))} layers and logits agree to {max(gaps):.1e}"
+    )
+
+
+@check
+def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
+    """The final norm multiplies by w or by 1 + w, and the head on it gives the logits."""
+    tokens = _tokens(data, model)
+    target = Target(model, AuxLayers((len(Target(model).layers), FINAL)))
+    captured, logits = _captured(target, tokens)
+    before, after = captured.split(target.hidden_size, dim=-1)
+    with torch.inference_mode():
+        head = model.get_output_embeddings()(after)
+    kind = _norm_kind(model, before, after)
+    if _gap(head, logits) > TOLERANCE[model.dtype]:
+        yield Finding(
+            "final norm",
+            "warning",
+            "the head on the normed state is not the target's logits: the model scales or caps them afterwards",
+            f"{data.target.name}, {type(model).__name__}",
+            "a loss that recomputes the logits from stored states fits a distribution that the target never draws from",
+            "train online, where the model's own logits are used",
+        )
+    if kind == "w":
+        yield Finding("final norm", "ok", "the final norm multiplies by its weight w")
+    else:
+        yield Finding(
+            "final norm",
+            "note",
+            f"the final norm multiplies by {kind}",
+            f"{data.target.name}, {type(model).__name__}",
+            "a trainer that applies w to stored states computes another distribution; draftkit uses the model's own "
+            "norm",
+            "keep to the model's own module in code of yours",
+        )
+
+
+def _norm_kind(model: PreTrainedModel, before: Tensor, after: Tensor) -> str:
+    """What the normalized state is multiplied with, found by trying."""
+    weight = getattr(getattr(model.get_decoder(), "norm", None), "weight", None)
+    if weight is None:
+        return "something that is no weight vector"
+    epsilon = getattr(model.config.get_text_config(), "rms_norm_eps", 1e-6)
+    plain = before.float() * (before.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    kinds = {"w": plain * weight.float(), "1 + w": plain * (1 + weight.float())}
+    best = min(kinds, key=lambda kind: _gap(kinds[kind], after))
+    return best if _gap(kinds[best], after) <= TOLERANCE[model.dtype] else "neither w nor 1 + w"
+
+
+def _tokens(data: Data, model: PreTrainedModel) -> Tensor:
+    """int64 [1, T]: the beginning of the first sample."""
+    tokens = torch.from_numpy(data.survey.first.tokens[:MAX_TOKENS].astype("int64"))
+    return tokens[None].to(model.device)
+
+
+def _aux_layer_ids(architecture: Architecture | None, model: PreTrainedModel) -> tuple[int, ...]:
+    """The draft's layers, else those of EAGLE-3, as far as the target has them."""
+    if architecture is not None and architecture.aux_layer_ids is not None:
+        return architecture.aux_layer_ids
+    n = model.config.get_text_config().num_hidden_layers
+    return tuple(sorted({i for i in default_aux_layer_ids(n) if 0 <= i < n}))
+
+
+def _captured(target: Target, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Features [1, T, F] and logits [1, T, V] as draftkit reads them."""
+    length = tokens.shape[1]
+    positions = torch.arange(length, device=tokens.device)[None]
+    rows = SlotCache(1, length).rows(torch.zeros_like(tokens[:, 0]), positions, length)
+    output = target.forward(tokens, positions, rows)
+    assert output.features is not None
+    return output.features, output.logits
+
+
+def _reference(model: PreTrainedModel, tokens: Tensor) -> Reference:
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            output = model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    return Reference(output.hidden_states, output.logits)
+
+
+def _gap(mine: Tensor, theirs: Tensor) -> float:
+    """The norm of the difference over that of the values."""
+    return float((mine.float() - theirs.float()).norm() / theirs.float().norm().clamp(min=1e-12))
+
+
+@check
+def vocabulary(data: Data, draft: Draft, draft_name: str) -> Iterator[Finding]:
+    """Draft tokens are target tokens: the map of a reduced vocabulary, or the same tokenizer."""
+    architecture = draft.spec.architecture
+    if architecture.own_model:
+        yield _same_tokenizer(data, draft, draft_name)
+    elif architecture.vocab_size != data.vocab_size:
+        yield Finding(
+            "vocabulary",
+            "error",
+            f"the draft is for {architecture.vocab_size} target tokens; this target has {data.vocab_size}",
+            draft_name,
+            "its proposals are other tokens than it means: nothing is accepted",
+            "train a draft of this target, or pass the target that the draft is for",
+        )
+    elif problems := list(problems_of_map(draft.tensors, data.vocab_size)):
+        yield from (replace(problem, where=f"{draft_name}, {problem.where}") for problem in problems)
+    elif "d2t" in draft.tensors:
+        yield _coverage(data, mapped_tokens(draft.tensors["d2t"]))
+    elif "token_map" in draft.tensors:
+        yield _coverage(data, list(integers(draft.tensors["token_map"])))
+    else:
+        yield Finding("vocabulary", "ok", f"the draft proposes all of the target's {data.vocab_size} tokens")
+
+
+def _coverage(data: Data, ids: Sequence[int]) -> Finding:
+    """How many of the labels the draft can propose at all."""
+    uses = data.survey.uses
+    share = float(uses[ids].sum() / max(uses.sum(), 1))
+    text = f"the draft's {len(ids)} of {data.vocab_size} tokens are {share:.1%} of the labels"
+    if share >= GOOD_COVERAGE:
+        return Finding("vocabulary", "ok", text)
+    return Finding(
+        "vocabulary",
+        "warning",
+        text,
+        str(data.path),
+        f"{1 - share:.1%} of all tokens are never proposed, which bounds the acceptance rate at every position",
+        "choose the draft's vocabulary from these data, or a larger one",
+    )
+
+
+def _same_tokenizer(data: Data, draft: Draft, draft_name: str) -> Finding:
+    if share_vocabulary(draft, load_tokenizer(draft.path, "draft"), data.target.tokenizer, data.vocab_size):
+        return Finding("vocabulary", "ok", "draft and target have the same tokenizer")
+    return Finding(
+        "vocabulary",
+        "error",
+        "draft and target have different tokenizers",
+        draft_name,
+        "the data's ids are other text to the draft; in serving it could only propose the tokens that both share",
+        "transplant the target's vocabulary into the draft, or train a draft of the target's family",
+    )
+
+
+@check
+def rope(draft: Draft, draft_name: str, target_config: PretrainedConfig) -> Iterator[Finding]:
+    """The draft's rotary positions reach as far as the target's, and turn as they do."""
+    mine = draft.spec.architecture.rope
+    if mine is None:
+        yield Finding("rope", "ok", f"a {draft.spec.method} draft has positions of its own, or none")
+        return
+    base, scaling = target_rope(target_config)
+    fine = True
+    for name, own, theirs in (("base", mine.base, base), ("scaling", mine.scaling, scaling)):
+        if own != theirs:
+            fine = False
+            yield Finding(
+                "rope",
+                "warning",
+                f"the draft's rope {name} is {own}, the target's {theirs}",
+                f"{draft_name}, config.json",
+                "positions that turn otherwise in serving than they did in training lose acceptance, more in longer "
+                "text; trained and served with its own, the draft reaches less far than the target",
+                "take over the target's value unless the draft was trained with its own",
+            )
+    longest = target_config.get_text_config().max_position_embeddings
+    if mine.max_position_embeddings < longest:
+        fine = False
+        yield Finding(
+            "rope",
+            "warning",
+            f"the draft ends at position {mine.max_position_embeddings}, the target at {longest}",
+            f"{draft_name}, config.json",
+            f"engines clamp or stop drafting there: beyond {mine.max_position_embeddings} tokens drafting costs time "
+            "and gains nothing",
+            f"--set max_position_embeddings={longest} when converting",
+        )
+    if fine:
+        yield Finding("rope", "ok", f"rope as the target's: base {base:g}, {longest} positions")
