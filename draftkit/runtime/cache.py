@@ -36,14 +36,14 @@ class SlotCache:
         _, heads, _, width = like.shape
         return like.new_zeros(self.num_slots, heads, self.capacity, width)
 
-    def rows(self, slots: Tensor, positions: Tensor, length: int) -> CacheRows:
-        """The rows of one forward, `slots` [B] and `positions` [B, T] as in `SlotRows`.
+    def rows(self, slots: Tensor, positions: Tensor, length: int, *, prompt: bool = False) -> CacheRows:
+        """The rows of one forward, `slots` [B], `positions` [B, T] and `prompt` as in `SlotRows`.
 
         `length` bounds the positions that are read; it must exceed every entry of `positions`. Where the host does not
         know one, as in a captured CUDA graph, it is the capacity.
         """
         left_over = [] if uses_triton(slots) else self._left_over(slots.tolist(), positions.tolist())
-        return CacheRows(self, SlotRows(slots, positions), min(length, self.capacity), left_over)
+        return CacheRows(self, SlotRows(slots, positions, prompt=prompt), min(length, self.capacity), left_over)
 
     def _left_over(self, slots: list[int], positions: list[list[int]]) -> list[tuple[int, slice]]:
         """Slots and entries, beyond the rows there, which earlier rows have written and these will clear."""

@@ -225,8 +225,8 @@ class Engine:
         """Do once what a run of these requests would do for the first time in the middle of being timed.
 
         Kernels are compiled, and on a GPU rounds are captured: those of every number of sequences that may run
-        together, with the K that goes with it. `requests` are all drawn in the same way; on a GPU, where a prefill of
-        another length is another kernel, one of each length is run.
+        together, with the K that goes with it. `requests` are all drawn in the same way; on a GPU, where libraries load
+        other kernels for a prefill of another length, one of each length is run.
         """
         by_length = {len(request.prompt): request for request in requests}
         prompts = by_length.values() if self.target.device.type == "cuda" else requests[: self.num_slots]
@@ -270,7 +270,7 @@ class Engine:
         for begin in range(0, len(prompt), self.prefill_chunk):
             end = min(begin + self.prefill_chunk, len(prompt))
             positions = torch.arange(begin, end, device=prompt.device)[None]
-            rows = self._cache.rows(slots, positions, end)
+            rows = self._cache.rows(slots, positions, end, prompt=True)
             output = self.target.forward(prompt[None, begin:end], positions, rows, last_only=True, lengths=whole)
             features.append(output.features)
         known = [chunk[0] for chunk in features if chunk is not None]

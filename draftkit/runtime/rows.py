@@ -15,15 +15,16 @@ class SlotRows:
     """Sequence b is in slot `slots[b]`, its rows are at `positions[b]`: int64 [B] and [B, T], below the capacity.
 
     A negative slot or position marks a row that is not there: it stores nothing, and its attention is zero. The other
-    slots are distinct.
+    slots are distinct. `prompt`: they are those of a prompt or of a piece of it, and nothing lies beyond them.
 
     The kernels read these two tensors and nothing else. What is derived from them here serves the torch references,
     once for all layers of a forward, and looks at values on the host.
     """
 
-    def __init__(self, slots: Tensor, positions: Tensor):
+    def __init__(self, slots: Tensor, positions: Tensor, *, prompt: bool = False):
         self.slots = slots.contiguous()
         self.positions = positions.contiguous()
+        self.prompt = prompt
         self._biases: dict[object, Tensor] = {}
 
     @cached_property

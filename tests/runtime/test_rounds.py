@@ -11,7 +11,7 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.drafter_cases import Case, V, requests, sampled, target
-from fixtures.kernels import NATIVE
+from fixtures.kernels import NATIVE, Launches
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -197,3 +197,26 @@ def test_nothing_is_captured_in_a_timed_run(
         assert len(captures) == warm
         if drafts:
             assert {r.beyond for g in generations for r in g.rounds} == {False, True}
+
+
+@pytest.mark.interpreter
+@interpreted
+@pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
+def test_nothing_is_compiled_in_a_timed_run(sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds launched from the host, over texts that grow past other splits of attention, after prompts of other
+    lengths than those of the warm-up."""
+    launches = Launches(monkeypatch)
+    model = pico.llama(eos_token_id=None, num_hidden_layers=1)
+    model.set_attn_implementation(ATTENTION)
+    engine = Engine(
+        Target(model), ngram(), num_speculative_tokens=2, num_slots=2, verification="block", k_by_batch={1: 2, 2: 1},
+        draft_sampling=DraftSampling(mode="probabilistic"),
+    )  # fmt: skip
+    lengths = ((2, 3), (4, 3), (20, 2), (136, 8))  # of prompt and answer
+    wanted = [Request(str(prompt), (5, 6) * (prompt // 2), answer, sampling) for prompt, answer in lengths]
+    engine.reserve(200)
+    engine.warm_up(wanted)
+    warm, specialized = launches.compiled.copy(), launches.specialized.copy()
+    engine.generate(wanted)
+    assert launches.compiled == warm
+    assert launches.specialized > specialized, "the run met nothing that Triton specializes on"

@@ -54,7 +54,7 @@ class CausalLMDrafter:
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         positions = torch.arange(len(prompt), device=prompt.device)[None]
-        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt))
+        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt), prompt=True)
         self.model.forward(self._own(prompt)[None], positions, rows, last_only=True)
 
     @torch.inference_mode()

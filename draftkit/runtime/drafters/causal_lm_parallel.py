@@ -72,7 +72,7 @@ class Pard2Drafter(PardDrafter):
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         assert features is not None
         positions = torch.arange(len(prompt), device=prompt.device)[None]
-        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt))
+        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt), prompt=True)
         before = pad(features[:-1], (0, 0, 1, 0))  # the first token has none
         self.projected.forward(self._own(prompt)[None], before[None], positions, rows, last_only=True)
 

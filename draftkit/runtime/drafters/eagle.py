@@ -54,7 +54,7 @@ class EagleDrafter:
         positions = torch.arange(rows, device=prompt.device)[None]
         slots = torch.tensor([slot], device=prompt.device)
         hidden = self.model.fuse(features[None, :-1])
-        self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows))
+        self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows, prompt=True))
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:

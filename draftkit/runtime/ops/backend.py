@@ -6,7 +6,8 @@ The interpreter is chosen by TRITON_INTERPRET=1 in the environment before Triton
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +23,15 @@ __all__ = ["jit", "next_power_of_2", "tl", "uses_triton"]
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def jit(function: Callable[..., None]) -> Any:
-    """`triton.jit`; the function itself where Triton is missing and nothing will call it."""
-    return function if triton is None else triton.jit(function)
+def jit(function: Callable[..., None] | None = None, *, varying: Sequence[str] = ()) -> Any:
+    """`triton.jit`; the function itself where Triton is missing and nothing will call it.
+
+    Triton compiles a kernel anew for an integer that is 1 or a multiple of 16. `varying` names the arguments that
+    change from launch to launch of one run, for which that would happen in the middle of being timed.
+    """
+    if function is None:
+        return partial(jit, varying=varying)
+    return function if triton is None else triton.jit(function, do_not_specialize=varying)
 
 
 def uses_triton(tensor: Tensor) -> bool:

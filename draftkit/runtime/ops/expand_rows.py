@@ -132,7 +132,7 @@ def _expand_rows(
     return rows
 
 
-@jit
+@jit(varying=("limit", "masks", "columns"))
 def _expand_kernel(
     tokens: tl.tensor,
     counts: tl.tensor,

@@ -40,7 +40,7 @@ def accept_drafts(drafted: Drafted, p: Distribution, stream: Stream) -> tuple[Te
     return counts, target
 
 
-@jit
+@jit(varying=("k",))
 def _rejection_kernel(
     tokens: tl.tensor,
     lengths: tl.tensor,
@@ -118,7 +118,7 @@ def recover_token(
     return top, winners.gather(1, block_index[:, None])[:, 0]
 
 
-@jit
+@jit(varying=("k",))
 def _recovered_kernel(
     tokens: tl.tensor,
     rejected: tl.tensor,
@@ -188,7 +188,7 @@ def count_matches(drafted: Drafted, chosen: Tensor) -> Tensor:
     return accepted
 
 
-@jit
+@jit(varying=("k",))
 def _matching_kernel(
     tokens: tl.tensor,
     lengths: tl.tensor,

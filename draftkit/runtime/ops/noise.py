@@ -37,7 +37,7 @@ def _uniform(stream: Stream) -> Tensor:
     return out
 
 
-@jit
+@jit(varying=("size",))
 def _uniform_kernel(
     seeds: tl.tensor,
     positions: tl.tensor,

@@ -50,7 +50,7 @@ def _residual_mass(probs: Tensor, p: Distribution, weights: Tensor, wanted: Tens
     return partial.sum(-1)
 
 
-@jit
+@jit(varying=("k",))
 def _residual_mass_kernel(
     probs: tl.tensor,
     logits: tl.tensor,

@@ -87,7 +87,7 @@ def _row_statistics(logits: Tensor, parameters: SamplingTensors) -> RowStatistic
     return RowStatistics(peak, best, floor, log_sum)
 
 
-@jit
+@jit(varying=("rows_per_request",))
 def _statistics_kernel(
     logits: tl.tensor,
     scales: tl.tensor,

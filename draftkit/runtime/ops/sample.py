@@ -70,7 +70,7 @@ def vocabulary_blocks(size: int) -> tuple[int, int]:
     return block, (size + block - 1) // block
 
 
-@jit
+@jit(varying=("rows_per_request",))
 def _sample_kernel(
     logits: tl.tensor,
     scales: tl.tensor,

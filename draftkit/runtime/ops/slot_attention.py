@@ -45,11 +45,13 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring:
     """Attention of `query` [B, N, T, D] over `keys` [S, G, C, D] and `values` [S, G, C, E], in which the rows'
     own are stored: [B, N, T, E]; zeros where a row is not there.
 
-    C bounds the positions from above: the pools' capacity, or less where the host knows better. On CUDA nothing depends
-    on values on the host up to `MAX_ROWS` rows, and entries that no row sees are not read; the reference multiplies
-    them by zero, so they must be finite: `SlotCache` clears what rejected tokens and earlier sequences leave.
+    C bounds the positions from above: the pools' capacity, or less where the host knows better. In a round on CUDA
+    nothing depends on values on the host up to `MAX_ROWS` rows, and entries that no row sees are not read; the
+    reference multiplies them by zero, so they must be finite: `SlotCache` clears what rejected tokens and earlier
+    sequences leave. Prompts are the reference's: a kernel is compiled for its number of rows, and every prompt has its
+    own.
     """
-    if uses_triton(query) and query.shape[2] <= MAX_ROWS and query.numel():
+    if uses_triton(query) and not rows.prompt and query.shape[2] <= MAX_ROWS and query.numel():
         return _attend(query, keys, values, rows, scoring)
     return attend_reference(query, keys, values, rows, scoring)
 
@@ -199,7 +201,7 @@ def _device(device: torch.device) -> _Device:
     )
 
 
-@jit
+@jit(varying=("capacity", "fill"))
 def _attention_kernel(
     slots: tl.tensor,
     positions: tl.tensor,
@@ -307,7 +309,7 @@ def _attention_kernel(
         tl.store(partial + at[:, None] * E + e, result, mask=held)
 
 
-@jit
+@jit(varying=("capacity", "fill", "allocated"))
 def _join_kernel(
     slots: tl.tensor,
     positions: tl.tensor,

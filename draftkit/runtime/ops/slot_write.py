@@ -51,7 +51,7 @@ def _write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotR
     )
 
 
-@jit
+@jit(varying=("rows",))
 def _write_kernel(
     keys: tl.tensor,
     values: tl.tensor,
