@@ -363,12 +363,12 @@ class Launch:
         """As Triton would: sizes divisible by 16 are known to be, None and 1 are constants."""
         signature, constants, attributes = {}, {}, {}
         for index, (name, value) in enumerate(self.arguments.items()):
-            is_tensor = isinstance(value, Tensor)
-            if name.isupper() or value is None or (not is_tensor and value == 1):
+            is_tensor, varies = isinstance(value, Tensor), name in self.kernel.do_not_specialize
+            if name.isupper() or value is None or (not is_tensor and not varies and value == 1):
                 constants[name] = value
                 continue
             signature[name] = triton.runtime.jit.mangle_type(value)
-            if is_tensor or (isinstance(value, int) and value % 16 == 0):
+            if is_tensor or (isinstance(value, int) and not varies and value % 16 == 0):
                 attributes[(index,)] = [["tt.divisibility", 16]]
         chosen = {"capability": capability, "attributes": attributes}
         return compiled(self.kernel, signature, constants, cache, **chosen, **self.options)
