@@ -40,8 +40,8 @@ def transplant(
 ) -> None:
     """Give a small causal LM the tokenizer of a target, so that it can draft for it."""
     quiet_transformers()
+    from draftkit.prepare.causal_lm_transplant import plan_transplant
     from draftkit.prepare.coverage import measure_coverage
-    from draftkit.prepare.transplant import plan_transplant
     from draftkit.report.prepare import show_transplant
 
     plan = plan_transplant(donor, tokenizer_of, weighting=weighting, layers=layers, intermediate=intermediate)

@@ -47,6 +47,7 @@ class Architecture(ABC):
 
     SERVED_AS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # engine → method → the name by which it knows the draft
     own_model: ClassVar[bool] = False  # a language model of its own, with a tokenizer, not a part of its target
+    whole_head: ClassVar[str | None] = None  # why its output layer cannot have fewer rows; None where it can
 
     @property
     @abstractmethod
@@ -106,6 +107,10 @@ class Architecture(ABC):
     def stored_in(self, dtype: str) -> Self:
         """These facts for weights in `dtype`, by transformers' name, as `bfloat16`."""
         del dtype
+        return self
+
+    def without_paths(self) -> Self:
+        """These facts without what says where the draft lies: the same draft lies elsewhere once it is published."""
         return self
 
     def expect(self, kind: type[Kind]) -> Kind:

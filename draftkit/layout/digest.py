@@ -16,7 +16,6 @@ from pathlib import Path
 
 from draftkit.io.handles import TensorHandle
 from draftkit.io.tensors import open_checkpoint
-from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, tokenizer_files
 
 THREADS = 8  # which read and digest tensors together, at most
@@ -29,10 +28,7 @@ def draft_sha256(draft: Draft) -> str:
     A foreign checkpoint has that of the unified draft it converts to. Raises `FormatError`/`SourceError` for a file
     that changes or goes away meanwhile.
     """
-    spec = draft.spec
-    if isinstance(spec.architecture, CausalLMSpec):
-        config = {key: value for key, value in spec.architecture.config.items() if key != "_name_or_path"}
-        spec = replace(spec, architecture=replace(spec.architecture, config=config))
+    spec = replace(draft.spec, architecture=draft.spec.architecture.without_paths())
     digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode())
     for name, handle in sorted(draft.tensors.items()):
         digest.update(f"\0{name}\0{handle.dtype}\0{list(handle.shape)}\0".encode())

@@ -17,9 +17,6 @@ from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError
 from draftkit.io.finite import FLOATING
-from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.families.medusa import MedusaSpec
-from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft
 from draftkit.report.license import License
 from draftkit.report.markdown import (
@@ -158,10 +155,7 @@ def _facts(given: CardInput) -> dict[str, str]:
     vocabulary, whole = getattr(architecture, "draft_vocab_size", None), getattr(architecture, "vocab_size", None)
     if vocabulary is not None and whole is not None:
         facts["draft vocabulary"] = f"{vocabulary:,} of {whole:,} tokens"
-    if isinstance(architecture, EagleSpec) and architecture.aux_layer_ids is not None:
-        facts["target layers read"] = ", ".join(map(str, architecture.aux_layer_ids))
-    if isinstance(architecture, MedusaSpec | MlpSpeculatorSpec):
-        facts["heads"] = str(architecture.num_heads)
+    facts |= architecture.card_facts()
     facts["SHA-256 of spec and weights"] = f"`{given.sha256}`"
     facts["made by"] = f"draftkit {draft.provenance.draftkit_version}"
     return facts
@@ -269,13 +263,7 @@ def _read_settings(folder: Path) -> dict[str, object]:
 def _limitations(given: CardInput) -> list[str]:
     draft, spec = given.draft, given.draft.spec
     found = [f"It fits {_linked(given.target)} only; with a fine-tune of it, fewer tokens are accepted."]
-    architecture = spec.architecture
-    if isinstance(architecture, EagleSpec):
-        length = architecture.decoder.rope.max_position_embeddings
-        found.append(f"Its position embedding is made for {length:,} tokens; acceptance beyond is not known.")
-        if architecture.reduced_vocabulary:
-            left_out = architecture.vocab_size - architecture.draft_vocab_size
-            found.append(f"It never proposes {left_out:,} of the target's {architecture.vocab_size:,} tokens.")
+    found += spec.architecture.limitations()
     if (limit := spec.architecture.max_positions) is not None:
         found.append(f"It drafts up to {limit:,} tokens of prompt and answer; beyond, vLLM decodes without it.")
     if rows := given.rows:

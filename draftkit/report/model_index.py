@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
 from draftkit.results.record import Cell, Result
 
@@ -94,7 +93,7 @@ def _base_model(draft: Draft, target: str | None, start: str | None) -> tuple[st
     Heads belong to their target, and `adapter` is what the Hub calls a model that runs only with its base. A causal
     language model is a model of its own, which comes from the checkpoint that it was converted or trained from.
     """
-    own_model = isinstance(draft.spec.architecture, CausalLMSpec)
+    own_model = draft.spec.architecture.own_model
     base = (start or draft.provenance.source) if own_model else target
     relation = "finetune" if own_model else "adapter"
     return (base, relation) if base is not None and is_hub_id(base) else (None, None)

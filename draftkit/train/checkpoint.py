@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,13 +10,10 @@ from torch import Tensor
 
 from draftkit.convert.unified import write_draft
 from draftkit.engines.serving import TOKENS_FACT
-from draftkit.io.dtypes import torch_dtype
 from draftkit.io.handles import memory_handle
-from draftkit.layout.architecture import Architecture
-from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import FactOrigin, Provenance
-from draftkit.layout.spec import DraftSpec
+from draftkit.layout.spec import HF_DTYPES, DraftSpec
 from draftkit.version import __version__
 
 
@@ -44,7 +40,8 @@ def save_draft(
             tensor = tensor.to(dtype)
         handles[name] = memory_handle(name, tensor.contiguous(), out)
     floats = [handle.dtype for name, handle in handles.items() if tensors[name].is_floating_point()]
-    spec = replace(spec, architecture=_stored_in(spec.architecture, floats[0]), dtype=floats[0], quantization=None)
+    architecture = spec.architecture.stored_in(HF_DTYPES[floats[0]])
+    spec = DraftSpec(architecture=architecture, dtype=floats[0])
     provenance = Provenance(
         source="draftkit train",
         source_revision=None,
@@ -62,15 +59,6 @@ def save_draft(
 
 def _trained_for(tokens: int) -> FactOrigin:
     return FactOrigin(name=TOKENS_FACT, value=str(tokens), origin="stated", note="the steps of its training")
-
-
-def _stored_in(architecture: Architecture, dtype: str) -> Architecture:
-    """The architecture of weights in `dtype`: the configuration of a causal language model says theirs."""
-    if not isinstance(architecture, CausalLMSpec):
-        return architecture
-    name = str(torch_dtype(dtype)).removeprefix("torch.")
-    said = {key: name for key in ("dtype", "torch_dtype") if key in architecture.config}
-    return replace(architecture, config=architecture.config | said)
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:

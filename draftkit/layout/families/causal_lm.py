@@ -103,6 +103,9 @@ class CausalLMSpec(Architecture):
         parallel = self.parallel
         return self.config | ({} if parallel is None else {"pard_token": parallel.mask_token_id})
 
+    def without_paths(self) -> Self:
+        return replace(self, config={key: value for key, value in self.config.items() if key != "_name_or_path"})
+
     def stored_in(self, dtype: str) -> Self:
         said = {key: dtype for key in ("dtype", "torch_dtype") if key in self.config}
         return replace(self, config=self.config | said)

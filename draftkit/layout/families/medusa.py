@@ -19,6 +19,7 @@ class MedusaSpec(Architecture):
     """
 
     SERVED_AS: ClassVar = {"vllm": {"medusa": "medusa"}}
+    whole_head: ClassVar = "Medusa has a head for each position, and engines do not load its token_map"
 
     target_hidden_size: int
     vocab_size: int

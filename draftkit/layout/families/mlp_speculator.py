@@ -18,6 +18,7 @@ class MlpSpeculatorSpec(Architecture):
     """
 
     SERVED_AS: ClassVar = {"vllm": {"mlp-speculator": "mlp_speculator"}}
+    whole_head: ClassVar = "MLP speculators have a head for each step, and no map from its rows to tokens"
 
     target_hidden_size: int
     inner_size: int

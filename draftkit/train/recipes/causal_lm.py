@@ -11,11 +11,12 @@ def require_causal_lm(origin: Origin, methods: tuple[str, ...]) -> CausalLMSpec:
     """The architecture of the origin's draft. Raises `DraftkitError` where it is none of `methods`, quantized, or of
     another vocabulary than the target."""
     assert origin.draft is not None
-    spec, where = origin.draft.spec.architecture, origin.draft.path
-    if not isinstance(spec, CausalLMSpec) or spec.method not in methods:
+    where = origin.draft.path
+    if origin.draft.spec.method not in methods:
         raise DraftkitError(
             f"the draft is of the kind {origin.draft.spec.method}", where=where, expected=" or ".join(methods)
         )
+    spec = origin.draft.spec.architecture.expect(CausalLMSpec)
     if origin.draft.spec.quantization is not None:
         raise DraftkitError("the draft's weights are quantized", where=where, hint="train the original checkpoint")
     size = origin.target.config.get_text_config().vocab_size

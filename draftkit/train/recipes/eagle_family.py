@@ -155,7 +155,7 @@ def eagle_draft(
     if origin.draft is None:
         return fresh()
     spec = origin.draft.spec.architecture
-    if not isinstance(spec, EagleSpec) or spec.method != recipe:
+    if spec.method != recipe:
         raise DraftkitError(
             f"the draft is of the kind {origin.draft.spec.method}",
             where=origin.draft.path,

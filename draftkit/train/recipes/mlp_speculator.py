@@ -65,7 +65,7 @@ class MlpSpeculator(Recipe):
         if origin.draft is None:
             draft = fresh_mlp_speculator(mlp_speculator_spec(origin, options)).to(origin.target.device)
         else:
-            if not isinstance(origin.draft.spec.architecture, MlpSpeculatorSpec):
+            if origin.draft.spec.method != self.name:
                 raise DraftkitError(
                     f"the draft is of the kind {origin.draft.spec.method}",
                     where=origin.draft.path,

@@ -1,12 +1,34 @@
-"""The tensors of a causal LM that have a row for each token."""
+"""The output layer of a causal LM, and the tensors of it that have a row for each token."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftkit.layout.decoder import DENSE_MODEL_TYPES
 from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.folder import Draft
+from draftkit.prepare.head import Head
+from draftkit.prepare.vocabulary import Vocabulary
+
+
+def head_of(draft: Draft, owner: Vocabulary) -> Head:
+    """Its own output layer, tied or not."""
+    del owner
+    lm = draft.spec.architecture.expect(CausalLMSpec)
+    embedding, output, *_ = vocabulary_tensors(lm)
+    ids = torch.arange(lm.vocab_size) if lm.head_ids is None else torch.tensor(lm.head_ids)
+    return Head(ids, draft.tensors[output if output in draft.tensors else embedding])
+
+
+def with_rows(draft: Draft, head: Head, rows: Tensor) -> Draft:
+    """The model that proposes fewer tokens; its tensors stay."""
+    lm = draft.spec.architecture.expect(CausalLMSpec)
+    lm = replace(lm, head_ids=tuple(head.ids[rows].tolist()))
+    return replace(draft, spec=replace(draft.spec, architecture=lm))
 
 
 def vocabulary_tensors(lm: CausalLMSpec) -> tuple[str, ...]:

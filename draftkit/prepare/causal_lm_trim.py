@@ -113,8 +113,7 @@ def _selected(handle: TensorHandle, dimension: int, width: int, kept: Callable[[
 
 def _dense(draft: Draft) -> CausalLMSpec:
     """The causal LM of a draft. Raises `FormatError` for families whose layers have other names or parts."""
-    lm = draft.spec.architecture
-    assert isinstance(lm, CausalLMSpec)
+    lm = draft.spec.architecture.expect(CausalLMSpec)
     kind = lm.config.get("model_type")
     if kind not in DENSE_MODEL_TYPES:
         raise FormatError(
@@ -124,6 +123,5 @@ def _dense(draft: Draft) -> CausalLMSpec:
 
 
 def _with_config(draft: Draft, config: dict[str, object], tensors: dict[str, TensorHandle]) -> Draft:
-    assert isinstance(draft.spec.architecture, CausalLMSpec)
-    architecture = replace(draft.spec.architecture, config=config)
+    architecture = replace(draft.spec.architecture.expect(CausalLMSpec), config=config)
     return replace(draft, spec=replace(draft.spec, architecture=architecture), tensors=tensors)

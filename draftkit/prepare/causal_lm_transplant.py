@@ -18,12 +18,12 @@ from draftkit.io.records import to_dict
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.provenance import FactOrigin
+from draftkit.prepare.causal_lm import vocabulary_tensors
+from draftkit.prepare.causal_lm_trim import keep_channels, keep_layers
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
 from draftkit.prepare.rows import Weighting, transplanted_rows
 from draftkit.prepare.segmenter import check_kind
-from draftkit.prepare.trim import keep_channels, keep_layers
 from draftkit.prepare.vocabulary import TOKEN_KEYS, Vocabulary, open_vocabulary
-from draftkit.prepare.vocabulary_tensors import vocabulary_tensors
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,6 @@ def _open_donor(source: str) -> Draft:
     return draft
 
 
-def _causal_lm(draft: Draft) -> CausalLMSpec:
-    assert isinstance(draft.spec.architecture, CausalLMSpec)
-    return draft.spec.architecture
-
-
 def _kept(name: str, value: str) -> FactOrigin:
     return FactOrigin(name=name, value=value, origin="overridden", note="kept of the donor")
 
@@ -138,7 +133,7 @@ def _with_vocabulary(
     model: Draft, donor: Vocabulary, target: Vocabulary, matches: Sequence[Match], weighting: Weighting
 ) -> Draft:
     """The model with other rows, ids and tokenizer files."""
-    lm = _causal_lm(model)
+    lm = model.spec.architecture.expect(CausalLMSpec)
     lengths = [len(donor.named.get(row, "")) for row in range(donor.size)]
     tensors = dict(model.tensors)
     for name in vocabulary_tensors(lm):
