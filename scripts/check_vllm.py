@@ -29,15 +29,13 @@ from transformers import PreTrainedModel
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.engines.vllm.families import ngram
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft
-from draftkit.loading import load_drafter, load_model
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.results.statistics import accepted_per_position
-from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -213,8 +211,9 @@ class Comparison:
         self._add(name, load_drafter(draft, self.model), settings, refusal_by_vllm(draft.spec))
 
     def add_ngram(self, name: str, least: int, most: int) -> None:
-        settings = ngram.speculative_config(least, most, self.options.k)
-        self._add(name, NgramDrafter(self.model.config.vocab_size, min_n=least, max_n=most), settings, None)
+        with open_draft(f"ngram:{least}-{most}", "zoo:target") as draft:
+            settings = speculative_config(draft.spec, draft.path, self.options.k)
+            self._add(name, load_drafter(draft, self.model), settings, None)
 
     def _add(self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None) -> None:
         ours, proposals = run_draftkit(self.model, drafter, self.requests, self.options.k)

@@ -19,7 +19,7 @@ from draftkit.finding import SEVERITIES, Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
-from draftkit.loading import is_ngram, load_model, open_draft
+from draftkit.loading import load_model, open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.statistics import Interval, expected_acceptance_length
@@ -94,11 +94,11 @@ def diagnose_draft(
     on the other prompts too, and help where the acceptance length grows there by a margin, and by more than chance.
     Raises `DraftkitError`.
     """
-    if is_ngram(draft):
-        raise DraftkitError("n-gram lookup has no checkpoint to examine", hint="draftkit eval measures it")
     device = device_named(device)
     with ExitStack() as stack:
         unified = stack.enter_context(open_draft(draft, target))
+        if not unified.spec.architecture.has_checkpoint:
+            raise DraftkitError(f"{draft} has no checkpoint to examine", hint="draftkit eval measures it")
         model, tokenizer = load_model(target, device=device, dtype=dtype_named(dtype, device))
         limit_threads(model)
         asked = load_prompts(prompts, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
-from draftkit.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
@@ -90,7 +90,7 @@ def evaluate_draft(
         evaluation = None
         digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
         try:
-            opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
+            opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)
             plans = _plans(target, opened, asked, sweep.largest(settings))
             for plan in plans.values():
@@ -164,17 +164,17 @@ def _with_vllm(
 
 @dataclass(frozen=True)
 class _Digests:
-    """What is measured, by content: as a server is, without the weights, or with them. `drafts`: None of n-gram
-    lookup."""
+    """What is measured, by content: as a server is, without the weights, or with them. `drafts`: None of those
+    without a checkpoint."""
 
     prompts: str
     template: str | None
     target: str | None = None
     drafts: Mapping[str, str | None] = field(default_factory=dict)
 
-    def with_weights(self, drafts: Mapping[str, Draft | None], target: Path | None) -> _Digests:
+    def with_weights(self, drafts: Mapping[str, Draft], target: Path | None) -> _Digests:
         """Those of the drafts too, and of the target, which takes longest, where there is a use for it."""
-        own = {source: None if draft is None else draft_sha256(draft) for source, draft in drafts.items()}
+        own = {source: draft_sha256(draft) if draft.tensors else None for source, draft in drafts.items()}
         return replace(self, target=None if target is None else target_sha256(target), drafts=own)
 
     def without_weights(self) -> _Digests:
@@ -199,7 +199,7 @@ def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | Non
     settings = settings or Settings()
     with ExitStack() as stack:
         _, _, asked = _prompts(target, settings)
-        opened = {source: stack.enter_context(_opened(source, target)) for source in drafts}
+        opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
         return _plans(target, opened, asked, settings)
 
 
@@ -209,7 +209,7 @@ class _Evaluation:
     def __init__(
         self,
         target: str,
-        opened: Mapping[str, Draft | None],
+        opened: Mapping[str, Draft],
         plans: Mapping[str, MemoryPlan],
         digests: _Digests,
         prompts: PromptSet,
@@ -221,7 +221,7 @@ class _Evaluation:
         device = device_named(settings.device)
         self.target = target
         self.model, _ = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
-        self.drafts = {source: _Loaded.of(source, draft, self.model, tokenizer) for source, draft in opened.items()}
+        self.drafts = {source: _Loaded.of(draft, self.model, tokenizer) for source, draft in opened.items()}
         self.plans = plans
         self.digests = digests
         self.prompts = prompts
@@ -307,12 +307,9 @@ class _Loaded:
     drafter: Drafter
 
     @classmethod
-    def of(
-        cls, source: str, draft: Draft | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> _Loaded:
-        drafter = ngram_drafter(source, model) if draft is None else load_drafter(draft, model, tokenizer)
-        method = "ngram" if draft is None else draft.spec.method
-        return cls(method, Target(model, drafter.aux_layers), drafter)
+    def of(cls, draft: Draft, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> _Loaded:
+        drafter = load_drafter(draft, model, tokenizer)
+        return cls(draft.spec.method, Target(model, drafter.aux_layers), drafter)
 
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:
@@ -321,14 +318,7 @@ def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedToke
     return prompts, tokenizer, Conversations(prompts.prompts, tokenizer, settings)
 
 
-def _opened(source: str, target: str) -> AbstractContextManager[Draft | None]:
-    """The draft of a source; None of n-gram lookup, which has none."""
-    return nullcontext() if is_ngram(source) else open_draft(source, target)
-
-
-def _plans(
-    target: str, drafts: Mapping[str, Draft | None], asked: Conversations, settings: Settings
-) -> dict[str, MemoryPlan]:
+def _plans(target: str, drafts: Mapping[str, Draft], asked: Conversations, settings: Settings) -> dict[str, MemoryPlan]:
     folder, device = locate(target).path, device_named(settings.device)
     positions = Positions.of(read_target_config(folder))
     for name, prompt, new in asked.extents:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.engines.vllm.families import ngram
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
-from draftkit.loading import is_ngram, ngram_sizes, open_draft
+from draftkit.loading import open_draft
 from draftkit.results.settings import Settings
 
 
@@ -33,10 +32,6 @@ def served_draft(source: str, target: str, settings: Settings) -> Iterator[Serve
     Raises `DraftkitError` with the reason when vLLM cannot run the draft, or cannot draft as `settings` say.
     """
     k, drawing = settings.num_speculative_tokens, _drawing(settings)
-    if is_ngram(source):
-        least, most = ngram_sizes(source)
-        yield ServedDraft("ngram", ngram.speculative_config(least, most, k) | drawing)
-        return
     with open_draft(source, target) as draft, temporary_folder() as scratch:
         if refusal_by_vllm(draft.spec) is not None:
             draft = read_draft(convert_checkpoint(source, scratch / "draft", to="vllm", target=target))

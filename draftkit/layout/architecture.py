@@ -37,7 +37,7 @@ class Architecture(ABC):
     overrides those whose usual answer is not its own.
     """
 
-    vocab_size: int  # of the target
+    vocab_size: int  # of the target; a draft that is named rather than read fits any
 
     # Facts that some families have, under one name wherever they do. Those state them as `field()`, without a default.
     aux_layer_ids: tuple[int, ...] | None = (
@@ -47,7 +47,17 @@ class Architecture(ABC):
 
     SERVED_AS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # engine → method → the name by which it knows the draft
     own_model: ClassVar[bool] = False  # a language model of its own, with a tokenizer, not a part of its target
+    has_checkpoint: ClassVar[bool] = True  # whether there are weights; else users name the draft, as `ngram:2-4`
     whole_head: ClassVar[str | None] = None  # why its output layer cannot have fewer rows; None where it can
+
+    @classmethod
+    def named(cls, source: str) -> Self | None:
+        """The draft that a user's words name where it has no checkpoint; None for other words, and where it has one.
+
+        Raises `DraftkitError` for a name of this family that says what it cannot.
+        """
+        del source
+        return None
 
     @property
     @abstractmethod
@@ -86,6 +96,11 @@ class Architecture(ABC):
     def draft_tokens(self) -> int | None:
         """How many tokens a round its weights are made for; None where any number is as good."""
         return None
+
+    @property
+    def states_read(self) -> int:
+        """How many of the target's hidden states it reads at a position."""
+        return 1
 
     @property
     def max_positions(self) -> int | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftkit.errors import DraftkitError, LayoutError, TargetError
+from draftkit.layout.families.ngram import NgramSpec
 from draftkit.models.target import Target
 from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters
@@ -286,7 +287,7 @@ def test_ngrams_in_the_engine() -> None:
 
 def test_impossible_ngrams_are_refused() -> None:
     with pytest.raises(DraftkitError, match="n-grams of 3 to 2 tokens"):
-        NgramDrafter(V, min_n=3, max_n=2)
+        NgramSpec(min_n=3, max_n=2)
 
 
 # --- Drafts with another tokenizer

@@ -10,8 +10,17 @@ from draftkit.layout.spec import DraftSpec
 
 def refusal_by_vllm(spec: DraftSpec) -> str | None:
     """Why vLLM 0.32 must not load this draft (it would, and run it wrongly without a word), or None."""
-    family = f"draftkit.engines.vllm.families.{spec.architecture.family}"
-    if find_spec(family) is None:
+    if find_spec(_file(spec)) is None:
         return f"draftkit does not know how vLLM runs {spec.method} drafts"
-    reason: str | None = importlib.import_module(family).refusal(spec.architecture)
+    reason: str | None = importlib.import_module(_file(spec)).refusal(spec.architecture)
     return reason
+
+
+def settings_without_folder(spec: DraftSpec) -> dict[str, object]:
+    """What `speculative_config` says of a draft without a checkpoint."""
+    settings: dict[str, object] = importlib.import_module(_file(spec)).settings(spec.architecture)
+    return settings
+
+
+def _file(spec: DraftSpec) -> str:
+    return f"draftkit.engines.vllm.families.{spec.architecture.family}"

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.accepts import refusal_by_vllm, settings_without_folder
 from draftkit.layout.spec import DraftSpec
 
 LAYOUTS = ("unified", "vllm", "speculators", "hf", "pard")  # of folders that vLLM loads, as `--to` names them
@@ -19,8 +19,8 @@ def loads(spec: DraftSpec, layout: str) -> bool:
 
 def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, object]:
     """vLLM's `speculative_config` for a draft in `folder` that proposes `tokens` a round."""
-    settings: dict[str, object] = {
-        "model": str(folder),
+    where = {"model": str(folder)} if spec.architecture.has_checkpoint else settings_without_folder(spec)
+    settings = where | {
         "method": spec.architecture.SERVED_AS["vllm"][spec.method],
         "num_speculative_tokens": tokens,
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedModel
 
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.loading import is_ngram, load_drafter, load_model, ngram_drafter, open_draft
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
@@ -82,10 +82,10 @@ def open_pair(target: str, draft: str, settings: CertificateSettings) -> Iterato
     """Load a target, a draft and prompts, all as `evaluate_draft` takes them. Raises `DraftkitError`."""
     device = device_named(settings.device)
     prompts = load_prompts(settings.prompts, settings.limit)
-    with nullcontext() if is_ngram(draft) else open_draft(draft, target) as opened:
+    with open_draft(draft, target) as opened:
         model, tokenizer = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
         limit_threads(model)
-        drafter = ngram_drafter(draft, model) if opened is None else load_drafter(opened, model, tokenizer)
+        drafter = load_drafter(opened, model, tokenizer)
         texts = [
             (prompt.id, encode_prompt(prompt, tokenizer, settings.thinking, settings.template)) for prompt in prompts
         ]

@@ -16,6 +16,15 @@ def families() -> dict[str, type[Architecture]]:
     return {name.replace("_", "-"): _facts_class(name) for _, name, _ in pkgutil.iter_modules(__path__)}
 
 
+def named(source: str) -> Architecture | None:
+    """The draft without a checkpoint that a user's words name, as `ngram:2-4`; None for any other source.
+
+    Raises `DraftkitError` for a name that says what its family cannot.
+    """
+    found = (cls.named(source) for cls in families().values())
+    return next((architecture for architecture in found if architecture is not None), None)
+
+
 def _facts_class(name: str) -> type[Architecture]:
     module = importlib.import_module(f"{__name__}.{name}")
     (found,) = (

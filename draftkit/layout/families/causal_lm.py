@@ -72,6 +72,10 @@ class CausalLMSpec(Architecture):
         return TITLES[self.method]
 
     @property
+    def states_read(self) -> int:
+        return 0 if self.target_features is None else len(self.target_features.layer_ids)
+
+    @property
     def max_positions(self) -> int | None:
         return longest_sequence(self.config)
 

@@ -83,7 +83,7 @@ class EagleSpec(Architecture):
     @property
     def feature_size(self) -> int:
         """Width of the target features that one row brings: A · target_hidden_size."""
-        return self.target_hidden_size * (1 if self.aux_layer_ids is None else len(self.aux_layer_ids))
+        return self.target_hidden_size * self.states_read
 
     @property
     def reduced_vocabulary(self) -> bool:
@@ -96,6 +96,10 @@ class EagleSpec(Architecture):
     @property
     def rope(self) -> Rope:
         return self.decoder.rope
+
+    @property
+    def states_read(self) -> int:
+        return 1 if self.aux_layer_ids is None else len(self.aux_layer_ids)
 
     @property
     def max_positions(self) -> int | None:

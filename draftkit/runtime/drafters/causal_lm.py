@@ -12,7 +12,8 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.positions import longest_sequence
 from draftkit.models.causal_lm import load_causal_lm, load_pard2
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import AuxLayers, Target
+from draftkit.models.footprint import footprint
+from draftkit.models.target import AuxLayers, Target, read_target_config
 from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
@@ -129,3 +130,8 @@ def _shared_vocabulary(
     return SharedVocabulary.of(
         tokenizer, own, vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, device=target.device
     )
+
+
+def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+    """What keys and values of a position take."""
+    return footprint(read_target_config(draft.path)).cached * dtype.itemsize

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.eagle import EagleModel, EagleOutput, load_eagle
 from draftkit.models.target import FINAL, AuxLayers
@@ -85,3 +86,8 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
 
     model = load_eagle(draft, target, attention=ATTENTION)
     return EagleDrafter(model) if model.spec.parallel is None else PEagleDrafter(model)
+
+
+def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+    """What keys and values of a position take."""
+    return draft.spec.architecture.expect(EagleSpec).decoder.cached_numbers * dtype.itemsize

@@ -28,3 +28,8 @@ class MedusaDrafter(LastStateDrafter):
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> MedusaDrafter:
     """The drafter of Medusa's heads."""
     return MedusaDrafter(load_medusa(draft, target))
+
+
+def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+    """Heads keep nothing between rounds."""
+    return 0

@@ -35,3 +35,8 @@ def load_drafter(
 ) -> MlpSpeculatorDrafter:
     """The drafter of an MLP speculator."""
     return MlpSpeculatorDrafter(load_mlp_speculator(draft, target))
+
+
+def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+    """Heads keep nothing between rounds."""
+    return 0

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.errors import DraftkitError
+from draftkit.layout.families.ngram import NgramSpec
+from draftkit.layout.folder import Draft
 from draftkit.models.target import AuxLayers
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
+
+TOKENS = torch.int64
 
 
 class NgramDrafter:
@@ -25,12 +29,10 @@ class NgramDrafter:
     module = None
 
     def __init__(self, vocab_size: int, *, min_n: int, max_n: int, device: torch.device | str = "cpu"):
-        if not 1 <= min_n <= max_n:
-            raise DraftkitError(f"n-grams of {min_n} to {max_n} tokens", expected="1 ≤ min_n ≤ max_n")
         self.vocab_size = vocab_size
         self.min_n = min_n
         self.max_n = max_n
-        self.context = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [slots + 1, C]
+        self.context = torch.zeros(0, 0, dtype=TOKENS, device=device)  # [slots + 1, C]
 
     @property
     def aux_layers(self) -> AuxLayers | None:
@@ -62,6 +64,18 @@ class NgramDrafter:
     def _only(self, tokens: Tensor) -> Tensor:
         logits = torch.full((len(tokens), self.vocab_size), -torch.inf, device=tokens.device)
         return logits.scatter_(1, tokens[:, None], 0.0)
+
+
+def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> NgramDrafter:
+    """The drafter of n-gram lookup."""
+    spec = draft.spec.architecture.expect(NgramSpec)
+    vocab_size = target.config.get_text_config().vocab_size
+    return NgramDrafter(vocab_size, min_n=spec.min_n, max_n=spec.max_n, device=target.device)
+
+
+def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+    """What the text takes."""
+    return TOKENS.itemsize
 
 
 def earliest_longest_match(context: Tensor, known: Tensor, max_n: int) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,15 @@
-"""n-gram lookup in vLLM 0.32: `ngram_proposer.py`. It has no checkpoint, so nothing to refuse."""
+"""n-gram lookup in vLLM 0.32: `ngram_proposer.py`."""
 
 from __future__ import annotations
 
+from draftkit.layout.families.ngram import NgramSpec
 
-def speculative_config(least: int, most: int, tokens: int) -> dict[str, object]:
-    """vLLM's `speculative_config` for `tokens` drafted after the last `least` to `most` tokens, looked up."""
-    return {
-        "method": "ngram",
-        "prompt_lookup_min": least,
-        "prompt_lookup_max": most,
-        "num_speculative_tokens": tokens,
-    }
+
+def refusal(ngram: NgramSpec) -> str | None:
+    """It runs every n-gram lookup."""
+    return None
+
+
+def settings(ngram: NgramSpec) -> dict[str, object]:
+    """What `speculative_config` says instead of a folder."""
+    return {"prompt_lookup_min": ngram.min_n, "prompt_lookup_max": ngram.max_n}
