@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
     from draftkit.train.config import TrainConfig
     from draftkit.train.run import Trained
 
-Recipe = Literal["eagle3", "eagle", "p-eagle", "pard", "mlp-speculator", "draft-model"]
+
+def _known(recipe: str | None) -> str | None:
+    if recipe not in (None, *recipe_names()):
+        raise typer.BadParameter(f"{recipe!r} is not one of {', '.join(recipe_names())}.")
+    return recipe
 
 
 def train(
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; the flags go before it.")] = None,
-    recipe: Annotated[Recipe | None, typer.Option(help="What to train.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar=f"[{'|'.join(recipe_names())}]", callback=_known, help="What to train.")
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
     ] = None,

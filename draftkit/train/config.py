@@ -20,7 +20,7 @@ from draftkit.train.ranges import (
     SizeOrNone,
     Weight,
 )
-from draftkit.train.recipes import RECIPES, recipe_class
+from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.yaml_text import read_yaml, read_yaml_file, write_yaml
 
 _log = logging.getLogger(__name__)
@@ -173,8 +173,10 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
             f"the run does not say its {', '.join(missing)}", where=path, hint="add the flags, or --config"
         )
     recipe = given["recipe"]
-    if not isinstance(recipe, str) or recipe not in RECIPES:
-        raise DraftkitError(f"recipe {recipe!r}{did_you_mean(recipe, RECIPES)}", expected=", ".join(RECIPES))
+    if not isinstance(recipe, str) or recipe not in recipe_names():
+        raise DraftkitError(
+            f"recipe {recipe!r}{did_you_mean(recipe, recipe_names())}", expected=", ".join(recipe_names())
+        )
     defaults = to_dict(TrainConfig(recipe="", target="", data="", out=""))
     if given.get("lora") is not None:
         defaults["lora"] = to_dict(LoraSettings())

@@ -35,10 +35,10 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.recipes.draft_model import DraftModel, DraftModelOptions
+from draftkit.train.recipes.bases.eagle import EagleFamily
+from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
 from draftkit.train.recipes.eagle import HASS, Eagle, EagleOptions
-from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
-from draftkit.train.recipes.eagle_family import EagleFamily
+from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.mlp_speculator import MlpSpeculator, MlpSpeculatorOptions
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe
 

@@ -21,7 +21,7 @@ from draftkit.runtime import ATTENTION, Engine
 from draftkit.train.batch import Batch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.gap import Gap, report_gap
-from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin
 
 torch.set_num_threads(1)

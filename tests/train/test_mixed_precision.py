@@ -20,7 +20,7 @@ from draftkit.train.config import read_config
 from draftkit.train.packed import Packed, attend_packed
 from draftkit.train.parallel import ParallelRows
 from draftkit.train.parallel_attention import VisibleRows, attend_rows
-from draftkit.train.recipes import RECIPES, recipe_class
+from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.run import train_draft
 
 # Of each recipe, settings that between them turn every option from its default.
@@ -89,7 +89,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_the_cases_have_every_option() -> None:
-    assert OPTIONS.keys() == RECIPES.keys()
+    assert OPTIONS.keys() == set(recipe_names())
     for recipe, cases in OPTIONS.items():
         options = recipe_class(recipe).options_type
         default = options()

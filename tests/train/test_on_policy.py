@@ -21,7 +21,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.train.batch import Batch
 from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED
-from draftkit.train.recipes.draft_model import DraftModel, DraftModelOptions
+from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
 from draftkit.train.recipes.recipe import Origin
 
 TOKENS = np.random.default_rng(0).integers(3, pico.VOCABULARY, 40).tolist()

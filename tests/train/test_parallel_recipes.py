@@ -45,9 +45,9 @@ from draftkit.train.config import read_config
 from draftkit.train.mask_token import pick_mask_token
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
 from draftkit.train.parallel_attention import VisibleRows, attend_rows
-from draftkit.train.recipes.eagle3 import Eagle3, Eagle3Options
-from draftkit.train.recipes.p_eagle import PEagle, PEagleOptions
-from draftkit.train.recipes.pard import Pard, PardOptions
+from draftkit.train.recipes.causal_lm_pard import Pard, PardOptions
+from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.run import train_draft
 from draftkit.train.walk import walk

@@ -14,8 +14,8 @@ from fixtures import pico
 
 from draftkit.errors import DraftkitError
 from draftkit.train.config import OLD_NAMES, read_config
-from draftkit.train.recipes import RECIPES
-from draftkit.train.recipes.draft_model import DraftModelOptions, draft_model_spec, fresh_draft_model
+from draftkit.train.recipes import recipe_names
+from draftkit.train.recipes.causal_lm_draft_model import DraftModelOptions, draft_model_spec, fresh_draft_model
 from draftkit.train.recipes.recipe import Origin
 
 FLAGS = {"recipe": "eagle3", "target": "no target", "data": "no data", "out": "no folder", "draft": "no draft"}
@@ -30,7 +30,7 @@ def numbers(settings: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
         yield path
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", recipe_names())
 def test_every_number_is_checked_before_anything_is_loaded(recipe: str) -> None:
     """Below zero no setting but a scale means anything, and so large a number none at all."""
     flags = FLAGS | {"recipe": recipe}

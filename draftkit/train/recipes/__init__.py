@@ -1,25 +1,51 @@
-"""The recipes: one file each, all with the interface of `draftkit.train.recipes.recipe`."""
+"""The recipes, all with the interface of `draftkit.train.recipes.recipe`; found by being here.
+
+A file is named after the family of the drafts that it trains, with a suffix where the family has several recipes. Users
+name them by the suffix, or by the family where there is none: `eagle`, `eagle_eagle3` → `eagle3`.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import pkgutil
 from typing import TYPE_CHECKING
+
+from draftkit.layout.families import families
 
 if TYPE_CHECKING:
     from draftkit.train.recipes.recipe import Recipe
 
-# Name → module and class; imported on use, as most need torch and transformers.
-RECIPES = {
-    "eagle3": ("eagle3", "Eagle3"),
-    "eagle": ("eagle", "Eagle"),
-    "p-eagle": ("p_eagle", "PEagle"),
-    "pard": ("pard", "Pard"),
-    "mlp-speculator": ("mlp_speculator", "MlpSpeculator"),
-    "draft-model": ("draft_model", "DraftModel"),
-}
+
+@functools.cache
+def recipe_names() -> tuple[str, ...]:
+    """Every recipe, as users name it. No recipe is imported, as most need torch and transformers."""
+    return tuple(sorted(_files()))
 
 
 def recipe_class(name: str) -> type[Recipe]:
-    """The class of a recipe, by a name of `RECIPES`."""
-    module, attribute = RECIPES[name]
-    return getattr(importlib.import_module(f"draftkit.train.recipes.{module}"), attribute)
+    """The class of a recipe, by a name of `recipe_names`."""
+    from draftkit.train.recipes.recipe import Recipe
+
+    module = importlib.import_module(f"{__name__}.{_files()[name]}")
+    (found,) = (
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Recipe) and value.__module__ == module.__name__
+    )
+    return found
+
+
+def name_of(file: str) -> str | None:
+    """The name for users of a recipe's file; None for a file that is no recipe."""
+    for family in (name.replace("-", "_") for name in families()):
+        if file == family or file.startswith(f"{family}_"):
+            return (file.removeprefix(family).removeprefix("_") or family).replace("_", "-")
+    return None
+
+
+@functools.cache
+def _files() -> dict[str, str]:
+    files = (module.name for module in pkgutil.iter_modules(__path__))
+    return {name: file for file in files if (name := name_of(file)) is not None}

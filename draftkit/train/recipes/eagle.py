@@ -22,7 +22,7 @@ from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.states import smooth_l1
 from draftkit.train.ranges import Positive, Repeats, Weight
-from draftkit.train.recipes.eagle_family import (
+from draftkit.train.recipes.bases.eagle import (
     EagleFamily,
     eagle_draft,
     fresh_decoder,
@@ -62,7 +62,6 @@ HASS = EagleOptions(forwards=3, loss="0.1*soft_ce + top_k(10)")
 class Eagle(EagleFamily):
     """Trains EAGLE-1 drafts."""
 
-    name = "eagle"
     options_type = EagleOptions
 
     def __init__(self, origin: Origin, options: EagleOptions):

@@ -20,6 +20,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import AuxLayers
 from draftkit.train.batch import Batch
 from draftkit.train.lora import merged_state
+from draftkit.train.recipes import name_of
 
 
 class Outcome(NamedTuple):
@@ -64,9 +65,12 @@ class Recipe(nn.Module, ABC):
     `draft`: its parameters carry the names of the unified layout, the target's on loan aside; `spec` describes it.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # as users name it: from that of its file
     options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
     needs_draft: ClassVar[bool] = False  # whether there has to be one to start from
+
+    def __init_subclass__(cls) -> None:
+        cls.name = name_of(cls.__module__.rpartition(".")[2]) or cls.__name__
 
     def __init__(self, draft: nn.Module, spec: DraftSpec):
         super().__init__()

@@ -14,7 +14,7 @@ from draftkit.train.batch import Batch
 from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.ranges import Index, Positive, Repeats
-from draftkit.train.recipes.eagle_family import (
+from draftkit.train.recipes.bases.eagle import (
     EagleFamily,
     check_layers,
     eagle_draft,
@@ -55,7 +55,6 @@ class Eagle3Options:
 class Eagle3(EagleFamily):
     """Trains EAGLE-3 drafts."""
 
-    name = "eagle3"
     options_type = Eagle3Options
 
     def __init__(self, origin: Origin, options: Eagle3Options):

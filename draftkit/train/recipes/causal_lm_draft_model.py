@@ -29,7 +29,7 @@ from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED_ATTENTION
 from draftkit.train.packed import Packed
 from draftkit.train.ranges import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
-from draftkit.train.recipes.causal_lm import require_causal_lm, require_own_names
+from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import require_plain_logits, target_head
@@ -67,7 +67,6 @@ class DraftModelOptions:
 class DraftModel(Recipe):
     """Trains standalone draft models."""
 
-    name = "draft-model"
     options_type = DraftModelOptions
     draft: PreTrainedModel
 

@@ -29,8 +29,8 @@ from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_parti
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
-from draftkit.train.recipes.causal_lm import require_causal_lm, require_own_names
-from draftkit.train.recipes.eagle_family import INITIAL_STD
+from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
+from draftkit.train.recipes.bases.eagle import INITIAL_STD
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import require_plain_logits, target_head
@@ -70,7 +70,6 @@ class PardOptions:
 class Pard(Recipe):
     """Trains PARD and PARD-2 drafts. Of PARD-2, `draft` has the projection as `target_proj`."""
 
-    name = "pard"
     needs_draft = True
     options_type = PardOptions
     draft: PreTrainedModel

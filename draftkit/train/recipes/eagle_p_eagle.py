@@ -36,8 +36,8 @@ from draftkit.train.parallel import (
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.ranges import Index, Positive, Repeats, Size
-from draftkit.train.recipes.eagle3 import Eagle3Options, eagle3_spec
-from draftkit.train.recipes.eagle_family import EagleFamily, Rows, eagle_draft, fresh_eagle
+from draftkit.train.recipes.bases.eagle import EagleFamily, Rows, eagle_draft, fresh_eagle
+from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Chains, Origin, Outcome
 from draftkit.train.statistics import step_statistics
 
@@ -76,7 +76,6 @@ class PEagleOptions:
 class PEagle(EagleFamily):
     """Trains P-EAGLE drafts."""
 
-    name = "p-eagle"
     options_type = PEagleOptions
 
     def __init__(self, origin: Origin, options: PEagleOptions):

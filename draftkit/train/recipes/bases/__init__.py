@@ -1,0 +1,1 @@
+"""What recipes of one family share; a file for each family."""
