@@ -17,7 +17,7 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 
 @dataclass(frozen=True)
-class Kind:
+class Storage:
     """One way to store weights, with the names that Hugging Face tools give to it."""
 
     index: str
@@ -26,8 +26,8 @@ class Kind:
     read: Callable[[Path], list[TensorHandle]]
 
 
-SAFETENSORS = Kind("model.safetensors.index.json", "model.safetensors", (".safetensors",), read_safetensors)
-TORCH = Kind("pytorch_model.bin.index.json", "pytorch_model.bin", (".bin", ".pt"), read_torch)
+SAFETENSORS = Storage("model.safetensors.index.json", "model.safetensors", (".safetensors",), read_safetensors)
+TORCH = Storage("pytorch_model.bin.index.json", "pytorch_model.bin", (".bin", ".pt"), read_torch)
 KINDS = (SAFETENSORS, TORCH)
 
 # What trainers leave beside the weights under the same suffixes.
@@ -59,7 +59,7 @@ def open_checkpoint(folder: Path) -> dict[str, TensorHandle]:
     raise _no_weights(folder)
 
 
-def _single_file(folder: Path, kind: Kind) -> Path | None:
+def _single_file(folder: Path, kind: Storage) -> Path | None:
     named = folder / kind.single
     if named.is_file():
         return named
@@ -67,7 +67,7 @@ def _single_file(folder: Path, kind: Kind) -> Path | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _candidates(folder: Path, kind: Kind) -> list[Path]:
+def _candidates(folder: Path, kind: Storage) -> list[Path]:
     files = (path for path in folder.iterdir() if path.suffix in kind.suffixes and path.name not in NOT_WEIGHTS)
     return sorted(path for path in files if path.is_file())
 
@@ -79,7 +79,7 @@ def _no_weights(folder: Path) -> SourceError:
     return SourceError(f"{folder.name} holds {found}", where=folder, expected="; or ".join(looked_for))
 
 
-def _open_shards(index: Path, kind: Kind) -> dict[str, TensorHandle]:
+def _open_shards(index: Path, kind: Storage) -> dict[str, TensorHandle]:
     """The tensors that an index lists, from the shards beside it."""
     weight_map = read_weight_map(index)
     shards = sorted(set(weight_map.values()))

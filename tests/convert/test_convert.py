@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.published import all_published
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 
@@ -357,6 +358,18 @@ def test_conversion_is_reproducible(name: str, target: Path, tmp_path: Path) -> 
     for out in ("first", "second"):
         convert_checkpoint(str(source), tmp_path / out, target=str(target))
     assert content(tmp_path / "first") == content(tmp_path / "second")
+
+
+@pytest.mark.parametrize("name", ["automodel", "automodel-eagle", "medusa-whole-model"])
+def test_dropped_keys_have_one_order(name: str, tmp_path: Path) -> None:
+    """Not that of a set, which changes from run to run."""
+    reading = plan_conversion(str(all_published()[name].write(tmp_path))).reading
+    assert reading is not None
+    reasons = reading.plan.dropped_keys
+    common = max(set(reasons.values()), key=list(reasons.values()).count)
+    dropped = [key for key, reason in reasons.items() if reason == common]
+    assert dropped == sorted(dropped)
+    assert len(dropped) > 4
 
 
 def test_dtypes_may_be_mixed(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ Number = TypeVar("Number", float, int | None)
 
 
 @dataclass(frozen=True)
-class Settings:
+class AdapterSettings:
     """What an adapter's config says about the merge: alpha and rank, and those of modules that match a pattern.
 
     `rank` None: not stated.
@@ -130,7 +130,7 @@ def _base_model(checkpoint: Checkpoint) -> dict[str, TensorHandle]:
     return {renamed(name, renames): handle for name, handle in tensors.items()}
 
 
-def _read_settings(facts: Facts, config: dict[str, object], path: Path) -> Settings:
+def _read_settings(facts: Facts, config: dict[str, object], path: Path) -> AdapterSettings:
     """Raises `FormatError` for every kind of adapter that is more than W + scale · B·A."""
     if (kind := facts.optional("peft_type", str)) != "LORA":
         raise _refusal(path, f"this is a {kind} adapter", "only LORA is merged")
@@ -141,7 +141,7 @@ def _read_settings(facts: Facts, config: dict[str, object], path: Path) -> Setti
         raise _refusal(path, f"bias is {bias!r}", "the adapter trains biases of the base model too")
     if (start := config.get("init_lora_weights")) not in UNCHANGED_BASE:
         raise _refusal(path, f"init_lora_weights is {start!r}", "it changed the base model's weights before training")
-    settings = Settings(
+    settings = AdapterSettings(
         alpha=facts.stated("lora_alpha", float),
         alphas=_patterns("alpha_pattern", facts, path),
         rank=facts.optional("r", int),
@@ -193,7 +193,7 @@ def _read_changes(checkpoint: Checkpoint) -> Changes:
 
 
 def _check_names(
-    checkpoint: Checkpoint, settings: Settings, base: Mapping[str, TensorHandle], changes: Changes
+    checkpoint: Checkpoint, settings: AdapterSettings, base: Mapping[str, TensorHandle], changes: Changes
 ) -> None:
     """Raise `FormatError` unless every change has its matrix, which is not tied to another."""
     changed = changes.factors.keys() | changes.saved.keys()
@@ -217,7 +217,7 @@ def _check_names(
 
 
 def _with_changes(
-    checkpoint: Checkpoint, settings: Settings, base: Mapping[str, TensorHandle], changes: Changes, move: Move
+    checkpoint: Checkpoint, settings: AdapterSettings, base: Mapping[str, TensorHandle], changes: Changes, move: Move
 ) -> Move:
     """A move of the base model, from the tensors of the files: the adapter's own, or with its update added."""
     name = move.sources[0]
@@ -251,7 +251,12 @@ def _with_changes(
 
 
 def _is_transposed(
-    checkpoint: Checkpoint, settings: Settings, weight: TensorHandle, a: TensorHandle, b: TensorHandle, embedding: bool
+    checkpoint: Checkpoint,
+    settings: AdapterSettings,
+    weight: TensorHandle,
+    a: TensorHandle,
+    b: TensorHandle,
+    embedding: bool,
 ) -> bool:
     """Whether the weight is [in, out], as embeddings and GPT-2's layers are. Raises `FormatError` when neither fits."""
     rank, inputs = checkpoint.matrix(a.name)
