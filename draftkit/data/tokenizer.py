@@ -11,9 +11,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
-from draftkit.evaluate.provenance import template_sha256
 from draftkit.hub.locate import locate
 from draftkit.models.chat import load_tokenizer as load_any_tokenizer
+from draftkit.models.chat import template_sha256
 from draftkit.models.target import end_token_ids
 
 

@@ -22,7 +22,7 @@ from draftkit.evaluate.forecast import forecast
 from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.planning import plan_memory
-from draftkit.evaluate.provenance import provenance, template_sha256
+from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
 from draftkit.evaluate.vllm_measure import check_with_vllm, measure_with_vllm, run_plain
 from draftkit.finding import Finding
@@ -30,7 +30,7 @@ from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.chat import load_tokenizer
+from draftkit.models.chat import load_tokenizer, template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config

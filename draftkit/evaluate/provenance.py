@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.datasets import PromptSet
+from draftkit.models.chat import template_sha256
 from draftkit.results.settings import Settings
 from draftkit.version import __version__
 
@@ -48,12 +48,6 @@ def provenance(
         "chat_template_sha256": template_sha256(tokenizer),
         "settings": shared,
     }
-
-
-def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A digest of the chat template, None where there is none."""
-    template = tokenizer.chat_template
-    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()
 
 
 def environment(device: str, dtype: torch.dtype) -> dict[str, object]:

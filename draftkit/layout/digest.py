@@ -50,6 +50,17 @@ def target_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def weights_sha256(folder: Path) -> str:
+    """SHA-256 of a target's config and every byte of its weights: what its hidden states depend on.
+
+    Raises as `target_sha256`.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for part in _digests(handle for _, handle in sorted(open_checkpoint(folder).items())):
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def _digests(handles: Iterable[TensorHandle]) -> list[bytes]:
     """The digest of each tensor, with its name, dtype and shape."""
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,12 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, o
     if isinstance(rendered, str) and len(rendered) > RENDER_CHARACTERS:
         raise TargetError(f"the chat template writes {len(rendered):,} characters", where=tokenizer.name_or_path)
     return rendered
+
+
+def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A digest of the chat template, None where there is none."""
+    template = tokenizer.chat_template
+    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:

@@ -7,8 +7,9 @@ as it is and saved with the adapter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
@@ -17,16 +18,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from draftkit.errors import DraftkitError
+from draftkit.hub.locate import Located
 from draftkit.train.config import LoraSettings
 
 ADAPTER = "default"
+PREFIX = "base_model.model."  # what peft puts before the names of the modules
 WEIGHTS_FILE = "adapter_model.safetensors"
 HEADS = {"lm_head", "head"}  # left as they are: they are most of a draft's weights
 LEARNED = ("mask_hidden", "embed_tokens.weight", "target_proj.weight", "target_proj.bias")
 
 
-def add_adapters(draft: nn.Module, settings: LoraSettings, *, parallel: bool) -> None:
+def add_adapters(draft: nn.Module, settings: LoraSettings, *, base: Located | None, parallel: bool) -> None:
     """Freeze `draft` and add adapters to its linear layers, in place. `parallel`: what belongs to the mask stays free.
+
+    `base`: where the draft was before, which the adapter names; None for a new one.
 
     Raises `DraftkitError` when no linear layer has one of the names asked for.
     """
@@ -49,10 +54,17 @@ def add_adapters(draft: nn.Module, settings: LoraSettings, *, parallel: bool) ->
         lora_dropout=settings.dropout,
         use_dora=settings.dora,
         target_modules=targets,
+        base_model_name_or_path=None if base is None else _name(base),
+        revision=None if base is None else base.revision,
     )
     inject_adapter_in_model(configuration, draft, ADAPTER)
     for name, parameter in draft.named_parameters():
         parameter.requires_grad_("lora_" in name or id(parameter) in learned)
+
+
+def _name(base: Located) -> str:
+    """What finds a model again from another folder: a path is made absolute."""
+    return base.name if base.repo is not None or base.name.startswith("zoo:") else str(base.path.absolute())
 
 
 def _mask_weights(draft: nn.Module) -> Iterator[nn.Parameter]:
@@ -85,14 +97,18 @@ def save_adapter(draft: nn.Module, out: Path) -> None:
     out.mkdir()
     state = get_peft_model_state_dict(draft, adapter_name=ADAPTER)
     learned = {name: p for name, p in draft.named_parameters() if p.requires_grad and "lora_" not in name}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (state | learned).items()}
+    tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in (state | learned).items()}
     save_file(tensors, out / WEIGHTS_FILE, metadata={"format": "pt"})
-    draft.peft_config[ADAPTER].save_pretrained(str(out))  # type: ignore[union-attr, index]
+    configuration = copy(cast("dict[str, LoraConfig]", draft.peft_config)[ADAPTER])
+    configuration.inference_mode = True
+    configuration.modules_to_save = sorted({name.rpartition(".")[0] for name in learned} - {""}) or None
+    configuration.save_pretrained(str(out))
 
 
 def load_adapter(draft: nn.Module, folder: Path) -> None:
     """Go on with what `save_adapter` wrote."""
-    tensors = load_file(folder / WEIGHTS_FILE)
+    # Adapters of earlier releases have no prefix.
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     own = dict(draft.named_parameters())
     with torch.no_grad():
         for name in [name for name in tensors if name in own]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -99,7 +100,8 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         files = draft.files if draft is not None else _tokenizer(config, recipe)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
-            add_adapters(recipe.draft, config.lora, parallel=parallel)
+            base = locate(config.draft) if config.draft else None
+            add_adapters(recipe.draft, config.lora, base=base, parallel=parallel)
         if config.optimization.recompute:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
@@ -249,10 +251,11 @@ def _state_source(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) 
     if not config.states:
         online = OnlineStates(target, recipe.aux_layers)
         return lambda row: online.states(row["tokens"], row["positions"], row["sample_ids"])
+    is_first = os.environ.get("RANK", "0") == "0"  # all of the target's weights are read to know it: once is enough
     files = OfflineStates(
         Path(config.states),
         data=Path(config.data),
-        target=locate(config.target).path,
+        target=locate(config.target).path if is_first else None,
         aux_layers=recipe.aux_layers,
         dtype=target.dtype,
     )

@@ -30,7 +30,7 @@ from transformers import (
 from draftkit.data.packing import PackedRow, PackedRows, only_row, row_tensors
 from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
-from draftkit.io.atomic import disk_failures
+from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import Batch
 from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
@@ -186,6 +186,7 @@ class DraftTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """As transformers does, but a checkpoint that the disk does not take is a `DraftkitError`, and goes."""
         folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        self.state: TrainerState = WholeState(**vars(self.state))
         try:
             with disk_failures(f"writing {folder.name} failed", folder):
                 super()._save_checkpoint(model, trial)
@@ -201,6 +202,14 @@ class DraftTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._load_draft(Path(resume_from_checkpoint))
+
+
+class WholeState(TrainerState):
+    """The state whose file marks a checkpoint as complete: a killed run leaves all of it or nothing."""
+
+    def save_to_json(self, json_path: str) -> None:
+        with atomic_file(Path(json_path), force=True) as file:
+            super().save_to_json(file.name)  # opens the same file, empty so far, once more
 
 
 class StopSignals(TrainerCallback):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from draftkit.data.states import write as write_module
 from draftkit.data.states.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
 from draftkit.data.states.final_norm import load_final_norm
 from draftkit.data.states.offline import OfflineStates
-from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges
+from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges, target_sha256
 from draftkit.data.states.vllm import VllmExtractor
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
 from draftkit.engines.vllm.states import layer_ids
@@ -333,6 +334,33 @@ def test_states_of_something_else_are_refused(stored: Path, data: Path, folder: 
         source.states_of([7], 64)
 
 
+def test_a_target_that_differs_in_a_single_byte_is_another(
+    stored: Path, data: Path, folder: Path, tmp_path: Path
+) -> None:
+    changed = shutil.copytree(folder, tmp_path / "changed")
+    file = changed / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DraftkitError, match="by another target"):
+        OfflineStates(stored, data=data, target=changed, aux_layers=None)
+
+
+def test_states_of_an_earlier_release_are_read_and_gone_on_with(copied: Path, data: Path, folder: Path) -> None:
+    """Their manifest knows the target by the beginning of each tensor."""
+    path = copied / "manifest.json"
+    manifest = json.loads(path.read_text())
+    older = {"schema": 1, "target_sha256": target_sha256(folder, 1)}
+    path.write_text(json.dumps(manifest | older))
+    assert older["target_sha256"] != manifest["target_sha256"]
+    OfflineStates(copied, data=data, target=folder, aux_layers=None).states_of([0], 64)
+    shards = manifest["shards"]
+    path.write_text(json.dumps(manifest | older | {"shards": shards[1:]}))
+    write(data, copied, folder, encoding="float32")
+    finished = json.loads(path.read_text())
+    assert (finished["schema"], finished["shards"]) == (1, shards)
+
+
 def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     del manifest["shards"][1]
@@ -341,7 +369,7 @@ def test_unfinished_states_are_refused(copied: Path, data: Path, folder: Path) -
         OfflineStates(copied, data=data, target=folder, aux_layers=None)
 
 
-@pytest.mark.parametrize("edit", [{"schema": 2}, {"encoding": "int4"}, {"num_documents": 3}, {"shards": [{}]}])
+@pytest.mark.parametrize("edit", [{"schema": 3}, {"encoding": "int4"}, {"num_documents": 3}, {"shards": [{}]}])
 def test_a_manifest_that_says_nonsense_is_refused(
     edit: dict[str, object], copied: Path, data: Path, folder: Path
 ) -> None:

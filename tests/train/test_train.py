@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,19 @@ import torch
 from conftest import Command
 from fixtures import pico
 from fixtures.samples import samples
-from safetensors.torch import load_file
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, TrainerState
 
 from draftkit.data.samples import Origin, Sample, write_samples
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
+from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.train import recompute
-from draftkit.train.config import read_config
-from draftkit.train.run import train_draft
+from draftkit.train import lora, recompute
+from draftkit.train.config import LoraSettings, read_config
+from draftkit.train.run import newest_checkpoint, train_draft
 
 torch.set_num_threads(1)
 V = 320
@@ -223,6 +227,65 @@ def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Pa
     assert_same(weights(out / "checkpoint-8"), after)
 
 
+@pytest.mark.parametrize("lora", ["default", "r=4,alpha=8,targets=q_proj+down_proj,dora=true"])
+def test_an_adapter_is_one_of_peft(lora: str, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    """It names its base model, is loaded by peft, and converts to what the checkpoint has merged."""
+    base, out = pico.save_llama(tmp_path / "base"), tmp_path / "run"
+    arguments = ["--recipe", "draft-model", "--target", target, "--data", data, "--out", out, "--draft", base]
+    sets = ("optimization.max_steps=4", "optimization.lr=1e-2", "tokens_per_row=128")
+    assert draftkit("train", *arguments, "--lora", lora, *(part for s in sets for part in ("--set", s))).code == 0
+    adapter = out / "checkpoint-4" / "adapter"
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    merged = weights(out / "checkpoint-4")
+    assert draftkit("convert", adapter, tmp_path / "converted").code == 0
+    converted, before = weights(tmp_path / "converted"), weights(base)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload()
+    changed = 0
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(merged[name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(converted[name], tensor, rtol=1e-4, atol=1e-5)
+        changed += name in before and not torch.allclose(tensor, before[name], rtol=1e-3, atol=1e-4)
+    assert changed
+
+
+def test_an_adapter_without_prefix_is_gone_on_with() -> None:
+    """As earlier releases wrote it."""
+    draft = pico.llama().requires_grad_(True)
+    lora.add_adapters(draft, LoraSettings(r=2), base=None, parallel=False)
+    with tempfile.TemporaryDirectory() as folder:
+        lora.save_adapter(draft, Path(folder) / "adapter")
+        file = Path(folder) / "adapter" / lora.WEIGHTS_FILE
+        saved = {name.removeprefix(lora.PREFIX): tensor + 1 for name, tensor in load_file(file).items()}
+        save_file(saved, file)
+        lora.load_adapter(draft, file.parent)
+    state = get_peft_model_state_dict(draft, adapter_name=lora.ADAPTER)
+    assert_same(state, saved)
+
+
+class Killed(BaseException):
+    """As a kill would end it: nothing is cleaned up."""
+
+
+def test_a_kill_while_the_last_file_is_written(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(state: TrainerState, path: str) -> None:
+        Path(path).write_text('{"best_global_step": 4, ')
+        raise Killed
+
+    monkeypatch.setattr(TrainerState, "save_to_json", half)
+    with pytest.raises(Killed):
+        train_draft(config(target, data, tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
+    assert newest_checkpoint(tmp_path / "run") is None
+
+
+def test_default_layers_of_a_target_that_has_too_few(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DraftkitError, match=r"\[2, 3, 3\]") as raised:
+        train_draft(config(target, data, tmp_path / "run", **{"options.layers": "[]"}))
+    assert "options.layers" in str(raised.value)
+
+
 def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimization.lr": "3e-2"}
@@ -297,7 +360,7 @@ def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftk
     assert "already has checkpoint-4, checkpoint-8, draft" in draftkit("train", *settings(target, data, whole)).err
     empty = tmp_path / "empty.jsonl"
     write_samples(empty, [Sample.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
-    assert "no sample has a supervised token" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
+    assert "the loss mask of every sample is empty" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
     wrong = draftkit("train", *settings(target, data, tmp_path / "run"), "--draft", "zoo:eagle3")
     assert wrong.code == 1
     assert not (tmp_path / "run").exists()

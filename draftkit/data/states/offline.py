@@ -12,9 +12,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from draftkit.data.states.encoding import LARGEST, Encoded, decode
-from draftkit.data.states.fingerprint import file_sha256, target_sha256
 from draftkit.data.states.online import States
-from draftkit.data.states.shards import AGAIN, Shard, read_manifest
+from draftkit.data.states.shards import AGAIN, Shard, file_sha256, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.models.target import FINAL, AuxLayers
 
@@ -29,7 +28,8 @@ class Verified(NamedTuple):
 class OfflineStates:
     """Reads what `draftkit data states` has written, one run of bytes for each sample.
 
-    `data` and `target` are the samples file and the folder of the target that training uses, `aux_layers` what the
+    `data` and `target` are the samples file and the folder of the target that training uses, the latter None where all
+    of its weights need not be read to know that it is the same; `aux_layers` what the
     draft reads: any of the stored states. States are returned in `dtype` on the CPU. A shard's checksum is verified
     when it is first read, with `verify` every one at once. Raises `DraftkitError` for states that are incomplete, of
     another target or other samples, or that lack a layer, and for a damaged shard.
@@ -40,7 +40,7 @@ class OfflineStates:
         folder: Path,
         *,
         data: Path,
-        target: Path,
+        target: Path | None,
         aux_layers: AuxLayers | None,
         dtype: torch.dtype = torch.bfloat16,
         verify: bool = False,
@@ -111,7 +111,7 @@ class OfflineStates:
                 self._verified[index] = Verified(path, file.get_tensor("offsets").tolist())
         return self._verified[index]
 
-    def _check_origin(self, data: Path, target: Path) -> None:
+    def _check_origin(self, data: Path, target: Path | None) -> None:
         manifest = self.manifest
         again = "write the states again, to another folder: draftkit data states"
         if (found := file_sha256(data)) != manifest.data_sha256:
@@ -121,7 +121,7 @@ class OfflineStates:
                 expected=f"{manifest.data} with sha256 {manifest.data_sha256[:12]}…; found {found[:12]}…",
                 hint=again,
             )
-        if (found := target_sha256(target)) != manifest.target_sha256:
+        if target is not None and (found := target_sha256(target, manifest.schema)) != manifest.target_sha256:
             raise TargetError(
                 f"the states were made by another target than {target}",
                 where=self.folder,

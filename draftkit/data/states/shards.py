@@ -10,6 +10,7 @@ A shard `states-NNNNN.safetensors` holds, with T tokens in D samples one after t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,17 +20,20 @@ import torch
 from torch import Tensor
 
 from draftkit.data.states.encoding import Encoding, vector_bytes
-from draftkit.data.states.fingerprint import file_sha256
-from draftkit.errors import DraftkitError, FormatError
+from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.atomic import atomic_file, settle_leftovers
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorToWrite, raw_memory
 from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import from_dict, to_dict
 from draftkit.io.safetensors_file import write_safetensors
+from draftkit.io.tensors import open_checkpoint
+from draftkit.layout.digest import weights_sha256
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
+SAMPLED = 1  # the schema whose `target_sha256` is of the first bytes of each tensor; such folders are still read
+SAMPLE_BYTES = 4096
 NAMES = ("target", "target_revision", "data")  # for people; the digests beside them say what is the same
 AGAIN = "draftkit data states writes shards that are missing and keeps the others"
 
@@ -50,7 +54,8 @@ class Shard:
 class Manifest:
     """What the states are of, how they are stored, and the shards that are complete, in order.
 
-    `dtype`: the one that the target ran in, by `engine`. `target_sha256` as in `fingerprint`; `layers` in convention S.
+    `dtype`: the one that the target ran in, by `engine`. `layers` in convention S. `target_sha256`: what the
+    function of that name gives for the `schema`.
     """
 
     schema: int
@@ -100,9 +105,9 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder. Raises `SourceError` where there is none, `DraftkitError` when it is not valid."""
     path = folder / MANIFEST
     data = read_object(path)
-    if data.get("schema") != SCHEMA:
+    if data.get("schema") not in (SAMPLED, SCHEMA):
         raise FormatError(
-            f"states of schema {data.get('schema')!r}", where=path, expected=f"{SCHEMA}", hint="write them again"
+            f"states of schema {data.get('schema')!r}", where=path, expected=f"up to {SCHEMA}", hint="write them again"
         )
     manifest = from_dict(Manifest, data, path, "the manifest")
     end = 0
@@ -115,13 +120,41 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file. Raises `SourceError` when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
+
+
+def target_sha256(folder: Path, schema: int) -> str:
+    """A digest of what a target's states depend on, as manifests of a schema have it: its config and its weights.
+
+    Raises `SourceError` and `FormatError` for a folder that is no checkpoint.
+    """
+    if schema != SAMPLED:
+        return weights_sha256(folder)
+    digest = hashlib.sha256(file_sha256(folder / "config.json").encode())
+    for name, handle in sorted(open_checkpoint(folder).items()):
+        digest.update(f"\0{name}\0{handle.dtype}\0{handle.shape}\0".encode())
+        digest.update(next(iter(handle.chunks(SAMPLE_BYTES)), b"")[:SAMPLE_BYTES])
+    return digest.hexdigest()
+
+
+def schema_of(folder: Path) -> int:
+    """The schema that a folder goes on with: its own, or the newest where nothing is there. Raises `DraftkitError`."""
+    settle_leftovers(folder / MANIFEST)
+    return read_manifest(folder).schema if (folder / MANIFEST).exists() else SCHEMA
+
+
 def begin(folder: Path, settings: Manifest) -> Manifest:
     """`settings` with the shards that the folder already has.
 
     A shard whose file is gone or has another size is left out. Raises `DraftkitError` for states
     that were begun with other settings, and for a folder of anything else.
     """
-    settle_leftovers(folder / MANIFEST)
     if not (folder / MANIFEST).exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise DraftkitError("the output is already there, and has no states", where=folder, hint="choose another")

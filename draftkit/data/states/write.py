@@ -20,9 +20,18 @@ from transformers import PreTrainedModel
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.samples import Sample, read_samples
 from draftkit.data.states.encoding import DTYPES, LARGEST, Encoding, encode
-from draftkit.data.states.fingerprint import file_sha256, target_sha256
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
-from draftkit.data.states.shards import SCHEMA, Manifest, begin, offsets_of, shard_ranges, write_manifest, write_shard
+from draftkit.data.states.shards import (
+    Manifest,
+    begin,
+    file_sha256,
+    offsets_of,
+    schema_of,
+    shard_ranges,
+    target_sha256,
+    write_manifest,
+    write_shard,
+)
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import Located, locate
@@ -269,14 +278,14 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
     longest = max((len(sample) for sample in samples), default=0)
     check_lengths(samples, read_target_config(located.path))
     check_samples(samples, facts.vocab_size, longest if settings.vllm_python else settings.tokens_per_row)
-    manifest = begin(out, _manifest(settings, located, facts, data, samples))
+    manifest = begin(out, _manifest(settings, located, facts, data, samples, schema_of(out)))
     with _extractor(settings, located, facts, manifest, longest, out) as extractor:
         cost = plan(out, manifest, samples, extractor, settings.tokens_per_row)
         yield StateJob(out, cost, manifest, samples, extractor, _scratch_bytes(settings, manifest))
 
 
 def _manifest(
-    settings: StatesSettings, located: Located, facts: TargetFacts, data: Path, samples: Sequence[Sample]
+    settings: StatesSettings, located: Located, facts: TargetFacts, data: Path, samples: Sequence[Sample], schema: int
 ) -> Manifest:
     """What the folder is to say, without shards."""
     layers = facts.default_aux_layer_ids() if settings.layers is None else settings.layers
@@ -284,12 +293,13 @@ def _manifest(
         raise TargetError(
             f"states after layers {list(layers)}",
             expected=f"different numbers from 0 to {facts.num_hidden_layers}, the target's number of layers",
+            hint="say which with --layers, as 1,3,5",
         )
     return Manifest(
-        schema=SCHEMA,
+        schema=schema,
         target=located.name,
         target_revision=located.revision,
-        target_sha256=target_sha256(located.path),
+        target_sha256=target_sha256(located.path, schema),
         engine="vllm" if settings.vllm_python else "transformers",
         dtype=str(_dtype(settings)).removeprefix("torch."),
         data=data.name,

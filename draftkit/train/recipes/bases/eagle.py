@@ -175,7 +175,11 @@ def _started(origin: Origin, attention: str) -> EagleModel:
 
 
 def check_layers(ids: tuple[int, ...], target: PreTrainedModel) -> None:
-    """Raise `LayoutError` for layers that the target does not have."""
+    """Raise `LayoutError` for layers that the target does not have, or that are not distinct and ascending."""
     most = target.config.get_text_config().num_hidden_layers
-    if not ids or min(ids) < 0 or max(ids) > most:
-        raise LayoutError(f"target layers {list(ids)}", expected=f"ids from 0 to {most}")
+    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] > most:
+        raise LayoutError(
+            f"target layers {list(ids)}",
+            expected=f"distinct ids from 0 to {most}, ascending",
+            hint=f"set options.layers, as {sorted({1, most // 2, most - 1})}",
+        )
