@@ -18,7 +18,7 @@ STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch
 
 
 @dataclass(frozen=True)
-class Replay:
+class GapReplay:
     """The same answers as training walks them and as serving decodes them.
 
     `greedy`: at temperature 0, where both must agree token for token. `frequencies`: of the draft's rotary positions in
@@ -38,7 +38,7 @@ class Replay:
 
 
 @check
-def rope(replay: Replay) -> Iterator[Finding]:
+def rope(replay: GapReplay) -> Iterator[Finding]:
     """Draft and checkpoint rotate by the same frequencies."""
     if replay.frequencies is None:
         return
@@ -53,7 +53,7 @@ def rope(replay: Replay) -> Iterator[Finding]:
 
 
 @check
-def text(replay: Replay) -> Iterator[Finding]:
+def text(replay: GapReplay) -> Iterator[Finding]:
     """The answers are what the target would say."""
     differing = []
     for answer, generation in zip(replay.answers, replay.generations, strict=True):
@@ -73,7 +73,7 @@ def text(replay: Replay) -> Iterator[Finding]:
 
 
 @check
-def states(replay: Replay) -> Iterator[Finding]:
+def states(replay: GapReplay) -> Iterator[Finding]:
     """Training and serving read the same states of the target: no other layer, no other norm."""
     for name, mine, theirs in replay.states:
         off = float((mine - theirs).norm() / theirs.norm())
@@ -87,7 +87,7 @@ def states(replay: Replay) -> Iterator[Finding]:
 
 
 @check_unless("rope", "text", "states")
-def mask(replay: Replay) -> Iterator[Finding]:
+def mask(replay: GapReplay) -> Iterator[Finding]:
     """Serving drafts where training counts."""
     missed = []
     for drafted, generation in zip(replay.drafted, replay.generations, strict=True):
@@ -105,7 +105,7 @@ def mask(replay: Replay) -> Iterator[Finding]:
 
 
 @check_unless("rope", "text", "states", "mask")
-def draft(replay: Replay) -> Iterator[Finding]:
+def draft(replay: GapReplay) -> Iterator[Finding]:
     """Same text, same states, and the same rounds: else the draft differs from its checkpoint."""
     pairs = list(zip(replay.answers, replay.walked, replay.decoded, strict=True))
     differing = [(answer, mine, theirs) for answer, mine, theirs in pairs if list(mine) != list(theirs)]

@@ -19,7 +19,7 @@ from draftkit.layout.facts import facts_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from draftkit.checks.gap import Replay
+    from draftkit.checks.gap import GapReplay
     from draftkit.checks.measurement import Asked
     from draftkit.checks.training_data import Data
     from draftkit.io.handles import TensorHandle
@@ -60,7 +60,7 @@ class Evidence:
     asked: Asked | None = None
     settings: Settings | None = None
     cell: Mapping[str, Any] | None = field(default=None, repr=False)
-    replay: Replay | None = field(default=None, repr=False)
+    replay: GapReplay | None = field(default=None, repr=False)
 
     @classmethod
     def of_draft(cls, draft: Draft, **others: Any) -> Evidence:

@@ -21,7 +21,7 @@ SMALL_SHARE = 0.05  # of the documents, below which a loss is not worth a warnin
 
 
 @dataclass(frozen=True)
-class Survey:
+class DataSurvey:
     """Counts over a whole file, and its first document.
 
     `ended`: documents with an end-of-turn label; `longest`: tokens of the longest. Tallies of documents: `empty` has no
@@ -51,7 +51,7 @@ class Data:
 
     path: Path
     origin: Origin
-    survey: Survey
+    survey: DataSurvey
     target: TargetTokenizer
 
     @property
@@ -68,7 +68,7 @@ class Data:
         return f"{self.path}, {', '.join(tally.examples)}"
 
 
-def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer, vocab_size: int) -> Survey:
+def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:
     """Count over all documents. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id
@@ -100,7 +100,7 @@ def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer,
             outside.add(document.id, f"token {int(document.tokens.max())}")
     if first is None:
         raise FormatError("there are no documents", where=target.name, hint="prepare the data again")
-    return Survey(
+    return DataSurvey(
         first=first,
         documents=count,
         tokens=tokens,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.api import Reading
 from draftkit.doctor.patient import Patient
 from draftkit.finding import Finding
@@ -30,26 +29,16 @@ class Audited:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Audit:
-    """All tensors, and what is wrong with them as findings."""
-
-    tensors: tuple[Audited, ...]
-    findings: tuple[Finding, ...]
-
-
-def audit(patient: Patient, reading: Reading | None) -> Audit:
-    """Look at every tensor of a draft, and at those that its conversion left out."""
-    draft = patient.original
-    found = findings(Evidence.of_draft(draft), "tensors")
+def audit(patient: Patient, reading: Reading | None, findings: Sequence[Finding]) -> tuple[Audited, ...]:
+    """Look at every tensor of a draft, beside what was found of it, and at those that its conversion left out."""
     audited = []
-    for name, handle in draft.tensors.items():
-        faults = [finding for finding in found if finding.where == name]
+    for name, handle in patient.original.tensors.items():
+        faults = [finding for finding in findings if finding.where == name]
         use, remark = _use(patient, name)
         remark = "; ".join(fault.message.removeprefix(f"{name}: ") for fault in faults) or remark
         finite = all(fault.name != "not-finite" for fault in faults)
         audited.append(Audited(name, handle.dtype, handle.shape, use, finite, not faults, remark))
-    return Audit((*audited, *_borrowed(patient), *_ignored(reading)), tuple(found))
+    return (*audited, *_borrowed(patient), *_ignored(reading))
 
 
 def _use(patient: Patient, name: str) -> tuple[Use, str]:

@@ -26,15 +26,6 @@ from draftkit.results.statistics import Interval, expected_acceptance_length
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Why acceptance may be low: a known defect, or a change that helps."""
-
-    name: str
-    what: str
-    remedy: str
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """`length`: acceptance of the draft as it is, at the temperature in `settings`.
 
@@ -63,16 +54,16 @@ class Diagnosis:
         return tuple(best.values())
 
     @property
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self) -> tuple[Finding, ...]:
         """Errors, then what was measured to help, then warnings and notes."""
-        measured = [Cause(t.experiment, t.change, t.command or t.advice) for t in self.recommended]
-        errors = [Cause(f.name, f.message, f.fix) for f in self.findings if f.severity == "error"]
-        others = [Cause(f.name, f.message, f.fix) for f in self.findings if f.severity != "error"]
-        return (*errors, *measured, *others)
+        measured = [Finding(t.experiment, "warning", t.change, fix=t.command or t.advice) for t in self.recommended]
+        errors = [finding for finding in self.findings if finding.severity == "error"]
+        return (*errors, *measured, *(finding for finding in self.findings if finding.severity != "error"))
 
     def to_dict(self) -> dict[str, object]:
         """As `doctor --json` prints it."""
-        return {"schema": 1} | asdict(self) | {"causes": [asdict(cause) for cause in self.causes]}
+        causes = [{"name": cause.name, "what": cause.message, "remedy": cause.fix} for cause in self.causes]
+        return {"schema": 1} | asdict(self) | {"causes": causes}
 
 
 def diagnose_draft(
@@ -125,12 +116,12 @@ def _reading(draft: str, target: str) -> Reading | None:
     return None if is_unified(located.path) else read_foreign(located, target)
 
 
-def _known_defects(patient: Patient) -> list[Finding]:
+def _seen(patient: Patient) -> list[Finding]:
     """What is seen without running the draft."""
     located = locate(patient.target_source, weights=False)
     target = read_target_facts(located.path, located.name, located.revision)
     evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer)
-    return findings(evidence, "checkpoint", "pair")
+    return findings(evidence, "checkpoint", "pair", "tensors")
 
 
 def _examine(
@@ -138,8 +129,7 @@ def _examine(
 ) -> Diagnosis:
     experiments = all_experiments()
     trials = [(experiment.name, trial) for experiment in experiments for trial in experiment.trials(patient)]
-    audited = audit(patient, reading)
-    found = sorted([*_known_defects(patient), *audited.findings], key=lambda f: SEVERITIES.index(f.severity))
+    found = sorted(_seen(patient), key=lambda finding: SEVERITIES.index(finding.severity))
     generations, tried = compare(patient, trials, k, on_progress)
     return Diagnosis(
         target=patient.target_source,
@@ -148,7 +138,7 @@ def _examine(
         length=expected_acceptance_length(generations),
         decay=classify(generations, max(r.drafted for g in generations for r in g.rounds)),
         findings=tuple(found),
-        tensors=audited.tensors,
+        tensors=audit(patient, reading, found),
         tried=tried,
         not_applicable={e.name: e.needs for e in experiments if e.name not in {name for name, _ in trials}},
         settings=settings,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.checks.gap import Replay
+from draftkit.checks.gap import GapReplay
 from draftkit.checks.registry import Evidence, findings
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
@@ -82,7 +82,7 @@ def report_gap(
         served = _serving_states(answers[0], target, drafter) if answers else None
     finally:
         target.set_attn_implementation(TARGET_ATTENTION)
-    replay = Replay(
+    replay = GapReplay(
         answers=answers,
         generations=generations,
         greedy=temperature == 0,

@@ -11,6 +11,7 @@ import torch
 from fixtures import pico
 from rich.console import Console
 
+from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.audit import audit
 from draftkit.doctor.decay import classify
@@ -128,15 +129,16 @@ def test_audit_tells_faulty_tensors(tmp_path: Path) -> None:
         "layers.0.mlp.down_proj.weight": torch.full((64, 96), float("nan")),
         "lm_head.weight": torch.randn(128, 64) * 0.02,
     }
-    audited = audit(pico_patient(tmp_path, changed(draft, tensors=broken)), None)
-    assert {finding.name: finding.message.split(":")[0] for finding in audited.findings} == {
+    patient = pico_patient(tmp_path, changed(draft, tensors=broken))
+    found = findings(Evidence.of_draft(patient.original), "tensors")
+    assert {finding.name: finding.message.split(":")[0] for finding in found} == {
         "not-finite": "layers.0.mlp.down_proj.weight",
         "zero-up-proj": "layers.0.mlp.up_proj.weight",
         "norm-weights": "norm.weight",
         "unread-layers": "fc.weight",
         "random-head": "lm_head.weight",
     }
-    by_name = {tensor.name: tensor for tensor in audited.tensors}
+    by_name = {tensor.name: tensor for tensor in audit(patient, None, found)}
     assert by_name["embed_tokens.weight"].use == "shared"
     assert not by_name["layers.0.mlp.down_proj.weight"].finite
     assert by_name["layers.0.self_attn.q_proj.weight"].plausible
