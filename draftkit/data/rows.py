@@ -77,7 +77,7 @@ def read_rows(
     """
     path = Path(os.path.expanduser(source))
     if path.exists():
-        places: Iterator[Place] = itertools.chain.from_iterable(map(_read_file, _files(path)))
+        places: Iterator[Place] = itertools.chain.from_iterable(map(read_file, _files(path)))
     elif source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
         raise SourceError(f"there is no file or folder {source}", where=path, hint="a Hub dataset is org/name")
     else:
@@ -194,15 +194,19 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read_file(path: Path) -> Iterator[Place]:
+def read_file(path: Path) -> Iterator[Place]:
+    """The records of one file with their places, and the digest of the tokenizer that regenerated them, if one did.
+
+    Raises `SourceError` and `FormatError`.
+    """
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.suffix == ".txt":
-        return ((where, row, None) for where, row in read_text(path))
+        return ((where, row, None) for where, row in _read_text(path))
     return _read_json(path) if path.suffix == ".json" else _read_jsonl(path)
 
 
-def read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+def _read_text(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """The lines of a text file, each a prompt, with their places. Raises `SourceError` and `FormatError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftkit import zoo
-from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_text
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_file
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
 from draftkit.io.jsonfile import loads
@@ -38,7 +38,7 @@ class PromptSet:
     @property
     def sha256(self) -> str:
         """Of the texts, so that two runs can be known to have asked the same."""
-        asked = [[*prompt.turns, prompt.plain] if prompt.plain else prompt.turns for prompt in self.prompts]
+        asked = [[*prompt.turns, *([prompt.plain] if prompt.plain else []), *prompt.opening] for prompt in self.prompts]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -94,8 +94,8 @@ def registry() -> dict[str, dict[str, str]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if path.suffix == ".txt":
-        yield from read_text(path)
+    if path.suffix in SUFFIXES and path.suffix != ".jsonl":
+        yield from ((where, row) for where, row, _ in read_file(path))
         return
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -149,7 +149,10 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
 
 
 def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) -> Prompt:
-    turns, plain = _turns(row, where) if columns.prompt is None else (_texts(row.get(columns.prompt)), False)
+    if columns.prompt is None:
+        turns, plain, system = _turns(row, where)
+    else:
+        turns, plain, system = _texts(row.get(columns.prompt)), False, ""
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
         keys = f'"{columns.prompt}"' if columns.prompt else SHAPES
         raise FormatError("no prompt in this line", where=where, expected=f"an object with {keys}")
@@ -161,16 +164,18 @@ def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) 
         "all" if category is None else str(category),
         tuple(columns.template.replace("{}", str(turn)) for turn in turns),
         plain,
+        system,
     )
 
 
-def _turns(row: Mapping[str, Any], where: str) -> tuple[Sequence[object], bool]:
-    """The user's turns of a row in any shape, and whether it is plain text."""
+def _turns(row: Mapping[str, Any], where: str) -> tuple[Sequence[object], bool, str]:
+    """The user's turns of a row in any shape, whether it is plain text, and its system message."""
     match parse_row(dict(row), where).content:
         case Conversation(messages):
-            return [message["content"] for message in messages if message["role"] == "user"], False
+            system = "\n".join(str(message["content"]) for message in messages if message["role"] == "system")
+            return [message["content"] for message in messages if message["role"] == "user"], False, system
         case content:
-            return [content], True
+            return [content], True, ""
 
 
 def _texts(value: object) -> Sequence[object]:

@@ -54,7 +54,10 @@ class Conversations:
 
     @property
     def first_requests(self) -> list[Request]:
-        return [self._request(number, [_user(prompt.text)], 0) for number, prompt in enumerate(self.prompts)]
+        return [
+            self._request(number, [*prompt.opening, _user(prompt.text)], 0)
+            for number, prompt in enumerate(self.prompts)
+        ]
 
     @cached_property
     def extents(self) -> list[tuple[str, int, int]]:
@@ -62,7 +65,8 @@ class Conversations:
         found = []
         for prompt, request in zip(self.prompts, self.first_requests, strict=True):
             turns = prompt.turns[: self.turns]
-            asked = len(request.prompt) if len(turns) == 1 else len(self._ids(prompt, [_user(turn) for turn in turns]))
+            messages = [*prompt.opening, *map(_user, turns)]
+            asked = len(request.prompt) if len(turns) == 1 else len(self._ids(prompt, messages))
             longest = asked + len(turns) * self.settings.max_new_tokens
             found.append((prompt.id, len(request.prompt), longest - len(request.prompt)))
         return found
@@ -74,7 +78,7 @@ class Conversations:
 
     def hold(self, engine: Engine, on_round: OnRound | None = None) -> tuple[list[Generation], list[str]]:
         """All generations, and the categories of their prompts."""
-        histories: list[list[Message]] = [[] for _ in self.prompts]
+        histories = [prompt.opening for prompt in self.prompts]
         generations: list[Generation] = []
         categories: list[str] = []
         for turn in range(self.turns):

@@ -18,12 +18,18 @@ Message = dict[str, str]
 @dataclass(frozen=True)
 class Prompt:
     """One question: an id, a category for grouping, and the user's turns. `plain`: a text to go on with as it is, to
-    which no chat template belongs."""
+    which no chat template belongs. `system`: the system message, where there is one."""
 
     id: str
     category: str
     turns: tuple[str, ...]
     plain: bool = False
+    system: str = ""
+
+    @property
+    def opening(self) -> list[Message]:
+        """What stands before the first turn."""
+        return [{"role": "system", "content": self.system}] if self.system else []
 
     @property
     def text(self) -> str:
@@ -43,7 +49,7 @@ def encode_prompt(
 ) -> tuple[int, ...]:
     """The ids the target sees of the first turn, as `encode_messages` makes them."""
     template = False if template is None and prompt.plain else template
-    return encode_messages([{"role": "user", "content": prompt.text}], tokenizer, thinking, template)
+    return encode_messages([*prompt.opening, {"role": "user", "content": prompt.text}], tokenizer, thinking, template)
 
 
 def encode_messages(

@@ -534,8 +534,10 @@ SAME_QUESTION = {
     "messages": {"messages": [{"role": "user", "content": "def f"}]},
     "ShareGPT": {"conversations": [{"from": "human", "value": "def f"}, {"from": "gpt", "value": "x"}]},
     "list": {"prompt": [{"role": "user", "content": "def f"}]},
+    "system": {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f"}]},
     "text": {"text": "def f"},
     "line": "def f",
+    "JSON": [{"prompt": "def f"}],
 }
 
 
@@ -545,15 +547,27 @@ def test_prompts_have_the_same_shapes_in_eval_and_in_regenerate(
     shape: str, template: bool | None, tmp_path: Path
 ) -> None:
     row = SAME_QUESTION[shape]
-    path = tmp_path / ("prompts.txt" if isinstance(row, str) else "prompts.jsonl")
+    path = tmp_path / f"prompts.{ {str: 'txt', list: 'json'}.get(type(row), 'jsonl') }"
     path.write_text(row if isinstance(row, str) else json.dumps(row))
     target = load_tokenizer("zoo:target")
     (prompt,) = load_prompts(str(path))
     asked = encode_prompt(prompt, target.tokenizer, template=template)
     (source,) = read_rows(str(path))
     assert list(asked) == Dialogue.of(source).ask(Renderer(target, template=template))
-    plain = token_ids(target.tokenizer, "def f")
+    plain = token_ids(target.tokenizer, "Be brief.\ndef f" if shape == "system" else "def f")
     assert (list(asked) == plain) is (template is False or (template is None and shape == "text"))
+
+
+def test_every_turn_of_a_conversation_follows_its_system_message(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    roles = ("system", "user", "assistant", "user")
+    path.write_text(json.dumps({"messages": [{"role": role, "content": f"{role}'s text"} for role in roles]}))
+    result = draftkit.evaluate_draft(
+        "zoo:target", ["ngram"], Settings(prompts=str(path), turns="all", max_new_tokens=4)
+    )
+    asked = [sample["prompt"] for sample in result["cells"][0]["samples"]]
+    assert len(asked) == 2
+    assert all(text.count("system's text") == 1 for text in asked)
 
 
 def test_a_result_says_whether_the_template_was_applied() -> None:
