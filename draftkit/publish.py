@@ -20,7 +20,7 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.report.card import CardInput, render_card, target_of
 from draftkit.report.license import find_license
 from draftkit.report.measured import EVAL_FOLDER, own_part
-from draftkit.results.record import Result, result_from
+from draftkit.results.record import Result
 
 CARD = "README.md"
 FIGURES_FOLDER = "figures"
@@ -153,12 +153,12 @@ def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str |
     sha256 = draft_sha256(draft)
     paths = {path.stem: path for path in sorted((draft.path / EVAL_FOLDER).glob("*.json"))}
     paths |= _by_name(results)
-    stored = {stem: own_part(path, draft.path, sha256) for stem, path in paths.items()}
-    records = {stem: result_from(part, paths[stem]) for stem, part in stored.items()}
-    figures = {name: image for stem, result in records.items() for name, image in _figures(stem, result).items()}
-    found = find_license(draft.provenance, draft.path, license, target_of(draft, list(records.values())))
-    card = render_card(CardInput(draft, list(records.values()), found, name, sha256, list(figures)))
-    kept = {f"{EVAL_FOLDER}/{stem}.json": dump(part).encode() for stem, part in stored.items()}
+    parts = {stem: own_part(path, draft.path, sha256) for stem, path in paths.items()}
+    records = [result for result, _ in parts.values()]
+    figures = {name: image for stem, (result, _) in parts.items() for name, image in _figures(stem, result).items()}
+    found = find_license(draft.provenance, draft.path, license, target_of(draft, records))
+    card = render_card(CardInput(draft, records, found, name, sha256, list(figures)))
+    kept = {f"{EVAL_FOLDER}/{stem}.json": dump(stored).encode() for stem, (_, stored) in parts.items()}
     return kept | figures | {CARD: card.encode()}
 
 

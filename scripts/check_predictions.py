@@ -9,20 +9,23 @@ then measured. Round times predict speed-ups for K and batch sizes, which are th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import draftkit
+from draftkit.report.format import length
 from draftkit.report.tables import show_speed_model
-from draftkit.requests import DraftSampling, SamplingParameters
-from draftkit.results.settings import Settings, Sweep
+from draftkit.requests import DraftSampling, DraftSamplingMode
+from draftkit.results.record import Cell
+from draftkit.results.settings import Settings
 
 TEMPERATURES = (0.3, 0.7, 1.0)
-MODES = ("greedy", "probabilistic")
+MODES: tuple[DraftSamplingMode, ...] = ("greedy", "probabilistic")
 
 
 def main() -> None:
@@ -47,43 +50,43 @@ def main() -> None:
 
 
 def predict_acceptance(draft: str, settings: Settings, console: Console) -> None:
-    sweep = Sweep(k=tuple(sorted({1, 2, settings.num_speculative_tokens, 2 * settings.num_speculative_tokens})))
-    greedy = draftkit.evaluate_draft("zoo:target", [draft], settings, predict=True)["cells"][0]
+    ks = sorted({1, 2, settings.num_speculative_tokens, 2 * settings.num_speculative_tokens})
+    (greedy,) = draftkit.evaluate_draft("zoo:target", [draft], settings, predict=True).cells
     predicted = {
-        (p["temperature"], p["draft_sampling"], p["num_speculative_tokens"]): p["acceptance_length"]
-        for p in greedy["predicted"]
+        (p.temperature, p.draft_sampling, p.num_speculative_tokens): p.acceptance_length for p in greedy.predicted or ()
     }
     table = Table("T", "drafts", "K", "predicted", "measured", "off by", title=f"{draft}: acceptance length")
     errors = []
     for temperature in TEMPERATURES:
         for mode in MODES:
-            cells = measured(draft, settings, sweep, temperature, mode)
+            cells = measured(draft, settings, ks, temperature, mode)
             for cell in cells:
-                k, interval = cell["num_speculative_tokens"], cell["acceptance_length"]
+                k, interval = cell.num_speculative_tokens, cell.acceptance_length
+                assert interval is not None
                 said = predicted[temperature, mode, k]
-                errors.append(abs(said / interval["mean"] - 1))
+                errors.append(abs(said / interval.mean - 1))
                 table.add_row(
                     f"{temperature:g}",
                     mode,
                     str(k) + ("*" if k > settings.num_speculative_tokens else ""),
                     f"{said:.2f}",
-                    "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**interval),
-                    f"{100 * (said / interval['mean'] - 1):+.0f} %",
+                    length(interval),
+                    f"{100 * (said / interval.mean - 1):+.0f} %",
                 )
     console.print(table)
     console.print(f"off by {100 * fmean(errors):.1f} % on average, {100 * max(errors):.0f} % at most")
 
 
-def measured(draft: str, settings: Settings, sweep: Sweep, temperature: float, mode: Any) -> list[dict[str, Any]]:
-    sampling = SamplingParameters(temperature=temperature)
-    drawn = Settings(**{**vars(settings), "sampling": sampling, "draft_sampling": DraftSampling(mode)})
-    cells: list[dict[str, Any]] = draftkit.evaluate_draft("zoo:target", [draft], drawn, sweep=sweep)["cells"]
-    return cells
+def measured(
+    draft: str, settings: Settings, ks: Sequence[int], temperature: float, mode: DraftSamplingMode
+) -> Sequence[Cell]:
+    drawn = replace(settings, draft_sampling=DraftSampling(mode)).sweep(k=ks, temperature=[temperature])
+    return draftkit.evaluate_draft("zoo:target", [draft], drawn).cells
 
 
 def predict_speed(draft: str, settings: Settings, console: Console) -> None:
-    sweep = Sweep(k=(2, 4, 8), concurrency=(1, 4, 16))
-    (model,) = draftkit.evaluate_draft("zoo:target", [draft], settings, sweep=sweep, advise=True)["speed_models"]
+    sweep = settings.sweep(k=(2, 4, 8), concurrency=(1, 4, 16))
+    (model,) = draftkit.evaluate_draft("zoo:target", [draft], sweep, advise=True).speed_models
     show_speed_model(console, model)
 
 

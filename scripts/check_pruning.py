@@ -62,7 +62,7 @@ def check(
     plan = plan_pruning(draft, data, target=TARGET, k=K, sizes=sizes)
     pruned = [_pruned(plan, data, c.size, scratch) for c in plan.ceilings[:-1]]
     drafts = [draft, *(str(out) for out in pruned)]
-    measured = {cell["draft"]: cell for cell in evaluate_draft(TARGET, drafts, settings)["cells"]}
+    measured = {cell.draft: cell for cell in evaluate_draft(TARGET, drafts, settings).cells}
     table = Table(
         "tokens", "coverage", "ceiling", "ceiling on the answers", "measured", "kept of drafting", "output as without",
         title=f"{draft}: acceptance length at K={K}, {settings.limit} prompts of {settings.max_new_tokens} tokens",

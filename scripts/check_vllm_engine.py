@@ -70,21 +70,24 @@ def main() -> None:
         device="cpu",
     )
     drafts = [draft for draft in DRAFTS if options.only in draft]
-    cells = draftkit.evaluate_draft(TARGET, drafts, settings)["cells"]
+    cells = list(draftkit.evaluate_draft(TARGET, drafts, settings).cells)
     prompts = load_prompt_set(settings.prompts, settings.limit).prompts
     requests = Conversations(prompts, load_tokenizer(locate(TARGET).path, "target"), settings).first_requests
     vllm = VllmSettings(python=options.vllm_python)
     plain = run_plain(TARGET, requests, settings, vllm)
     categories = [prompt.category for prompt in prompts]
     for draft in drafts:
-        cells.append(measure_with_vllm(TARGET, draft, requests, settings, vllm, plain=plain, categories=categories))
+        cell, _ = measure_with_vllm(TARGET, draft, requests, settings, vllm, plain=plain, categories=categories)
+        cells.append(cell)
     Console(width=140).print(engines_table(cells))
     pairs = [(ours, theirs) for ours, theirs in engine_pairs(cells) if ours is not None and theirs is not None]
     same = [
         counts_agree(ours, theirs)
-        and theirs["interval_known"]
-        and theirs["matches_greedy"]
-        and all(ours[key] == theirs[key] for key in ("acceptance_length", "by_category", "output_tokens"))
+        and theirs.interval_known
+        and theirs.matches_greedy
+        and all(
+            getattr(ours, key) == getattr(theirs, key) for key in ("acceptance_length", "by_category", "output_tokens")
+        )
         for ours, theirs in pairs
     ]
     differ = server_defaults_differ(options.vllm_python)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from draftkit.checks.registry import check
 from draftkit.finding import Finding
+from draftkit.results.record import Cell
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
 
@@ -64,72 +64,67 @@ def masked_prompts(asked: Asked) -> Iterator[Finding]:
         )
 
 
-def name_of(cell: Mapping[str, Any]) -> str:
-    """A cell, as warnings call it."""
-    return f"{cell['draft']}, K={cell['num_speculative_tokens']}, concurrency {cell['concurrency']}"
-
-
 @check
-def loops(cell: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
-    if is_looping(cell["repetition"]):
+def loops(cell: Cell, settings: Settings) -> Iterator[Finding]:
+    if cell.repetition is not None and is_looping(cell.repetition):
         forced = "; --ignore-eos makes outputs run on after their end" if settings.ignore_eos else ""
         yield Finding(
             "loops",
             "warning",
-            f"at T={cell['temperature']:g} {100 * cell['repetition']:.0f} % of the output repeats itself, which is "
+            f"at T={cell.temperature:g} {100 * cell.repetition:.0f} % of the output repeats itself, which is "
             f"easy to draft: acceptance lengths are higher than those of real text{forced}",
         )
 
 
 @check
-def beyond_positions(cell: Mapping[str, Any]) -> Iterator[Finding]:
-    if beyond := cell.get("num_drafts_beyond"):
+def beyond_positions(cell: Cell) -> Iterator[Finding]:
+    if beyond := cell.num_drafts_beyond:
         yield Finding(
             "beyond-positions",
             "warning",
-            f"{name_of(cell)}: in {beyond} of {cell['num_drafts']} rounds a sequence was too long for the draft; vLLM "
+            f"{cell.name}: in {beyond} of {cell.num_drafts} rounds a sequence was too long for the draft; vLLM "
             "drafts nothing there and counts the round, and so did this measurement",
         )
 
 
 @check
-def latency_disagrees(cell: Mapping[str, Any]) -> Iterator[Finding]:
+def latency_disagrees(cell: Cell) -> Iterator[Finding]:
     """One request at a time: a round's chunk comes after as many tokens' times as it emits."""
-    itl, tpot = cell["itl_ms"], cell["tpot_ms"]
-    emitted = cell["acceptance_length_by_convention"].get("eagle")
-    if not (itl and tpot and emitted and cell["concurrency"] == 1):
+    itl, tpot = cell.itl_ms, cell.tpot_ms
+    emitted = cell.acceptance_length_by_convention.get("eagle")
+    if not (itl and tpot and emitted and cell.concurrency == 1):
         return
-    ratio = itl["mean"] / tpot["mean"]
+    ratio = itl.mean / tpot.mean
     if abs(ratio / emitted - 1) > CONSISTENT:
         yield Finding(
             "latency-disagrees",
             "warning",
-            f"{name_of(cell)}: chunks are {ratio:.2f} times as far apart as tokens, and rounds emit {emitted:.2f}: "
+            f"{cell.name}: chunks are {ratio:.2f} times as far apart as tokens, and rounds emit {emitted:.2f}: "
             "times were disturbed, or most answers are too short to tell",
         )
 
 
 @check
-def no_warm_up(cell: Mapping[str, Any]) -> Iterator[Finding]:
-    ttft = cell["ttft_quantiles_ms"]
-    if ttft and cell["num_prompts"] >= 8 and ttft[100] > COLD * max(ttft[90], 1e-9):
+def no_warm_up(cell: Cell) -> Iterator[Finding]:
+    ttft = cell.ttft_quantiles_ms
+    if ttft and (cell.num_prompts or 0) >= 8 and ttft[100] > COLD * max(ttft[90], 1e-9):
         yield Finding(
             "no-warm-up",
             "warning",
-            f"{name_of(cell)}: one first token took {ttft[100]:.0f} ms, nine of ten at most {ttft[90]:.0f}: something "
+            f"{cell.name}: one first token took {ttft[100]:.0f} ms, nine of ten at most {ttft[90]:.0f}: something "
             "was still warming up",
         )
 
 
 @check
-def unequal_baseline(cell: Mapping[str, Any]) -> Iterator[Finding]:
-    baseline = cell["baseline_output_tokens"]
-    if cell["temperature"] or baseline is None:
+def unequal_baseline(cell: Cell) -> Iterator[Finding]:
+    output, baseline = cell.output_tokens, cell.baseline_output_tokens
+    if cell.temperature or output is None or baseline is None:
         return
-    if abs(cell["output_tokens"] / max(baseline, 1) - 1) > SAME_WORK:
+    if abs(output / max(baseline, 1) - 1) > SAME_WORK:
         yield Finding(
             "unequal-baseline",
             "warning",
-            f"{name_of(cell)}: {cell['output_tokens']} tokens with the draft and {baseline} without one: the speed-up "
+            f"{cell.name}: {output} tokens with the draft and {baseline} without one: the speed-up "
             "compares different texts",
         )

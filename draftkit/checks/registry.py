@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from draftkit.layout.provenance import FactOrigin
     from draftkit.layout.spec import DraftSpec
     from draftkit.layout.target import TargetFacts
+    from draftkit.results.record import Cell
     from draftkit.results.settings import Settings
 
 Find = Callable[..., Iterable[Finding]]
@@ -59,7 +60,7 @@ class Evidence:
     data: Data | None = None
     asked: Asked | None = None
     settings: Settings | None = None
-    cell: Mapping[str, Any] | None = field(default=None, repr=False)
+    cell: Cell | None = field(default=None, repr=False)
     replay: GapReplay | None = field(default=None, repr=False)
 
     @classmethod

@@ -14,8 +14,10 @@ from draftkit.cli.shared import JsonOption, ProgressLines, TrustOption, console,
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
+    from draftkit.evaluate.certificate.result import Certificate
     from draftkit.evaluate.measure import Progress
-    from draftkit.results.settings import Settings, Sweep
+    from draftkit.results.record import Result
+    from draftkit.results.settings import Sweep
 
 CERTIFIED_PROMPTS = 8
 
@@ -139,13 +141,15 @@ def evaluate(
     from draftkit.evaluate.options import parse_floats, parse_integers, parse_object, parse_rates, parse_schedule
     from draftkit.report.tables import memory_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
-    from draftkit.results.saved import ResultFile, result_json
-    from draftkit.results.settings import Settings, Sweep
+    from draftkit.results.record import result_json
+    from draftkit.results.saved import ResultFile
+    from draftkit.results.settings import Settings
     from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 
     try:
         ks = parse_integers("--k", k, 1, MAX_SPECULATIVE_TOKENS)
-        sweep = Sweep(ks, parse_integers("--concurrency", concurrency, 1), parse_floats("--temperature", temperature))
+        concurrencies = parse_integers("--concurrency", concurrency, 1)
+        temperatures = parse_floats("--temperature", temperature)
     except DraftkitError as error:
         raise typer.BadParameter(str(error)) from error
     if len(ks) > 1 and (acceptance_rates or k_by_batch or disable_above_batch):
@@ -157,7 +161,7 @@ def evaluate(
     settings = Settings(
         num_speculative_tokens=ks[-1],
         max_new_tokens=max_new_tokens,
-        concurrency=sweep.concurrency[0],
+        concurrency=concurrencies[0],
         prompts=dataset,
         limit=limit,
         turns=turns,
@@ -166,13 +170,14 @@ def evaluate(
         ignore_eos=ignore_eos,
         device=device,
         dtype=dtype,
-        sampling=SamplingParameters(sweep.temperature[0], top_k, top_p, min_p, seed),
+        sampling=SamplingParameters(temperatures[0], top_k, top_p, min_p, seed),
         draft_sampling=DraftSampling(draft_sampling, draft_greedy_below, draft_temperature),
         verification=verification,
         acceptance_rates=parse_rates(acceptance_rates, ks[-1]),
         k_by_batch=parse_schedule(k_by_batch, disable_above_batch, ks[-1]),
         eager=eager,
     )
+    sweep = settings.sweep(k=ks, concurrency=concurrencies, temperature=temperatures)
     vllm = None
     if engine == "vllm":
         vllm = VllmSettings(
@@ -186,7 +191,7 @@ def evaluate(
     elif vllm_python or vllm_url or vllm_baseline_url or vllm_arguments:
         raise DraftkitError("options of vLLM without it", hint="add --engine vllm")
     if plan_memory:
-        plans = plan_evaluation(target, draft, sweep.largest(settings))
+        plans = plan_evaluation(target, draft, sweep.largest)
         if as_json:
             print_json({source: plan.to_dict() for source, plan in plans.items()})
         for source, plan in plans.items() if not as_json else ():
@@ -197,48 +202,52 @@ def evaluate(
         result = evaluate_draft(
             target,
             draft,
-            settings,
+            sweep,
             on_progress,
-            sweep=sweep,
             advise=advise,
             predict=predict,
             saved=saved,
             records=records,
             vllm=vllm,
         )
+    certificates = _certificates(target, draft, sweep) if certify else []
+    as_file = result.to_dict()
     if certify:
-        result["certificates"] = _certificates(target, draft, settings, sweep)
+        as_file["certificates"] = [certificate.to_dict() for certificate in certificates]
         if saved is not None:
-            saved.write(result)
+            saved.write(as_file)
     if as_json:
-        print(result_json(result))
+        print(result_json(as_file))
     elif as_csv:
         from draftkit.report.csv import cells_csv
 
         print(cells_csv(result), end="")
     else:
-        show_evaluation(console(), result)
-    if bugs := [c["draft"] for c in result.get("certificates", ()) if c["verdict"] == "bug"]:
+        show_evaluation(console(), result, certificates)
+    if bugs := [certificate.draft for certificate in certificates if certificate.verdict == "bug"]:
         raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
     if require_al is not None:
         _require_acceptance(result, require_al)
 
 
-def _require_acceptance(result: dict[str, Any], floor: float) -> None:
-    missed = [cell for cell in result["cells"] if not cell["acceptance_length"]["mean"] >= floor]
+def _require_acceptance(result: Result, floor: float) -> None:
+    from draftkit.report.format import mean
+
+    missed = [c for c in result.cells if c.acceptance_length is None or not c.acceptance_length.mean >= floor]
     for cell in missed:
-        setting = f"K={cell['num_speculative_tokens']}, T={cell['temperature']:g}, concurrency {cell['concurrency']}"
-        length = cell["acceptance_length"]["mean"]
-        print(f"{cell['draft']} ({setting}): acceptance length {length:.2f} is below {floor:g}", file=sys.stderr)
+        setting = f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency {cell.concurrency}"
+        length = mean(cell.acceptance_length)
+        print(f"{cell.draft} ({setting}): acceptance length {length} is below {floor:g}", file=sys.stderr)
     if missed:
         raise typer.Exit(3)
 
 
-def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Sweep) -> list[dict[str, object]]:
+def _certificates(target: str, drafts: list[str], sweep: Sweep) -> list[Certificate]:
     """A certificate for each draft, at all settings of the measurement."""
     from draftkit.evaluate.certificate.certify import certify
     from draftkit.evaluate.certificate.settings import CertificateSettings
 
+    settings = sweep.first
     if settings.verification not in ("rejection", "block"):
         raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
     asked = CertificateSettings(
@@ -263,7 +272,7 @@ def _certificates(target: str, drafts: list[str], settings: Settings, sweep: Swe
         if sys.stderr.isatty():
             print(f"certificate: {step} ({done + 1} of {total})", file=sys.stderr)
 
-    return [certify(target, draft, asked, on_progress).to_dict() for draft in drafts]
+    return [certify(target, draft, asked, on_progress) for draft in drafts]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 from draftkit.doctor.measure import Sums, gain
-from draftkit.results.statistics import Interval
+from draftkit.results.record import Interval
 from draftkit.runtime.records import Generation, Round
 
 FIRST_LOW = 0.35  # of first draft tokens accepted; sound drafts of any kind have more on text of their kind

@@ -22,7 +22,8 @@ from draftkit.layout.target import read_target_facts
 from draftkit.loading import load_model, open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.requests import Request, SamplingParameters
-from draftkit.results.statistics import Interval, expected_acceptance_length
+from draftkit.results.record import Interval
+from draftkit.results.statistics import expected_acceptance_length
 
 
 @dataclass(frozen=True)

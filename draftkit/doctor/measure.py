@@ -20,7 +20,7 @@ from torch import Tensor
 from draftkit.doctor.patient import Patient, Setup
 from draftkit.doctor.trial import Trial
 from draftkit.requests import DraftSampling
-from draftkit.results.statistics import Interval
+from draftkit.results.record import Interval
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, Round
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.checks.measurement import Asked, name_of
+from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, NonFiniteError
@@ -34,50 +35,49 @@ from draftkit.models.chat import load_tokenizer, template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config
-from draftkit.results.saved import DIGESTS, SCHEMA, ResultFile, append_rounds, check_records, key_of, replaced_by
+from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarning, SpeedModel
+from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory import MemoryPlan
 
-__all__ = ["Settings", "Sweep", "evaluate_draft", "plan_evaluation"]
-
-Cell = dict[str, Any]
+T = TypeVar("T", bound=Heading)
 
 
 def evaluate_draft(
     target: str,
     drafts: Sequence[str],
-    settings: Settings | None = None,
+    asked: Settings | Sweep | None = None,
     on_progress: Progress = lambda *_: None,
     *,
-    sweep: Sweep | None = None,
     advise: bool = False,
     predict: bool = False,
     saved: ResultFile | None = None,
     records: Path | None = None,
     vllm: VllmSettings | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Measure drafts against their target.
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints, and `ngram[:MIN-MAX]`.
-    `sweep` varies K, concurrency and temperature. `advise` times rounds and says which K would be fastest at which
-    batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds are
-    not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
+    `asked`: how, at one setting or at those of a sweep. `advise` times rounds and says which K would be fastest at
+    which batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds
+    are not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
     prompts run through vLLM too, and through it alone where draftkit's engine cannot run the pair.
 
-    Returns the result object of `eval --json`: provenance, a cell for each draft and combination of settings,
-    warnings, and speed models. Raises `DraftkitError`.
+    Returns a cell for each draft and setting, with provenance, warnings and speed models: `Result.to_dict` is what
+    `eval --json` prints. Raises `DraftkitError`.
     """
-    settings, sweep = settings or Settings(), sweep or Sweep()
+    sweep = Sweep.of(asked or Settings())
+    settings = sweep.first
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
             check_records(records)
         if vllm is not None:
             check_with_vllm(target, drafts, settings, vllm)
-        prompts, tokenizer, asked = _prompts(target, settings)
+        prompts, tokenizer, conversations = _prompts(target, settings)
         device = device_named(settings.device)
-        first_ids = asked.first_requests[0].prompt
+        first_ids = conversations.first_requests[0].prompt
         turns = [len(prompt.turns) for prompt in prompts.prompts]
         seen = Asked(prompts.source, turns, prompts.masked, first_ids, tokenizer.bos_token_id)
         warned = findings(Evidence(asked=seen, settings=settings), "measurement")
@@ -85,45 +85,45 @@ def evaluate_draft(
         if saved is not None:
             saved.begin(made)
         cells = [] if saved is None else list(saved.cells)
-        done = {key_of(cell) for cell in cells}
-        measured: list[Iterator[Cell]] = []
+        done = {cell.key for cell in cells}
+        measured: list[Iterator[tuple[Cell, tuple[str, ...]]]] = []
         evaluation = None
         digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
         try:
             opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)
-            plans = _plans(target, opened, asked, sweep.largest(settings))
+            plans = _plans(target, opened, conversations, sweep.largest)
             for plan in plans.values():
                 plan.require()
-            evaluation = _Evaluation(target, opened, plans, digests, prompts, tokenizer, settings, on_progress, records)
-            measured.append(evaluation.cells(sweep, done))
+            evaluation = _Evaluation(target, opened, plans, digests, prompts, tokenizer, sweep, on_progress, records)
+            measured.append(evaluation.cells(done))
         except DraftkitError as error:
             if vllm is None or isinstance(error, NonFiniteError):  # another engine would measure garbage
                 raise
             warned.append(_warning("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
         if vllm is not None:
-            if vllm.url is not None and any(cell["engine"] == "vllm" for cell in cells):
+            if vllm.url is not None and any(cell.engine == "vllm" for cell in cells):
                 warned.append(_warning("server-resumed", "kept figures of a server, whose weights cannot be compared"))
-            measured.append(_with_vllm(target, drafts, asked, digests, sweep, vllm, done, on_progress))
-        for cell in itertools.chain.from_iterable(measured):
-            warned += [_warning(**concern) for concern in cell.pop("warnings", ())]
+            measured.append(_with_vllm(target, drafts, conversations, digests, sweep, vllm, done, on_progress))
+        for cell, concerns in itertools.chain.from_iterable(measured):
+            warned += [_warning("other-traffic", concern) for concern in concerns]
             if reason := replaced_by(cell, cells):
-                warned.append(_warning("measured-again", f"{name_of(cell)}: measured again, because {reason}"))
+                warned.append(_warning("measured-again", f"{cell.name}: measured again, because {reason}"))
             cells.append(cell)
             if saved is not None:
                 saved.add(cell)
         for cell in cells:
             warned += findings(Evidence(cell=cell, settings=settings), "measurement")
-        result: dict[str, Any] = {"schema": SCHEMA, "provenance": made, "cells": cells}
+        models: list[SpeedModel] = []
         if evaluation is not None:
-            own = [cell for cell in cells if cell["engine"] == "draftkit"]
             if predict:
-                evaluation.predict(own)
+                cells = evaluation.with_predictions(cells)
             if advise:
-                result["speed_models"] = [evaluation.speed_model(source, own) for source in drafts]
-        result["warnings"] = [{"name": w.name, "message": w.message} for w in dict.fromkeys(warned)]
+                models = [evaluation.speed_model(source, cells) for source in drafts]
+        warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
+        result = Result(tuple(cells), made, warnings, tuple(models))
         if saved is not None:
-            saved.write(result)
+            saved.write(result.to_dict())
         return result
 
 
@@ -134,32 +134,32 @@ def _warning(name: str, message: str) -> Finding:
 def _with_vllm(
     target: str,
     drafts: Sequence[str],
-    asked: Conversations,
+    conversations: Conversations,
     digests: _Digests,
     sweep: Sweep,
     vllm: VllmSettings,
     done: set[tuple[object, ...]],
     on_progress: Progress,
-) -> Iterator[Cell]:
-    """The cells that vLLM measures, but for those that are done."""
-    categories = [prompt.category for prompt in asked.prompts]
-    of = {source: (digests.without_weights() if vllm.url else digests).of(source) for source in drafts}
-    for shared, drafting in sweep.groups(asked.settings):
-        headings = [
-            (source, settings, {"target": target, "draft": source, "engine": "vllm"} | _varied(settings) | of[source])
+) -> Iterator[tuple[Cell, tuple[str, ...]]]:
+    """The cells that vLLM measures, but for those that are done, and what may be wrong with each."""
+    categories = [prompt.category for prompt in conversations.prompts]
+    seen = digests.without_weights() if vllm.url else digests
+    for group in sweep.groups:
+        wanted = [
+            (source, settings)
             for source in drafts
-            for settings in drafting
+            for settings in group
+            if seen.of(Heading.of(settings, engine="vllm", target=target, draft=source)).key not in done
         ]
-        wanted = [(source, settings) for source, settings, heading in headings if key_of(heading) not in done]
         if not wanted:
             continue
-        requests = Conversations(asked.prompts, asked.tokenizer, shared).first_requests
-        plain = run_plain(target, requests, shared, vllm, on_progress)
+        requests = Conversations(conversations.prompts, conversations.tokenizer, group[0]).first_requests
+        plain = run_plain(target, requests, _longest(group), vllm, on_progress)
         for source, settings in wanted:
-            cell = measure_with_vllm(
+            cell, concerns = measure_with_vllm(
                 target, source, requests, settings, vllm, plain=plain, categories=categories, on_progress=on_progress
             )
-            yield cell | of[source]
+            yield seen.of(cell), concerns
 
 
 @dataclass(frozen=True)
@@ -180,27 +180,24 @@ class _Digests:
     def without_weights(self) -> _Digests:
         return _Digests(self.prompts, self.template)
 
-    def of(self, draft: str) -> Cell:
-        """By the names of a cell."""
-        return dict(zip(DIGESTS, (self.target, self.drafts.get(draft), self.prompts, self.template), strict=True))
-
-
-def _varied(settings: Settings) -> Cell:
-    """What a sweep varies, by the names of a cell."""
-    return {
-        "num_speculative_tokens": settings.num_speculative_tokens,
-        "temperature": settings.sampling.temperature,
-        "concurrency": settings.concurrency,
-    }
+    def of(self, record: T) -> T:
+        """A cell, or the heading of one, that says what was measured."""
+        return replace(
+            record,
+            target_sha256=self.target,
+            draft_sha256=self.drafts.get(record.draft),
+            prompts_sha256=self.prompts,
+            template_sha256=self.template,
+        )
 
 
 def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
     """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
     settings = settings or Settings()
     with ExitStack() as stack:
-        _, _, asked = _prompts(target, settings)
+        _, _, conversations = _prompts(target, settings)
         opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
-        return _plans(target, opened, asked, settings)
+        return _plans(target, opened, conversations, settings)
 
 
 class _Evaluation:
@@ -214,88 +211,102 @@ class _Evaluation:
         digests: _Digests,
         prompts: PromptSet,
         tokenizer: PreTrainedTokenizerBase,
-        settings: Settings,
+        sweep: Sweep,
         on_progress: Progress,
         records: Path | None,
     ):
-        device = device_named(settings.device)
+        device = device_named(sweep.first.device)
         self.target = target
-        self.model, _ = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
+        self.model, _ = load_model(target, device=device, dtype=dtype_named(sweep.first.dtype, device))
         self.drafts = {source: _Loaded.of(draft, self.model, tokenizer) for source, draft in opened.items()}
         self.plans = plans
         self.digests = digests
         self.prompts = prompts
         self.tokenizer = tokenizer
-        self.settings = settings
+        self.sweep = sweep
         self.on_progress = on_progress
         self.records = records
         limit_threads(self.model)
 
-    def cells(self, sweep: Sweep, done: set[tuple[object, ...]]) -> Iterator[Cell]:
-        """All cells but those that are done."""
-        for shared, drafting in sweep.groups(self.settings):
-            yield from self._group(shared, drafting, done)
+    def cells(self, done: set[tuple[object, ...]]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
+        """All cells but those that are done; nothing is wrong with them that could be told already."""
+        for group in self.sweep.groups:
+            for cell in self._group(group, done):
+                yield cell, ()
 
-    def _group(self, shared: Settings, drafting: Sequence[Settings], done: set[tuple[object, ...]]) -> Iterator[Cell]:
+    def _group(self, group: Sequence[Settings], done: set[tuple[object, ...]]) -> Iterator[Cell]:
         """The cells of settings that share a run without a draft."""
         wanted = [
-            (source, settings)
+            (source, settings, heading)
             for source in self.drafts
-            for settings in drafting
-            if key_of(self._heading(source, settings)) not in done
+            for settings in group
+            if (heading := self._heading(source, settings)).key not in done
         ]
         if not wanted:
             return
-        plain = measure(Target(self.model), None, self._asked(shared), "no draft", self.on_progress)
-        for source, settings in wanted:
+        plain = measure(Target(self.model), None, self._asked(_longest(group)), "no draft", self.on_progress)
+        for source, settings, heading in wanted:
             loaded = self.drafts[source]
             name = f"{source}, K={settings.num_speculative_tokens}"
             run = measure(loaded.target, loaded.drafter, self._asked(settings), name, self.on_progress)
             if self.records is not None:
-                append_rounds(self.records, self._heading(source, settings), run.generations)
+                append_rounds(self.records, heading, run.generations)
             ties = None
             if self.model.dtype == torch.float32 and settings.exact and settings.sampling.temperature == 0:
-                ties = [tie.to_dict() for tie in near_ties(self.model, run.generations, plain.generations, source)]
-            cell = self._heading(source, settings) | cell_of(run, plain, settings, self.tokenizer)
-            yield cell | {"near_ties": ties, "memory": self.plans[source].to_dict()}
+                ties = near_ties(self.model, run.generations, plain.generations, source)
+            yield cell_of(heading, run, plain, settings, self.tokenizer, plan=self.plans[source], near_ties=ties)
 
-    def predict(self, cells: Sequence[Cell]) -> None:
-        """Give each draft's greedy cell of the most draft tokens what it predicts for other settings."""
-        for source, loaded in self.drafts.items():
-            greedy = [c for c in cells if c["draft"] == source and c["temperature"] == 0]
-            if not greedy:
-                continue
-            cell = max(greedy, key=lambda c: c["num_speculative_tokens"])
-            settings = next(
-                s
-                for _, drafting in Sweep((cell["num_speculative_tokens"],), (), (0.0,)).groups(self.settings)
-                for s in drafting
-            )
-            self.on_progress(f"{source}, other temperatures", 0, 1, cell["acceptance_length"]["mean"])
-            cell["predicted"] = forecast(loaded.target, loaded.drafter, self._asked(settings))
+    def with_predictions(self, cells: Sequence[Cell]) -> list[Cell]:
+        """The cells, each draft's greedy one of the most draft tokens with what it predicts for other settings."""
+        predicted = {id(cell): self._predicted(cell) for source in self.drafts if (cell := _widest(source, cells))}
+        return [replace(cell, predicted=predicted.get(id(cell), cell.predicted)) for cell in cells]
 
-    def speed_model(self, source: str, cells: Sequence[Cell]) -> dict[str, object]:
+    def _predicted(self, cell: Cell) -> tuple[Predicted, ...]:
+        settings = self.sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens, temperature=0.0)
+        loaded = self.drafts[cell.draft]
+        self.on_progress(f"{cell.draft}, other temperatures", 0, 1, _length(cell))
+        return forecast(loaded.target, loaded.drafter, self._asked(settings))
+
+    def speed_model(self, source: str, cells: Sequence[Cell]) -> SpeedModel:
         """What a draft's round times say about every K and batch size."""
-        mine = [c for c in cells if c["draft"] == source and c["temperature"] == cells[0]["temperature"]]
-        loaded = self.drafts[source]
-        batches = batches_up_to(max(c["concurrency"] for c in mine))
-        self.on_progress(f"{source}, round times", 0, 1, mine[0]["acceptance_length"]["mean"])
-        requests = self._asked(self.settings).first_requests
-        times = measure_round_times(Target(self.model), loaded.target, loaded.drafter, requests, self.settings, batches)
+        own = [cell for cell in cells if cell.engine == "draftkit"]
+        mine = [cell for cell in own if cell.draft == source and cell.temperature == own[0].temperature]
+        loaded, settings = self.drafts[source], self.sweep.first.at(num_speculative_tokens=max(self.sweep.k))
+        batches = batches_up_to(max(cell.concurrency for cell in mine))
+        self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
+        requests = self._asked(settings).first_requests
+        times = measure_round_times(Target(self.model), loaded.target, loaded.drafter, requests, settings, batches)
         return speed_model(source, mine, times)
 
     def _asked(self, settings: Settings) -> Conversations:
         return Conversations(self.prompts.prompts, self.tokenizer, settings)
 
-    def _heading(self, source: str, settings: Settings) -> Cell:
-        return {
-            "target": self.target,
-            "draft": source,
-            "method": self.drafts[source].method,
-            "dataset": self.prompts.name,
-            "engine": "draftkit",
-            **self.digests.of(source),
-        } | _varied(settings)
+    def _heading(self, source: str, settings: Settings) -> Heading:
+        heading = Heading.of(
+            settings,
+            engine="draftkit",
+            target=self.target,
+            draft=source,
+            method=self.drafts[source].method,
+            dataset=self.prompts.name,
+        )
+        return self.digests.of(heading)
+
+
+def _longest(group: Sequence[Settings]) -> Settings:
+    """The settings of the most draft tokens: what is run once for all of a group is sized for it."""
+    return max(group, key=lambda settings: settings.num_speculative_tokens)
+
+
+def _widest(source: str, cells: Sequence[Cell]) -> Cell | None:
+    """A draft's greedy cell of the most draft tokens."""
+    greedy = [c for c in cells if c.engine == "draftkit" and c.draft == source and c.temperature == 0]
+    return max(greedy, key=lambda cell: cell.num_speculative_tokens, default=None)
+
+
+def _length(cell: Cell) -> float:
+    """As progress shows it."""
+    return cell.acceptance_length.mean if cell.acceptance_length else math.nan
 
 
 @dataclass(frozen=True)
@@ -318,17 +329,19 @@ def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedToke
     return prompts, tokenizer, Conversations(prompts.prompts, tokenizer, settings)
 
 
-def _plans(target: str, drafts: Mapping[str, Draft], asked: Conversations, settings: Settings) -> dict[str, MemoryPlan]:
+def _plans(
+    target: str, drafts: Mapping[str, Draft], conversations: Conversations, settings: Settings
+) -> dict[str, MemoryPlan]:
     folder, device = locate(target).path, device_named(settings.device)
     positions = Positions.of(read_target_config(folder))
-    for name, prompt, new in asked.extents:
+    for name, prompt, new in conversations.extents:
         positions.check(name, prompt, new)
     return plan_memory(
         folder,
         drafts,
         device=torch.device(device),
         dtype=dtype_named(settings.dtype, device),
-        num_slots=min(settings.concurrency, len(asked.prompts)),
-        longest=asked.longest,
+        num_slots=min(settings.concurrency, len(conversations.prompts)),
+        longest=conversations.longest,
         k=settings.num_speculative_tokens,
     )

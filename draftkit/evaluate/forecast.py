@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftkit.evaluate.measure import Conversations, engine_of
 from draftkit.models.target import Target, TargetOutput
+from draftkit.results.record import Predicted
 from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 
@@ -96,7 +97,7 @@ class _HeardDrafter:
         return self._listener.drafted
 
 
-def forecast(target: Target, drafter: Drafter, conversations: Conversations) -> list[dict[str, object]]:
+def forecast(target: Target, drafter: Drafter, conversations: Conversations) -> tuple[Predicted, ...]:
     """Acceptance lengths predicted for other temperatures, ways of drafting and K; the run itself is greedy."""
     listener = Listener(target, drafter)
     settings = conversations.settings
@@ -105,17 +106,11 @@ def forecast(target: Target, drafter: Drafter, conversations: Conversations) -> 
     )
     engine.eager = True
     conversations.hold(engine)
-    predicted: list[dict[str, object]] = []
+    predicted = []
     for (temperature, mode), rounds in sorted(listener.rates.items()):
         rates = torch.cat(rounds).mean(0).tolist()
-        for k in FURTHER:
-            predicted.append(
-                {
-                    "temperature": temperature,
-                    "draft_sampling": mode,
-                    "num_speculative_tokens": k,
-                    "acceptance_length": 1 + sum(extended_rates(rates, k)),
-                    "extrapolated": k > len(rates),
-                }
-            )
-    return predicted
+        predicted += [
+            Predicted(temperature, mode, k, 1 + sum(extended_rates(rates, k)), extrapolated=k > len(rates))
+            for k in FURTHER
+        ]
+    return tuple(predicted)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.noise import FLOAT32_UNITS, SAFETY
 from draftkit.evaluate.certificate.replay import teacher_forced
+from draftkit.results.record import NearTie
 from draftkit.runtime.records import Generation
 
 
@@ -38,13 +39,10 @@ class Parting:
     margin: float
     tie: float
 
-    def to_dict(self) -> dict[str, object]:
-        return {"request": self.request, "position": self.position, "margin": self.margin}
-
 
 def near_ties(
     model: PreTrainedModel, drafted: Sequence[Generation], plain: Sequence[Generation], draft: str
-) -> list[Parting]:
+) -> list[NearTie]:
     """Where greedy generations of a float32 `model` part from plain decoding's, all of them ties.
 
     Raises `DraftkitError`, with position and margin, where one is no tie.
@@ -66,7 +64,7 @@ def near_ties(
                 expected="equal output: greedy decoding in float32 is lossless",
                 hint="this is a bug of draftkit with this target; please report it",
             )
-    return partings
+    return [NearTie(parting.request, parting.position, parting.margin) for parting in partings]
 
 
 def _parting(model: PreTrainedModel, drafted: Generation, plain: Generation) -> Parting:

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any
 
 from draftkit.evaluate.measure import engine_of
 from draftkit.models.target import Target
 from draftkit.requests import Request
+from draftkit.results.record import Cell, RoundTime, SpeedModel, Speedup
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Drafter
@@ -113,45 +113,35 @@ def batches_up_to(largest: int) -> list[int]:
     return sorted({1 << power for power in range(largest.bit_length())} | {largest})
 
 
-def speed_model(draft: str, cells: Sequence[Mapping[str, Any]], times: RoundTimes) -> dict[str, object]:
+def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedModel:
     """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured."""
-    widest = max(cells, key=lambda cell: cell["num_speculative_tokens"])
+    widest = max(cells, key=lambda cell: cell.num_speculative_tokens)
     costs = _Costs.of(widest, times)
-    grid = [(batch, k) for batch in times.batches for k in range(1, times.largest_k + 1)]
     best = {batch: _best(costs, batch, times.largest_k) for batch in times.batches}
     schedule = _ranges(best)
-    measured = [
-        {
-            "concurrency": cell["concurrency"],
-            "num_speculative_tokens": cell["num_speculative_tokens"],
-            "speedup": cell["speedup"],
-            "predicted": costs.speedup(cell["concurrency"], cell["num_speculative_tokens"]),
-        }
+    measured = tuple(
+        Speedup(at, k, cell.speedup, predicted=costs.speedup(at, k))
         for cell in cells
-        if cell["concurrency"] in times.batches
-    ]
-    return {
-        "draft": draft,
-        "temperature": widest["temperature"],
-        "rounds_ms": [
-            {"concurrency": batch, "num_speculative_tokens": k, "ms": ms} for (batch, k), ms in sorted(times.ms.items())
-        ],
-        "predicted": [
-            {
-                "concurrency": batch,
-                "num_speculative_tokens": k,
-                "speedup": costs.speedup(batch, k),
-                "ideal_speedup": costs.speedup(batch, k, length=k + 1),
-            }
-            for batch, k in grid
-        ],
-        "measured": measured,
-        "mean_error": fmean(abs(m["predicted"] / m["speedup"] - 1) for m in measured) if measured else None,
-        "best_k": best[times.batches[0]],
-        "schedule": schedule,
-        "stop_above": schedule[-1][0] - 1 if schedule[-1][2] == 0 else None,
-        "largest_batch": times.batches[-1],
-    }
+        for at, k in [(cell.concurrency, cell.num_speculative_tokens)]
+        if at in times.batches and cell.speedup is not None
+    )
+    errors = [abs(costs.speedup(m.concurrency, m.num_speculative_tokens) / m.speedup - 1) for m in measured]
+    return SpeedModel(
+        draft=draft,
+        temperature=widest.temperature,
+        rounds_ms=tuple(RoundTime(batch, k, ms) for (batch, k), ms in sorted(times.ms.items())),
+        predicted=tuple(
+            Speedup(batch, k, costs.speedup(batch, k), ideal_speedup=costs.speedup(batch, k, length=k + 1))
+            for batch in times.batches
+            for k in range(1, times.largest_k + 1)
+        ),
+        measured=measured,
+        mean_error=fmean(errors) if errors else None,
+        best_k=best[times.batches[0]],
+        schedule=schedule,
+        stop_above=schedule[-1][0] - 1 if schedule[-1][2] == 0 else None,
+        largest_batch=times.batches[-1],
+    )
 
 
 @dataclass(frozen=True)
@@ -163,13 +153,16 @@ class _Costs:
     tokens: float  # of an answer
 
     @classmethod
-    def of(cls, cell: Mapping[str, Any], times: RoundTimes) -> _Costs:
+    def of(cls, cell: Cell, times: RoundTimes) -> _Costs:
+        """From a cell of draftkit's own engine, which has all of this."""
+        assert cell.ttft_ms is not None
+        assert cell.baseline_ttft_ms is not None
         return cls(
             times,
-            cell["acceptance_per_pos"],
-            cell["ttft_ms"]["p50"],
-            cell["baseline_ttft_ms"]["p50"],
-            cell["output_tokens"] / cell["num_prompts"],
+            cell.acceptance_per_pos or (),
+            cell.ttft_ms.p50,
+            cell.baseline_ttft_ms.p50,
+            (cell.output_tokens or 0) / (cell.num_prompts or 1),
         )
 
     def length(self, k: int) -> float:
@@ -188,15 +181,15 @@ def _best(costs: _Costs, batch: int, largest_k: int) -> int:
     return k if costs.speedup(batch, k) >= WORTHWHILE else 0
 
 
-def _ranges(best: Mapping[int, int]) -> list[list[int]]:
-    """[first batch, last batch, K], as vLLM's `num_speculative_tokens_per_batch_size` has them.
+def _ranges(best: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
+    """(first batch, last batch, K), as vLLM's `num_speculative_tokens_per_batch_size` has them.
 
     A batch between two that were measured takes the K of the larger one.
     """
-    ranges: list[list[int]] = []
+    ranges: list[tuple[int, int, int]] = []
     for batch, k in sorted(best.items()):
+        first = ranges[-1][1] + 1 if ranges else 1
         if ranges and ranges[-1][2] == k:
-            ranges[-1][1] = batch
-        else:
-            ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, k])
-    return ranges
+            first = ranges.pop()[0]
+        ranges.append((first, batch, k))
+    return tuple(ranges)

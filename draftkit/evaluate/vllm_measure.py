@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from draftkit.engines.vllm.offline import OfflineEngine, engine_arguments, run_offline
 from draftkit.engines.vllm.process import find_python
@@ -20,6 +21,7 @@ from draftkit.models.devices import device_named, dtype_named
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import end_token_ids, read_config
 from draftkit.requests import Request
+from draftkit.results.record import Cell, Heading
 from draftkit.results.settings import Settings
 
 
@@ -44,24 +46,26 @@ def measure_with_vllm(
     plain: VllmRun | None = None,
     categories: Sequence[str] | None = None,
     on_progress: Progress = lambda *_: None,
-) -> dict[str, object]:
-    """The cell of a draft: `requests` through vLLM's offline engine, or through the server of `vllm.url`.
+) -> tuple[Cell, tuple[str, ...]]:
+    """The cell of a draft, and what may be wrong with it.
 
-    `target` and `draft` as in `evaluate_draft`; a server has its own draft, and `draft` only names it. `plain` is what
-    `run_plain` gave for the same target, requests and settings; it is run here when None. `categories`: one for each
-    request. Raises `DraftkitError`; for a draft that vLLM cannot run, before anything is started.
+    `requests` go through vLLM's offline engine, or through the server of `vllm.url`. `target` and `draft` as in
+    `evaluate_draft`; a server has its own draft, and `draft` only names it. `plain` is what `run_plain` gave for the
+    same target, requests and settings; it is run here when None. `categories`: one for each request. Raises
+    `DraftkitError`; for a draft that vLLM cannot run, before anything is started.
     """
     _require_first_turn(settings)
     if vllm.url is not None:
         plain = plain or run_plain(target, requests, settings, vllm, on_progress)
         run = _run_on_server(draft, vllm.url, target, requests, settings, on_progress, speculates=True)
         # How the server's draft is built, drawn and verified, its metrics do not say.
-        cell = vllm_cell(run, plain, settings, categories) | {"draft_sampling": None, "verification": None}
-        return _named(target, draft, "served", settings) | cell
+        heading = replace(_heading(target, draft, "served", settings), draft_sampling=None, verification=None)
+        return vllm_cell(heading, run, plain, settings, categories), run.concerns
     with served_draft(draft, target, settings) as served:
         plain = plain or run_plain(target, requests, settings, vllm, on_progress)
         run = _run_offline(draft, target, requests, settings, vllm, served.speculative, on_progress)
-    return _named(target, draft, served.method, settings) | vllm_cell(run, plain, settings, categories)
+    heading = _heading(target, draft, served.method, settings)
+    return vllm_cell(heading, run, plain, settings, categories), run.concerns
 
 
 def run_plain(
@@ -146,5 +150,5 @@ def _require_first_turn(settings: Settings) -> None:
         raise DraftkitError("vLLM is asked the first turn of each prompt only", hint="leave out --turns all")
 
 
-def _named(target: str, draft: str, method: str, settings: Settings) -> dict[str, object]:
-    return {"target": target, "draft": draft, "method": method, "dataset": settings.prompts}
+def _heading(target: str, draft: str, method: str, settings: Settings) -> Heading:
+    return Heading.of(settings, engine="vllm", target=target, draft=draft, method=method, dataset=settings.prompts)

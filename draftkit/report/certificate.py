@@ -2,119 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from draftkit.evaluate.certificate.controls import Control
+    from draftkit.evaluate.certificate.equality import Divergence, Equality
+    from draftkit.evaluate.certificate.result import Certificate, Detectable
+    from draftkit.evaluate.certificate.settings import CertificateSettings
+
 STYLES = {"no difference seen": "bold green", "numerics only": "bold yellow", "bug": "bold red"}
 
 
-def certificate(result: Mapping[str, Any]) -> Group:
-    """What `Certificate.to_dict` holds, in about twenty lines: the verdict, what each step found, and where it ran."""
+def certificate(result: Certificate) -> Group:
+    """It in about twenty lines: the verdict, what each step found, and where it ran."""
     steps = Table.grid(padding=(0, 2))
     for row in _steps(result):
         steps.add_row(*row)
-    return Group(_headline(result), *_problems(result), _power(result["detectable"]), steps, *_origin(result))
+    return Group(_headline(result), *_problems(result), _power(result.detectable), steps, *_origin(result))
 
 
-def _headline(result: Mapping[str, Any]) -> Text:
-    verdict = result["verdict"]
-    text = Text(f"Losslessness of {result['draft']} on {result['target']}: ")
+def _headline(result: Certificate) -> Text:
+    verdict = result.verdict
+    text = Text(f"Losslessness of {result.draft} on {result.target}: ")
     match verdict:
         case "bug":
-            return text.append(f"BUG{_place(result['first_bug'])}", STYLES[verdict])
+            return text.append(f"BUG{_place(result.first_bug)}", STYLES[verdict])
         case "numerics only":
-            ties = f"numerics only ({result['num_divergences']} ties below the noise floor)"
+            ties = f"numerics only ({len(result.divergences)} ties below the noise floor)"
             return text.append(ties, STYLES[verdict])
     return text.append(verdict, STYLES[verdict])
 
 
-def _place(bug: Mapping[str, Any] | None) -> str:
+def _place(bug: Divergence | None) -> str:
     if bug is None:
         return ""
-    return f" at request {bug['request']}, position {bug['position']}, margin {_number(bug['margin'])}"
+    return f" at request {bug.request}, position {bug.position}, margin {_number(bug.margin)}"
 
 
-def _problems(result: Mapping[str, Any]) -> list[Text]:
-    failures = [Text(f"  fails: {failure}", "red") for failure in result["failures"]]
+def _problems(result: Certificate) -> list[Text]:
+    failures = [Text(f"  fails: {failure}", "red") for failure in result.failures]
     missed = [
         Text(f"  the planted bug “{name}” was MISSED: nothing is certified about such bugs", "yellow")
-        for name in result["missed"]
+        for name in result.missed
     ]
     return failures + missed
 
 
-def _power(smallest: Mapping[str, float]) -> Text:
+def _power(smallest: Detectable) -> Text:
     """What the certificate can say at all."""
     return Text(
-        f"  it would have seen, with 95 %: {smallest['wrong_tokens']:.2%} of the greedy tokens wrong, "
-        f"{smallest['wrong_drawn_tokens']:.2%} of the drawn ones; a law off by a total variation of "
-        f"{smallest['verifier']:.3f} in the verifier, {smallest['continuations']:.3f} end to end; not smaller defects"
+        f"  it would have seen, with 95 %: {smallest.wrong_tokens:.2%} of the greedy tokens wrong, "
+        f"{smallest.wrong_drawn_tokens:.2%} of the drawn ones; a law off by a total variation of "
+        f"{smallest.verifier:.3f} in the verifier, {smallest.continuations:.3f} end to end; not smaller defects"
     )
 
 
-def _steps(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    replay, noise, own = result["replay"], result["noise"], result["self_draft"]
-    floor = f"{noise['floor']:.2g}"
-    greedy = [("C", run["name"], _equality(run)) for run in result["greedy"]]
+def _steps(result: Certificate) -> list[tuple[str, str, str]]:
+    replay, noise, own = result.replay, result.noise, result.self_draft
+    floor = f"{noise.floor:.2g}"
+    greedy = [("C", run.name, _equality(run)) for run in result.greedy]
     fits = [
-        ("D", fit["name"], f"p = {fit['adjusted']:.2g} ({fit['p_value']:.2g} before Holm), {fit['samples']:,} tokens")
-        for fit in result["fits"]
+        ("D", fit.name, f"p = {fit.adjusted:.2g} ({fit.p_value:.2g} before Holm), {fit.samples:,} tokens")
+        for fit in result.fits
     ]
-    controls = [("E", f"planted: {control['name']}", _outcome(control)) for control in result["controls"]]
+    controls = [("E", f"planted: {control.name}", _outcome(control)) for control in result.controls]
     return [
         (
             "A",
             "tokens that are the best of their context",
-            f"{replay['best']:,} of {replay['tokens']:,}, the others at most {replay['largest']:.2g} below",
+            f"{replay.best:,} of {replay.tokens:,}, the others at most {replay.largest:.2g} below",
         ),
         (
             "B",
             "noise floor",
-            f"{floor} logits ({noise['contexts']} contexts, {len(noise['shapes'])} shapes); "
-            f"at most {noise['divergences_per_1000_tokens']:.2g} divergences in 1,000 tokens",
+            f"{floor} logits ({noise.contexts} contexts, {len(noise.shapes)} shapes); "
+            f"at most {noise.divergences_per_1000_tokens:.2g} divergences in 1,000 tokens",
         ),
         *greedy,
-        *[("D", run["name"], _equality(run)) for run in result["coupled"]],
+        *[("D", run.name, _equality(run)) for run in result.coupled],
         *fits,
         *controls,
         (
             "F",
             "the target as its own draft",
-            f"acceptance length {own['acceptance_length']:.2f}, {own['required']:.2f} required, {own['rounds']} rounds",
+            f"acceptance length {own.acceptance_length:.2f}, {own.required:.2f} required, {own.rounds} rounds",
         ),
     ]
 
 
-def _equality(run: Mapping[str, Any]) -> str:
-    size = f"{run['tokens']:,} tokens, K={run['num_speculative_tokens']}, concurrency {run['concurrency']}"
-    same = run["requests"] - len(run["divergences"])
-    return f"{same} of {run['requests']} = plain decoding ({size})"
+def _equality(run: Equality) -> str:
+    size = f"{run.tokens:,} tokens, K={run.num_speculative_tokens}, concurrency {run.concurrency}"
+    same = run.requests - len(run.divergences)
+    return f"{same} of {run.requests} = plain decoding ({size})"
 
 
-def _outcome(control: Mapping[str, Any]) -> str:
-    outcome = "MISSED" if control["outcome"] == "missed" else control["outcome"]
-    if control["p_value"] is not None:
-        return f"{outcome} (p = {control['p_value']:.2g})"
-    return f"{outcome} (margin {_number(control['margin'])})"
+def _outcome(control: Control) -> str:
+    outcome = "MISSED" if control.outcome == "missed" else control.outcome
+    if control.p_value is not None:
+        return f"{outcome} (p = {control.p_value:.2g})"
+    return f"{outcome} (margin {_number(control.margin)})"
 
 
 def _number(value: float | None) -> str:
-    """A margin; one without bound is None in a result."""
-    return "∞" if value is None else f"{value:.2g}"
+    return "∞" if value is None or value == inf else f"{value:.2g}"
 
 
-def _origin(result: Mapping[str, Any]) -> list[Text]:
-    where, settings = result["provenance"], result["settings"]
-    drafts = ", ".join(map(str, settings["num_speculative_tokens"]))
-    temperatures = ", ".join(f"{t:g}" for t in settings["temperatures"])
+def _origin(result: Certificate) -> list[Text]:
+    where, settings = result.provenance, result.settings
+    drafts = ", ".join(map(str, settings.num_speculative_tokens))
+    temperatures = ", ".join(f"{t:g}" for t in settings.temperatures)
     return [
         Text(
-            f"K={drafts}, {settings['verification']}, temperature 0 and {temperatures}{_cuts(settings)}; "
-            f"{where['dtype']} on {where['device']}; seed {settings['seed']}"
+            f"K={drafts}, {settings.verification}, temperature 0 and {temperatures}{_cuts(settings)}; "
+            f"{where['dtype']} on {where['device']}; seed {settings.seed}"
         ),
         Text(
             f"draftkit {where['draftkit']}, torch {where['torch']}, transformers {where['transformers']}, "
@@ -123,6 +128,7 @@ def _origin(result: Mapping[str, Any]) -> list[Text]:
     ]
 
 
-def _cuts(settings: Mapping[str, Any]) -> str:
+def _cuts(settings: CertificateSettings) -> str:
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return "".join(f", {name} {settings[name]:g}" for name, value in neutral.items() if settings[name] != value)
+    cuts = {name: getattr(settings, name) for name in neutral}
+    return "".join(f", {name} {cut:g}" for name, cut in cuts.items() if cut != neutral[name])

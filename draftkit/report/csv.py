@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
-from typing import Any
+
+from draftkit.results.record import Cell, Result
 
 # Column by column, where its value lies in a cell.
 CELL = {
@@ -50,8 +50,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 COLUMNS = (*CELL, *PROVENANCE)
 
 
-def cells_csv(result: Mapping[str, Any]) -> str:
-    """A header and one row for each cell of a result object of `eval --json`.
+def cells_csv(result: Result) -> str:
+    """A header and one row for each cell of a result.
 
     A value that the cell lacks, or that is NaN or infinite, is empty. Text that a spreadsheet would run begins with an
     apostrophe. Numbers for each position stand in one column, separated by spaces.
@@ -59,16 +59,16 @@ def cells_csv(result: Mapping[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    provenance = [_plain(result["provenance"].get(name)) for name in PROVENANCE]
-    for cell in result["cells"]:
+    provenance = [_plain(result.provenance.get(name)) for name in PROVENANCE]
+    for cell in result.cells:
         writer.writerow([_plain(_found(cell, path)) for path in CELL.values()] + provenance)
     return text.getvalue()
 
 
-def _found(cell: Mapping[str, Any], path: tuple[str, ...]) -> object:
-    value: Any = cell
+def _found(cell: Cell, path: tuple[str, ...]) -> object:
+    value: object = cell
     for name in path:
-        value = None if value is None else value.get(name)
+        value = None if value is None else getattr(value, name)
     return value
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-Cell = Mapping[str, Any]
-SETTING = ("target", "draft", "num_speculative_tokens", "temperature", "concurrency")  # what makes two cells a pair
-COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens_per_pos")
+from draftkit.report.format import length, number, speed
+from draftkit.results.record import Cell
 
 
 def engines_table(cells: Sequence[Cell]) -> Table:
@@ -22,8 +20,8 @@ def engines_table(cells: Sequence[Cell]) -> Table:
     for ours, theirs in engine_pairs(cells):
         either = ours or theirs
         assert either is not None
-        name = f"{either['draft']} · K={either['num_speculative_tokens']} · T={either['temperature']:g}"
-        name += f" · concurrency {either['concurrency']}"
+        name = f"{either.draft} · K={either.num_speculative_tokens} · T={either.temperature:g}"
+        name += f" · concurrency {either.concurrency}"
         for label, show in _FIGURES.items():
             figures = ("–" if cell is None else show(cell) for cell in (ours, theirs))
             table.add_row(name, label, *figures, _agreement(ours, theirs) if name else "")
@@ -36,14 +34,14 @@ def engine_pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell | None, Cell | No
     """Draftkit's and vLLM's cell of each setting, in the order of the cells."""
     by_setting: dict[tuple[object, ...], dict[str, Cell]] = {}
     for cell in cells:
-        by_setting.setdefault(tuple(cell[key] for key in SETTING), {})[cell.get("engine", "draftkit")] = cell
+        by_setting.setdefault(cell.pair, {})[cell.engine] = cell
     for engines in by_setting.values():
         yield engines.get("draftkit"), engines.get("vllm")
 
 
 def counts_agree(ours: Cell, theirs: Cell) -> bool | None:
     """Whether both engines drafted and accepted the same; None above temperature 0, where they need not."""
-    return None if ours["temperature"] else all(ours[key] == theirs[key] for key in COUNTS)
+    return None if ours.temperature else _counts(ours) == _counts(theirs)
 
 
 def _agreement(ours: Cell | None, theirs: Cell | None) -> str:
@@ -51,19 +49,20 @@ def _agreement(ours: Cell | None, theirs: Cell | None) -> str:
     return {True: "equal", False: "differ", None: "–"}[agree]
 
 
+def _counts(cell: Cell) -> tuple[object, ...]:
+    return cell.num_drafts, cell.num_draft_tokens, cell.num_accepted_tokens_per_pos
+
+
 def _length(cell: Cell) -> str:
-    shape = "{mean:.3f} [{low:.2f}, {high:.2f}]" if cell.get("interval_known", True) else "{mean:.3f}"
-    return shape.format(**cell["acceptance_length"])
-
-
-def _speed(cell: Cell) -> str:
-    own, plain = cell["tokens_per_second"], cell.get("baseline_tokens_per_second")
-    return f"{own:.1f}" if plain is None else f"{own:.1f} ({own / plain:.2f}×)"
+    interval = cell.acceptance_length
+    if interval is not None and cell.interval_known is False:
+        return number(interval.mean, ".3f")
+    return length(interval, digits=3)
 
 
 _FIGURES = {
-    "drafts": lambda cell: str(cell["num_drafts"]),
-    "accepted at 1…K": lambda cell: " ".join(map(str, cell["num_accepted_tokens_per_pos"])),
+    "drafts": lambda cell: str(cell.num_drafts),
+    "accepted at 1…K": lambda cell: " ".join(map(str, cell.num_accepted_tokens_per_pos or ())),
     "acceptance length": _length,
-    "tokens/s": _speed,
+    "tokens/s": speed,
 }

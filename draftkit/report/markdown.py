@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from draftkit.report.format import latencies, mean, number
 from draftkit.report.model_index import is_hub_id
-from draftkit.results.record import Cell, Result, Times
+from draftkit.results.record import Cell, Result
 
 Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
 SETTING = ("run", "dataset", "K", "T")
@@ -41,7 +42,7 @@ def _acceptance(cell: Cell) -> tuple[object, ...]:
         cell.num_prompts,
         cell.draft_sampling,
         None if length is None else f"**{length.mean:.2f}** [{length.low:.2f}, {length.high:.2f}]",
-        _number(expected.mean if expected else None),
+        mean(expected),
         " ".join(f"{rate:.2f}" for rate in cell.accepted_at) or None,
     )
 
@@ -61,7 +62,7 @@ def _spread(rows: Sequence[Row], numbers: Callable[[Cell], dict[str, float | Non
     names = list(dict.fromkeys(name for _, cell in rows for name in numbers(cell)))
     if len(names) < least:
         return ""
-    lines = ((*_setting(row), *(_number(numbers(row[1]).get(name)) for name in names)) for row in rows)
+    lines = ((*_setting(row), *(number(numbers(row[1]).get(name)) for name in names)) for row in rows)
     return table((*SETTING, *names), lines)
 
 
@@ -75,19 +76,11 @@ def speed_table(rows: Sequence[Row]) -> str:
 def _speed(cell: Cell) -> tuple[object, ...]:
     return (
         cell.concurrency,
-        _number(cell.tokens_per_second, 1),
-        _number(cell.baseline_tokens_per_second, 1),
-        f"{cell.times_faster:.2f}×",
-        " / ".join(_median(times) for times in (cell.ttft_ms, cell.tpot_ms, cell.itl_ms)),
+        number(cell.tokens_per_second, ".1f"),
+        number(cell.baseline_tokens_per_second, ".1f"),
+        number(cell.times_faster, ".2f", "×"),
+        latencies(cell),
     )
-
-
-def _number(value: float | None, digits: int = 2) -> str | None:
-    return None if value is None else f"{value:.{digits}f}"
-
-
-def _median(times: Times | None) -> str:
-    return "–" if times is None else f"{times.p50:.1f}"
 
 
 def runs_table(results: Sequence[Result]) -> str:

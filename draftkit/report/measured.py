@@ -7,58 +7,58 @@ was measured under is the draft's folder. Made-up acceptance (`synthetic` verifi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from draftkit.errors import DraftkitError
 from draftkit.io.jsonfile import read_object
-from draftkit.results.record import read_result
+from draftkit.results.record import Cell, Result, read_result, result_from
 
 EVAL_FOLDER = "eval"  # in a draft's folder: what was measured with it
 
-Stored = dict[str, Any]  # a result as its file has it, with every field
 
-
-def own_part(path: Path, folder: Path, sha256: str) -> Stored:
+def own_part(path: Path, folder: Path, sha256: str) -> tuple[Result, dict[str, object]]:
     """The part of a result file that was measured with the draft in `folder`, whose digest is `sha256`.
 
-    All its cells carry the digest. Raises `SourceError`/`FormatError` for a file that is no result, `DraftkitError`
-    when nothing in it was measured with this draft.
+    As a result, and as the file has it, with fields that a later version may have added. All its cells carry the
+    digest. Raises `SourceError`/`FormatError` for a file that is no result, `DraftkitError` when nothing in it was
+    measured with this draft.
     """
-    read_result(path)  # or it says what is wrong
-    stored: Stored = read_object(path)
-    own = [
-        cell for cell in stored["cells"] if _belongs(cell, folder, sha256) and cell.get("verification") != "synthetic"
-    ]
-    if not own:
-        raise _not_measured(stored, path, folder)
-    names = {cell["draft"] for cell in own}
-    models = [model for model in stored.get("speed_models") or [] if model["draft"] in names]
-    return stored | {"cells": [cell | {"draft_sha256": sha256} for cell in own], "speed_models": models}
+    result = read_result(path)
+    places = [i for i, cell in enumerate(result.cells) if _belongs(cell, folder, sha256)]
+    if not places:
+        raise _not_measured(result, path, folder)
+    names = {result.cells[i].draft for i in places}
+    models = [i for i, model in enumerate(result.speed_models) if model.draft in names]
+    stored: dict[str, Any] = read_object(path)
+    part = stored | {
+        "cells": [stored["cells"][i] | {"draft_sha256": sha256} for i in places],
+        "speed_models": [stored["speed_models"][i] for i in models],
+    }
+    return result_from(part, path), part
 
 
-def _belongs(cell: Mapping[str, Any], folder: Path, sha256: str) -> bool:
-    digest = cell.get("draft_sha256")
-    return _is_named(cell, folder) if digest is None else digest == sha256
+def _belongs(cell: Cell, folder: Path, sha256: str) -> bool:
+    if cell.verification == "synthetic":
+        return False
+    return _is_named(cell, folder) if cell.draft_sha256 is None else cell.draft_sha256 == sha256
 
 
-def _is_named(cell: Mapping[str, Any], folder: Path) -> bool:
-    return os.path.realpath(os.path.expanduser(cell["draft"])) == os.path.realpath(folder)
+def _is_named(cell: Cell, folder: Path) -> bool:
+    return os.path.realpath(os.path.expanduser(cell.draft)) == os.path.realpath(folder)
 
 
-def _not_measured(stored: Stored, path: Path, folder: Path) -> DraftkitError:
+def _not_measured(result: Result, path: Path, folder: Path) -> DraftkitError:
     """Why no cell belongs to the draft."""
-    own = [cell for cell in stored["cells"] if _is_named(cell, folder)] or stored["cells"]
-    target = own[0]["target"] if own else "TARGET"
-    measure = f"draftkit eval --target {target} --draft {folder} --json > {path.name}"
-    if own and path.parent == folder / EVAL_FOLDER:
+    own = [cell for cell in result.cells if _is_named(cell, folder)] or result.cells
+    measure = f"draftkit eval --target {own[0].target} --draft {folder} --json > {path.name}"
+    if path.parent == folder / EVAL_FOLDER:
         return DraftkitError(
             f"{path.name} was measured with other weights or facts than {folder} holds now",
             where=path,
             hint=f"remove the file, or measure again: {measure}",
         )
-    drafts = ", ".join(sorted({cell["draft"] for cell in stored["cells"]})) or "none"
+    drafts = ", ".join(sorted({cell.draft for cell in result.cells}))
     return DraftkitError(
         f"{path.name} has no measurement of this draft",
         where=folder,

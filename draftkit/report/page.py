@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from draftkit.report.format import length, number, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.series import Series
 from draftkit.report.theme import PALETTE, svg
-from draftkit.report.tokens import KINDS, show_sample, with_line_ends, with_marks
-from draftkit.results.record import Cell, Interval, Result, Sample
+from draftkit.report.tokens import KINDS, show_transcript, with_line_ends, with_marks
+from draftkit.results.record import Cell, Result, Transcript
 from draftkit.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 SAMPLES = 6  # shown of each series
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -38,7 +38,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, equality=equality
     )
     costs = [(one, cost) for one in series if (cost := memory_cost(one.main))]
-    samples = [(one, [show_sample(sample) for sample in _samples(one)]) for one in series if _samples(one)]
+    samples = [(one, [show_transcript(sample) for sample in _samples(one)]) for one in series if _samples(one)]
     return environment.get_template("page.html").render(
         title=_title(results),
         results=results,
@@ -96,7 +96,7 @@ def _title(results: Sequence[Result]) -> str:
     return " · ".join(dict.fromkeys(cell.target for result in results for cell in result.cells))
 
 
-def _samples(one: Series) -> list[Sample]:
+def _samples(one: Series) -> list[Transcript]:
     return list(one.main.samples or ())[:SAMPLES]
 
 
@@ -113,24 +113,6 @@ def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def size(count: float | None) -> str:
-    """Bytes in the largest binary unit of which there is at least one."""
-    if count is None:
-        return "–"
-    power = 0
-    while abs(count) >= 1024 and power < len(UNITS) - 1:
-        count, power = count / 1024, power + 1
-    return f"{count:.4g} {UNITS[power]}" if count < 1000 else f"{count:.0f} {UNITS[power]}"
-
-
-def length(interval: Interval | None) -> str:
-    return "–" if interval is None else f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def number(value: float | None, format: str = ",.2f", unit: str = "") -> str:
-    return "–" if value is None else f"{value:{format}}{unit}"
 
 
 def equality(cell: Cell) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from draftkit.report.certificate import certificate
 from draftkit.report.engines import engines_table
+from draftkit.report.format import latencies, length, mean, number, speed
 from draftkit.report.memory_cost import cost_of
+from draftkit.results.record import Cell, Predicted, Result, SpeedModel
 
 if TYPE_CHECKING:
+    from draftkit.evaluate.certificate.result import Certificate
     from draftkit.runtime.memory import MemoryPlan
 
 GIB = 1 << 30
@@ -22,37 +26,41 @@ CAPTION = (
     "probabilities of the same forwards; at each position: accepted / rounds; times are medians"
 )
 # What a sweep varies: in the title where all cells have the same, else a column.
-VARIED = {"K": "num_speculative_tokens", "T": "temperature", "concurrency": "concurrency"}
+VARIED: dict[str, Callable[[Cell], float]] = {
+    "K": lambda cell: cell.num_speculative_tokens,
+    "T": lambda cell: cell.temperature,
+    "concurrency": lambda cell: cell.concurrency,
+}
 
 
-def show_evaluation(console: Console, result: Mapping[str, Any]) -> None:
-    """An `eval` result: the cells, acceptance by category, advice, predictions and warnings."""
+def show_evaluation(console: Console, result: Result, certificates: Sequence[Certificate] = ()) -> None:
+    """A measurement: the cells, acceptance by category, advice, predictions, certificates and warnings."""
     console.print(evaluation_table(result))
-    ids = result["provenance"].get("first_prompt_ids")
-    if ids:
+    ids = result.provenance.get("first_prompt_ids")
+    if isinstance(ids, list) and ids:
         console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
-    if len(result["cells"]) > 1 or len(next(iter(result["cells"]))["by_category"]) > 1:
-        console.print(category_table(result))
-    if any(cell.get("engine") == "vllm" for cell in result["cells"]):
-        console.print(engines_table(result["cells"]))
-    for model in result.get("speed_models", ()):
+    if len(result.cells) > 1 or len(result.cells[0].by_category) > 1:
+        console.print(category_table(result.cells))
+    if any(cell.engine == "vllm" for cell in result.cells):
+        console.print(engines_table(result.cells))
+    for model in result.speed_models:
         show_speed_model(console, model)
-    for cell in result["cells"]:
-        if cell.get("predicted"):
-            console.print(prediction_table(cell))
-    for certified in result.get("certificates", ()):
+    for cell in result.cells:
+        if cell.predicted:
+            console.print(prediction_table(cell.draft, cell.predicted))
+    for certified in certificates:
         console.print(certificate(certified))
-    for warning in result.get("warnings", ()):
-        console.print(f"warning: {warning['message']} [{warning['name']}]")
+    for warning in result.warnings:
+        console.print(f"warning: {warning.message} [{warning.name}]")
 
 
-def evaluation_table(result: Mapping[str, Any]) -> Table:
-    """One row per cell of an `eval` result."""
-    cells = result["cells"]
-    first, provenance = cells[0], result["provenance"]
-    varied = {name for name, key in VARIED.items() if len({cell[key] for cell in cells}) > 1} | {"K"}
-    fixed = [f"{name}={first[key]:g}" for name, key in VARIED.items() if name not in varied]
-    title = [first["target"], *fixed, f"up to {first['max_new_tokens']} tokens"]
+def evaluation_table(result: Result) -> Table:
+    """One row per cell of a measurement."""
+    cells, provenance = result.cells, result.provenance
+    first = cells[0]
+    varied = {name for name, values in VARIED.items() if len(set(map(values, cells))) > 1} | {"K"}
+    fixed = [f"{name}={value(first):g}" for name, value in VARIED.items() if name not in varied]
+    title = [first.target, *fixed, f"up to {first.max_new_tokens} tokens"]
     table = Table(title=" · ".join([*title, f"{provenance['dtype']} on {provenance['device']}"]), caption=CAPTION)
     table.add_column("draft")
     for name in (*(name for name in VARIED if name in varied), "prompts", "acceptance length", "expected"):
@@ -62,122 +70,100 @@ def evaluation_table(result: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("output")
     for cell in cells:
-        engine = "" if cell.get("engine", "draftkit") == "draftkit" else f" in {cell['engine']}"
+        engine = "" if cell.engine == "draftkit" else f" in {cell.engine}"
         table.add_row(
-            f"{cell['draft']} ({cell['method']}){engine}",
-            *(f"{cell[key]:g}" for name, key in VARIED.items() if name in varied),
-            str(cell["num_prompts"]),
-            _interval(cell["acceptance_length"]),
-            _number((cell["expected_acceptance_length"] or {}).get("mean")),
-            " ".join(f"{n / max(cell['num_drafts'], 1):.2f}" for n in cell["num_accepted_tokens_per_pos"]),
-            _speed(cell),
-            _number(cell["baseline_tokens_per_second"], 1),
-            " / ".join(_milliseconds(cell[name]) for name in ("ttft_ms", "tpot_ms", "itl_ms")),
+            f"{cell.draft} ({cell.method}){engine}",
+            *(f"{value(cell):g}" for name, value in VARIED.items() if name in varied),
+            str(cell.num_prompts),
+            length(cell.acceptance_length),
+            mean(cell.expected_acceptance_length),
+            " ".join(f"{rate:.2f}" for rate in cell.accepted_at),
+            speed(cell),
+            number(cell.baseline_tokens_per_second, ".1f"),
+            latencies(cell),
             _equality(cell),
         )
     return table
 
 
-def category_table(result: Mapping[str, Any]) -> Table:
+def category_table(cells: Sequence[Cell]) -> Table:
     """Acceptance length by category, a column for each draft at its most draft tokens."""
-    widest = {cell["draft"]: cell for cell in sorted(result["cells"], key=lambda c: c["num_speculative_tokens"])}
-    headings = [f"{draft}, K={cell['num_speculative_tokens']}" for draft, cell in widest.items()]
+    widest = {cell.draft: cell for cell in sorted(cells, key=lambda cell: cell.num_speculative_tokens)}
+    headings = [f"{draft}, K={cell.num_speculative_tokens}" for draft, cell in widest.items()]
     table = Table("category", *headings, title="acceptance length by category, and as other tools count it")
-    for category in next(iter(widest.values()))["by_category"]:
-        table.add_row(category, *(_interval(cell["by_category"].get(category)) for cell in widest.values()))
+    first = next(iter(widest.values()))
+    for category in first.by_category:
+        table.add_row(category, *(length(cell.by_category.get(category)) for cell in widest.values()))
     table.add_section()
-    for convention in next(iter(widest.values())).get("acceptance_length_by_convention", {}):
-        lengths = (cell["acceptance_length_by_convention"].get(convention) for cell in widest.values())
-        table.add_row(convention, *map(_number, lengths))
+    for convention in first.acceptance_length_by_convention:
+        lengths = (cell.acceptance_length_by_convention.get(convention) for cell in widest.values())
+        table.add_row(convention, *map(number, lengths))
     return table
 
 
-def show_speed_model(console: Console, model: Mapping[str, Any]) -> None:
+def show_speed_model(console: Console, model: SpeedModel) -> None:
     """Which K is fastest at which batch size, what it would bring, and how far such predictions were off."""
-    batches = sorted({p["concurrency"] for p in model["predicted"]})
-    ks = sorted({p["num_speculative_tokens"] for p in model["predicted"]})
-    speeds = {(p["concurrency"], p["num_speculative_tokens"]): p for p in model["predicted"]}
-    rounds = {(r["concurrency"], r["num_speculative_tokens"]): r["ms"] for r in model["rounds_ms"]}
+    batches = sorted({p.concurrency for p in model.predicted})
+    ks = sorted({p.num_speculative_tokens for p in model.predicted})
+    speeds = {(p.concurrency, p.num_speculative_tokens): p for p in model.predicted}
+    rounds = {(r.concurrency, r.num_speculative_tokens): r.ms for r in model.rounds_ms}
     table = Table(
         "batch",
         "plain step ms",
         *(f"K={k}" for k in ks),
-        title=f"{model['draft']}: predicted speed-up (and with all drafts accepted)",
+        title=f"{model.draft}: predicted speed-up (and with all drafts accepted)",
     )
     for batch in batches:
-        cells = (f"{speeds[batch, k]['speedup']:.2f} ({speeds[batch, k]['ideal_speedup']:.2f})" for k in ks)
-        table.add_row(str(batch), f"{rounds[batch, 0]:.2f}", *cells)
+        cells = (f"{number(speeds[batch, k].speedup)} ({number(speeds[batch, k].ideal_speedup)})" for k in ks)
+        table.add_row(str(batch), number(rounds[batch, 0]), *cells)
     console.print(table)
-    if model["mean_error"] is not None:
+    if model.mean_error is not None:
         errors = ", ".join(
-            f"batch {m['concurrency']} K={m['num_speculative_tokens']}: {m['predicted']:.2f} against {m['speedup']:.2f}"
-            for m in model["measured"]
+            f"batch {m.concurrency} K={m.num_speculative_tokens}: {number(m.predicted)} against {number(m.speedup)}"
+            for m in model.measured
         )
-        console.print(f"predicted against measured: {errors}; off by {100 * model['mean_error']:.0f} % on average")
+        console.print(f"predicted against measured: {errors}; off by {100 * model.mean_error:.0f} % on average")
     console.print(_advice(model))
-    schedule = str(model["schedule"]).replace(" ", "")
+    schedule = json.dumps(model.schedule, separators=(",", ":"))
     console.print(f'vLLM: "num_speculative_tokens_per_batch_size": {schedule}', soft_wrap=True)
 
 
-def _advice(model: Mapping[str, Any]) -> str:
-    if model["best_k"] == 0:
-        return f"{model['draft']}: no K is faster than plain decoding on this machine"
-    if model["stop_above"] is not None:
-        until = f"stop drafting above batch {model['stop_above']}"
+def _advice(model: SpeedModel) -> str:
+    if model.best_k == 0:
+        return f"{model.draft}: no K is faster than plain decoding on this machine"
+    if model.stop_above is not None:
+        until = f"stop drafting above batch {model.stop_above}"
     else:
-        until = f"drafting pays at every batch up to {model['largest_batch']}, the largest that was timed"
-    return f"{model['draft']}: K={model['best_k']} at the smallest batch; {until}"
+        until = f"drafting pays at every batch up to {model.largest_batch}, the largest that was timed"
+    return f"{model.draft}: K={model.best_k} at the smallest batch; {until}"
 
 
-def prediction_table(cell: Mapping[str, Any]) -> Table:
+def prediction_table(draft: str, predicted: Sequence[Predicted]) -> Table:
     """Predicted acceptance length by temperature, way of drafting and K."""
-    predicted = cell["predicted"]
-    ks = sorted({p["num_speculative_tokens"] for p in predicted})
+    ks = sorted({p.num_speculative_tokens for p in predicted})
     table = Table(
         "T",
         "drafts",
         *(f"K={k}" for k in ks),
-        title=f"{cell['draft']}: acceptance length, predicted from the run at T=0 (* beyond the K it drafted)",
+        title=f"{draft}: acceptance length, predicted from the run at T=0 (* beyond the K it drafted)",
         caption="for text like this run's; where text drawn at T is harder to foresee, less is accepted",
     )
-    rows = sorted({(p["temperature"], p["draft_sampling"]) for p in predicted})
-    values = {(p["temperature"], p["draft_sampling"], p["num_speculative_tokens"]): p for p in predicted}
-    for temperature, mode in rows:
+    values = {(p.temperature, p.draft_sampling, p.num_speculative_tokens): p for p in predicted}
+    for temperature, mode in sorted({(p.temperature, p.draft_sampling) for p in predicted}):
         found = (values[temperature, mode, k] for k in ks)
-        lengths = (f"{p['acceptance_length']:.2f}" + ("*" if p["extrapolated"] else "") for p in found)
+        lengths = (number(p.acceptance_length) + ("*" if p.extrapolated else "") for p in found)
         table.add_row(f"{temperature:g}", mode, *lengths)
     return table
 
 
-def _interval(interval: Mapping[str, float | None] | None) -> str:
-    if interval is None or interval["mean"] is None:
-        return "–"
-    mean, low, high = (_number(interval[name]) for name in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]" if low != "–" else mean
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _speed(cell: Mapping[str, Any]) -> str:
-    plain = cell["baseline_tokens_per_second"]
-    speed = _number(cell["tokens_per_second"], 1)
-    return speed if not plain else f"{speed} ({cell['tokens_per_second'] / plain:.2f}×)"
-
-
-def _milliseconds(times: Mapping[str, float] | None) -> str:
-    return "–" if times is None else f"{times['p50']:.1f}"
-
-
-def _equality(cell: Mapping[str, Any]) -> str:
-    if cell["num_matching_prompts"] is None:
-        return f"{cell['verification']}, drafts {cell['draft_sampling']}"
-    plain = "greedy" if cell["matches_greedy"] is not None else "plain"
-    if cell["num_matching_prompts"] == cell["num_prompts"]:
+def _equality(cell: Cell) -> str:
+    if cell.num_matching_prompts is None:
+        return f"{cell.verification}, drafts {cell.draft_sampling}"
+    plain = "greedy" if cell.matches_greedy is not None else "plain"
+    if cell.num_matching_prompts == cell.num_prompts:
         return f"= {plain}"
-    ties = ", the others at near-ties" if cell.get("near_ties") else ""
-    return f"{cell['num_matching_prompts']} of {cell['num_prompts']} = {plain}{ties}"
+    ties = ", the others at near-ties" if cell.near_ties else ""
+    return f"{cell.num_matching_prompts} of {cell.num_prompts} = {plain}{ties}"
 
 
 def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from draftkit.results.record import Round, Sample
+from draftkit.results.record import Transcript, TranscriptRound
 
 Kind = Literal["prefill", "accepted", "recovered", "bonus", "plain", "rejected", "unread"]
 
@@ -46,7 +46,7 @@ class ShownRound:
 
 
 @dataclass(frozen=True)
-class ShownSample:
+class ShownTranscript:
     """A generation. `counts`: tokens of each kind in the text."""
 
     id: str
@@ -57,13 +57,13 @@ class ShownSample:
     counts: Counter[Kind]
 
 
-def show_sample(sample: Sample) -> ShownSample:
-    rounds = tuple(show_round(round) for round in sample.rounds)
+def show_transcript(transcript: Transcript) -> ShownTranscript:
+    rounds = tuple(show_round(round) for round in transcript.rounds)
     counts = Counter(token.kind for round in rounds for token in round.tokens)
-    return ShownSample(sample.id, sample.category, sample.prompt, sample.first, rounds, counts)
+    return ShownTranscript(transcript.id, transcript.category, transcript.prompt, transcript.first, rounds, counts)
 
 
-def show_round(round: Round) -> ShownRound:
+def show_round(round: TranscriptRound) -> ShownRound:
     """Kinds of all tokens of a round. The end of a text may cut the tokens that a round adds."""
     accepted, drafted = round.accepted, len(round.drafted)
     last: Kind = "plain" if not drafted else "bonus" if accepted == drafted else "recovered"

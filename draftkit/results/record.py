@@ -1,4 +1,4 @@
-"""Result files of `eval --json`: read, checked, and turned into records.
+"""A measurement: made by every engine, returned by `evaluate_draft`, written as JSON and read back, shown by reports.
 
 Fields are added over time and never renamed, so a reader passes over those it does not know, and copes without those
 that are optional here: older files, and other engines, lack them.
@@ -6,26 +6,41 @@ that are optional here: older files, and other engines, lack them.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from draftkit.errors import FormatError, SourceError
-from draftkit.io.jsonfile import read_object
+from draftkit.finding import Finding
+from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
+
+if TYPE_CHECKING:
+    from draftkit.results.settings import Settings
 
 SCHEMA = 1
 QUANTILES = 101  # the 0th … 100th percentile
+# What was measured, whatever it is called. None: there is none, or it cannot be seen, or an older file does not say.
+DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
+OPTIONAL = {"optional": True}  # a field that a file has only where there is something to say
+OWN = {"engine": "draftkit"}  # one that only this engine's cells have
+VLLM = {"engine": "vllm"}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval over prompts."""
+    """A mean with the 95 % interval of a bootstrap over prompts."""
 
     mean: float
     low: float
     high: float
+
+
+NOTHING = dict.fromkeys(("mean", "low", "high"))  # how a file has the interval of no rounds
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Round:
+class TranscriptRound:
     """Texts of the draft tokens, how many were accepted, and the texts of all tokens that the round added."""
 
     drafted: tuple[str, ...]
@@ -51,25 +66,40 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One generation. `first`: the text of the first token, which the prefill gives."""
+class Transcript:
+    """One generation as text. `first`: that of the first token, which the prefill gives."""
 
     id: str
     prompt: str
     first: str
-    rounds: tuple[Round, ...]
-    category: str | None = None
+    rounds: tuple[TranscriptRound, ...]
+    category: str | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
+class NearTie:
+    """Where greedy output leaves plain decoding's: the less likely token is `margin` below the best, as rounding may
+    put it; `position` counts output tokens from 0."""
+
+    request: str
+    position: int
+    margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes by what they are for, whatever the number of slots and for each; `capacity` positions in a slot."""
+    """Bytes by what they are for, whatever the number of slots and for each; `capacity` positions in a slot.
+
+    `largest_batch`: the most slots that fit into the `available` bytes; `total` is taken by `num_slots`.
+    """
 
     fixed: dict[str, int]
     per_slot: dict[str, int]
     num_slots: int
-    available: int
     capacity: int | None = None
+    available: int
+    total: int | None = None
+    largest_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.capacity is not None and self.capacity < 1:
@@ -78,63 +108,150 @@ class Memory:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The acceptance length that a run at temperature 0 predicts for another setting."""
+    """The acceptance length that a run at temperature 0 predicts for another setting.
+
+    `extrapolated`: beyond the draft tokens that the run drafted.
+    """
 
     temperature: float
     draft_sampling: str
     num_speculative_tokens: int
     acceptance_length: float
+    extrapolated: bool = False
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One draft measured at one setting. Speed in output tokens a second; None and empty: not in the file.
-
-    There is no acceptance length where nothing was drafted, as n-gram lookup may find nothing.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """What was measured, and how it was asked for."""
 
     target: str
     draft: str
+    method: str | None = None
+    dataset: str | None = None
+    engine: str = "draftkit"
+    target_sha256: str | None = None
+    draft_sha256: str | None = None
+    prompts_sha256: str | None = None
+    template_sha256: str | None = None
     num_speculative_tokens: int
     temperature: float
     concurrency: int
-    acceptance_length: Interval | None
-    method: str | None = None
-    engine: str = "draftkit"
-    dataset: str | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
     draft_sampling: str | None = None
     verification: str | None = None
-    num_prompts: int | None = None
     max_new_tokens: int | None = None
-    output_tokens: int | None = None
-    num_drafts: int | None = None
-    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
-    acceptance_per_pos: tuple[float, ...] | None = None
-    conditional_acceptance_per_pos: tuple[float | None, ...] | None = None
-    expected_acceptance_length: Interval | None = None
-    acceptance_length_by_convention: dict[str, float | None] = field(default_factory=dict)
-    by_category: dict[str, Interval | None] = field(default_factory=dict)
-    tokens_per_second: float | None = None
-    baseline_tokens_per_second: float | None = None
-    speedup: float | None = None
-    runtime_s: float | None = None
-    ttft_ms: Times | None = None
-    tpot_ms: Times | None = None
-    itl_ms: Times | None = None
-    ttft_quantiles_ms: tuple[float, ...] | None = None
-    tpot_quantiles_ms: tuple[float, ...] | None = None
-    itl_quantiles_ms: tuple[float, ...] | None = None
-    matches_greedy: bool | None = None
-    num_matching_prompts: int | None = None
-    memory: Memory | None = None
-    samples: tuple[Sample, ...] | None = None
-    predicted: tuple[Predicted, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ValueError(f"concurrency is {self.concurrency}, and is at least 1")
         if self.num_speculative_tokens < 0:
             raise ValueError(f"num_speculative_tokens is {self.num_speculative_tokens}, and is at least 0")
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        *,
+        engine: str,
+        target: str,
+        draft: str,
+        method: str | None = None,
+        dataset: str | None = None,
+    ) -> Heading:
+        """The heading of a draft that is measured as `settings` say."""
+        return Heading(
+            target=target,
+            draft=draft,
+            method=method,
+            dataset=dataset,
+            engine=engine,
+            num_speculative_tokens=settings.num_speculative_tokens,
+            temperature=settings.sampling.temperature,
+            concurrency=settings.concurrency,
+            top_k=settings.sampling.top_k,
+            top_p=settings.sampling.top_p,
+            min_p=settings.sampling.min_p,
+            seed=settings.sampling.seed,
+            draft_sampling=settings.draft_mode,
+            verification=settings.verification,
+            max_new_tokens=settings.max_new_tokens,
+        )
+
+    @property
+    def asked(self) -> tuple[object, ...]:
+        """How a cell was asked for; of those that were asked for alike, a result has one."""
+        return (self.engine, *self.pair)
+
+    @property
+    def pair(self) -> tuple[object, ...]:
+        """The same, whichever engine measured it."""
+        return (self.target, self.draft, self.num_speculative_tokens, self.temperature, self.concurrency)
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The content of what was measured, by its name in a file."""
+        return {name: getattr(self, name) for name in DIGESTS}
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells measurements apart: how they were asked for, and what was measured."""
+        return (*self.asked, *self.digests.values())
+
+    @property
+    def name(self) -> str:
+        """The cell as messages call it."""
+        return f"{self.draft}, K={self.num_speculative_tokens}, concurrency {self.concurrency}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Heading):
+    """One draft measured at one setting. Speed in output tokens a second; None and empty: not in the file.
+
+    There is no acceptance length where nothing was drafted, as n-gram lookup may find nothing. `interval_known`:
+    whether vLLM counted each request by itself; else `low` and `high` are the mean. What begins with `baseline` is of
+    plain decoding.
+    """
+
+    engine_version: str | None = field(default=None, metadata=VLLM)
+    num_prompts: int | None = None
+    output_tokens: int | None = None
+    num_drafts: int | None = None
+    num_drafts_beyond: int | None = field(default=None, metadata=OWN)
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
+    acceptance_per_pos: tuple[float, ...] | None = None
+    conditional_acceptance_per_pos: tuple[float | None, ...] | None = None
+    acceptance_length: Interval | None
+    interval_known: bool | None = field(default=None, metadata=VLLM)
+    expected_acceptance_length: Interval | None = None
+    acceptance_length_by_convention: dict[str, float | None] = field(default_factory=dict)
+    by_category: dict[str, Interval | None] = field(default_factory=dict)
+    runtime_s: float | None = None
+    tokens_per_second: float | None = None
+    baseline_tokens_per_second: float | None = None
+    baseline_ttft_ms: Times | None = None
+    baseline_output_tokens: int | None = None
+    speedup: float | None = None
+    ttft_ms: Times | None = None
+    tpot_ms: Times | None = None
+    itl_ms: Times | None = None
+    ttft_quantiles_ms: tuple[float, ...] | None = None
+    tpot_quantiles_ms: tuple[float, ...] | None = None
+    itl_quantiles_ms: tuple[float, ...] | None = None
+    repetition: float | None = None
+    matches_greedy: bool | None = None
+    num_matching_prompts: int | None = None
+    samples: tuple[Transcript, ...] | None = field(default=None, metadata=OWN)
+    near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
+    memory: Memory | None = field(default=None, metadata=OWN)
+    predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms"):
             quantiles = getattr(self, name)
             if quantiles is not None and len(quantiles) != QUANTILES:
@@ -165,6 +282,14 @@ class Cell:
             return None
         return self.tokens_per_second / self.baseline_tokens_per_second
 
+    def to_dict(self) -> dict[str, Any]:
+        """The cell as a file has it."""
+        cell = _fields(self)
+        if self.num_drafts == 0:
+            cell |= {name: cell[name] or NOTHING for name in ("acceptance_length", "expected_acceptance_length")}
+        cell["by_category"] = {name: interval or NOTHING for name, interval in cell["by_category"].items()}
+        return cell
+
 
 @dataclass(frozen=True)
 class RoundTime:
@@ -182,8 +307,8 @@ class Speedup:
     concurrency: int
     num_speculative_tokens: int
     speedup: float
-    ideal_speedup: float | None = None
-    predicted: float | None = None
+    ideal_speedup: float | None = field(default=None, metadata=OPTIONAL)
+    predicted: float | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -192,17 +317,21 @@ class Speedup:
 
 @dataclass(frozen=True)
 class SpeedModel:
-    """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K)."""
+    """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
+
+    `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
+    """
 
     draft: str
     temperature: float | None = None
     rounds_ms: tuple[RoundTime, ...] = ()
     predicted: tuple[Speedup, ...] = ()
     measured: tuple[Speedup, ...] = ()
+    mean_error: float | None = None
     best_k: int | None = None
     schedule: tuple[tuple[int, ...], ...] | None = None
     stop_above: int | None = None
-    mean_error: float | None = None
+    largest_batch: int | None = None
 
     def __post_init__(self) -> None:
         if any(len(entry) != 3 for entry in self.schedule or ()):
@@ -211,13 +340,22 @@ class SpeedModel:
 
 @dataclass(frozen=True)
 class ResultWarning:
+    """A reason to doubt a number."""
+
     name: str
     message: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> ResultWarning:
+        return cls(finding.name, finding.message)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One result file."""
+    """A measurement: a cell for each draft and setting, and how all of them were made.
+
+    `path`: the name of the file that it was read from.
+    """
 
     cells: tuple[Cell, ...]
     provenance: dict[str, object]
@@ -228,6 +366,43 @@ class Result:
     def __post_init__(self) -> None:
         if not self.cells:
             raise ValueError("cells is empty: nothing was measured")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as `eval --json` prints it."""
+        models = {"speed_models": [_fields(model) for model in self.speed_models]} if self.speed_models else {}
+        return {
+            "schema": SCHEMA,
+            "provenance": self.provenance,
+            "cells": [cell.to_dict() for cell in self.cells],
+            **models,
+            "warnings": [_fields(warning) for warning in self.warnings],
+        }
+
+
+def result_json(result: object) -> str:
+    """A result as JSON; what has no number, as the acceptance length of no rounds, is null."""
+    return json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The fields that a file has of a record, as JSON values."""
+    return {
+        item.name: _plain(getattr(record, item.name)) for item in dataclasses.fields(record) if _written(record, item)
+    }
+
+
+def _written(record: Any, item: dataclasses.Field[Any]) -> bool:
+    if item.metadata == OPTIONAL and getattr(record, item.name) is None:
+        return False
+    return "engine" not in item.metadata or item.metadata["engine"] == record.engine
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def read_result(path: Path) -> Result:

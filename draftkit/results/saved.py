@@ -6,41 +6,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftkit.errors import DraftkitError, FormatError
+from draftkit.errors import DraftkitError
 from draftkit.io.atomic import check_writable, write_file
-from draftkit.io.jsonfile import finite, read_object
-from draftkit.runtime.records import Generation
+from draftkit.io.jsonfile import finite
+from draftkit.results.record import DIGESTS, SCHEMA, Cell, Heading, read_result, result_json
 
-SCHEMA = 1
-
-
-NAMES = ("engine", "target", "draft", "num_speculative_tokens", "temperature", "concurrency")
-# What was measured, whatever it is called. None: there is none, or it cannot be seen.
-DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
+if TYPE_CHECKING:  # it needs torch
+    from draftkit.runtime.records import Generation
 
 
-def key_of(cell: Mapping[str, Any]) -> tuple[object, ...]:
-    """What tells measurements apart: how the cell was asked for, and the digests of what was measured."""
-    return (*(cell[name] for name in NAMES), *(cell.get(name, "not recorded") for name in DIGESTS))
-
-
-def replaced_by(cell: Mapping[str, Any], cells: list[dict[str, Any]]) -> str | None:
+def replaced_by(cell: Cell, cells: list[Cell]) -> str | None:
     """Take the older cell that was asked for as `cell` out of `cells`; why it no longer counts, None without one."""
-    older = next((other for other in cells if all(other[name] == cell[name] for name in NAMES)), None)
+    older = next((other for other in cells if other.asked == cell.asked), None)
     if older is None:
         return None
     cells.remove(older)
-    if any(name not in older for name in DIGESTS):
+    if older.prompts_sha256 is None:  # prompts always have a digest
         return "the saved figure does not say which weights, prompts and template it belongs to"
-    changed = [name.removesuffix("_sha256") for name in DIGESTS if older[name] != cell[name]]
+    changed = [name.removesuffix("_sha256") for name in DIGESTS if older.digests[name] != cell.digests[name]]
     return f"{' and '.join(changed)} changed since the saved figure was measured"
-
-
-def result_json(result: object) -> str:
-    """A result as JSON; what has no number, as the acceptance length of no rounds, is null."""
-    return json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 class ResultFile:
@@ -53,8 +39,8 @@ class ResultFile:
 
     def __init__(self, path: Path, *, resume: bool):
         self.path = path
-        self.cells: list[dict[str, Any]] = []
-        self._provenance: dict[str, Any] | None = None
+        self.cells: list[Cell] = []
+        self._provenance: dict[str, object] | None = None
         if path.is_dir():
             raise DraftkitError("the result is a folder", where=path, hint="name a file")
         check_writable(path)
@@ -62,18 +48,10 @@ class ResultFile:
             return
         if not resume:
             raise DraftkitError(f"{path} exists", where=path, hint="--resume goes on with it; or name another file")
-        stored: dict[str, Any] = read_object(path)
-        self.cells, self._provenance = stored.get("cells", []), stored.get("provenance")
-        try:
-            for cell in self.cells:
-                hash(key_of(cell))  # raises for one that lacks a name
-            sound = isinstance(self.cells, list) and isinstance(self._provenance, dict)
-        except (KeyError, TypeError):
-            sound = False
-        if not sound:
-            raise FormatError("not the result of an evaluation", where=path, hint="name another file")
+        stored = read_result(path)
+        self.cells, self._provenance = list(stored.cells), stored.provenance
 
-    def begin(self, provenance: dict[str, Any]) -> None:
+    def begin(self, provenance: dict[str, object]) -> None:
         """Say how the cells to come are made."""
         if self._provenance is not None:
             before, now = ({k: v for k, v in p.items() if k != "date"} for p in (self._provenance, _plain(provenance)))
@@ -86,10 +64,11 @@ class ResultFile:
                 )
         self._provenance = provenance
 
-    def add(self, cell: dict[str, Any]) -> None:
+    def add(self, cell: Cell) -> None:
         replaced_by(cell, self.cells)
         self.cells.append(cell)
-        self.write({"schema": SCHEMA, "provenance": self._provenance, "cells": self.cells})
+        cells = [cell.to_dict() for cell in self.cells]
+        self.write({"schema": SCHEMA, "provenance": self._provenance, "cells": cells})
 
     def write(self, result: Mapping[str, Any]) -> None:
         write_file(self.path, (result_json(result) + "\n").encode())
@@ -102,12 +81,12 @@ def check_records(path: Path) -> None:
         _append(path, [])
 
 
-def append_rounds(path: Path, heading: Mapping[str, Any], generations: Sequence[Generation]) -> None:
+def append_rounds(path: Path, heading: Heading, generations: Sequence[Generation]) -> None:
     """Append the raw record of a run: a line for each round, from which every statistic can be had again.
 
     Raises `DraftkitError` where the file cannot be written.
     """
-    named = {name: heading[name] for name in ("draft", "num_speculative_tokens", "temperature", "concurrency")}
+    named = {name: getattr(heading, name) for name in ("draft", "num_speculative_tokens", "temperature", "concurrency")}
     lines = []
     for g in generations:
         for number, r in enumerate(g.rounds):

@@ -1,20 +1,23 @@
-"""What a measurement is to be made with."""
+"""What is asked of a measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, SamplingParameters
-from draftkit.runtime.modes import Verification
+
+if TYPE_CHECKING:  # it needs torch
+    from draftkit.runtime.modes import Verification
 
 Turns = Literal["first", "all"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
+    """How to measure one cell. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
 
     Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification.
     `turns`: the first of each prompt, or all of them, each after the target's own answers. `thinking`: the chat
@@ -50,28 +53,92 @@ class Settings:
         """Whether the output must be that of plain decoding, token for token."""
         return self.verification == "coupled" or (self.sampling.temperature == 0 and self.verification != "synthetic")
 
+    def at(
+        self,
+        *,
+        num_speculative_tokens: int | None = None,
+        concurrency: int | None = None,
+        temperature: float | None = None,
+    ) -> Settings:
+        """The same settings but for those that a sweep varies; None keeps what they are."""
+        return replace(
+            self,
+            num_speculative_tokens=_or(num_speculative_tokens, self.num_speculative_tokens),
+            concurrency=_or(concurrency, self.concurrency),
+            sampling=replace(self.sampling, temperature=_or(temperature, self.sampling.temperature)),
+        )
+
+    def sweep(
+        self, *, k: Sequence[int] = (), concurrency: Sequence[int] = (), temperature: Sequence[float] = ()
+    ) -> Sweep:
+        """Every combination of these values, all else as it is; without values, that of these settings."""
+        return Sweep(
+            tuple(
+                self.at(num_speculative_tokens=tokens, concurrency=batch, temperature=hot)
+                for hot in temperature or (self.sampling.temperature,)
+                for batch in concurrency or (self.concurrency,)
+                for tokens in k or (self.num_speculative_tokens,)
+            )
+        )
+
+
+Value = TypeVar("Value", int, float)
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value
+
 
 @dataclass(frozen=True)
 class Sweep:
-    """The settings that are varied, each over several values; empty for the one of the settings."""
+    """Settings that are measured one after another: what all of one measurement are asked.
 
-    k: tuple[int, ...] = ()
-    concurrency: tuple[int, ...] = ()
-    temperature: tuple[float, ...] = ()
+    They are alike but for K, concurrency and temperature. Raises `DraftkitError` otherwise, and for none at all.
+    """
 
-    def groups(self, settings: Settings) -> Iterator[tuple[Settings, list[Settings]]]:
-        """Settings that share a run without a draft, and those of each K among them."""
-        for temperature in self.temperature or (settings.sampling.temperature,):
-            for concurrency in self.concurrency or (settings.concurrency,):
-                sampling = replace(settings.sampling, temperature=temperature)
-                shared = replace(settings, sampling=sampling, concurrency=concurrency)
-                drafting = self.k or (settings.num_speculative_tokens,)
-                yield shared, [replace(shared, num_speculative_tokens=k) for k in drafting]
+    settings: tuple[Settings, ...]
 
-    def largest(self, settings: Settings) -> Settings:
-        """The settings that take the most memory."""
-        return replace(
-            settings,
-            num_speculative_tokens=max(self.k, default=settings.num_speculative_tokens),
-            concurrency=max(self.concurrency, default=settings.concurrency),
-        )
+    def __post_init__(self) -> None:
+        if len({_shared(settings) for settings in self.settings}) != 1:
+            raise DraftkitError(
+                f"a sweep of {len(self.settings)} settings",
+                expected="at least one, and no difference but in K, concurrency and temperature",
+            )
+
+    @classmethod
+    def of(cls, asked: Settings | Sweep) -> Sweep:
+        return asked if isinstance(asked, Sweep) else cls((asked,))
+
+    @property
+    def first(self) -> Settings:
+        return self.settings[0]
+
+    @property
+    def k(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(settings.num_speculative_tokens for settings in self.settings))
+
+    @property
+    def concurrency(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(settings.concurrency for settings in self.settings))
+
+    @property
+    def temperature(self) -> tuple[float, ...]:
+        return tuple(dict.fromkeys(settings.sampling.temperature for settings in self.settings))
+
+    @property
+    def groups(self) -> list[tuple[Settings, ...]]:
+        """The settings, those together that share a run without a draft."""
+        groups: dict[tuple[float, int], list[Settings]] = {}
+        for settings in self.settings:
+            groups.setdefault((settings.sampling.temperature, settings.concurrency), []).append(settings)
+        return [tuple(group) for group in groups.values()]
+
+    @property
+    def largest(self) -> Settings:
+        """The settings that would take the most memory."""
+        return self.first.at(num_speculative_tokens=max(self.k), concurrency=max(self.concurrency))
+
+
+def _shared(settings: Settings) -> str:
+    """What all settings of a sweep have in common, to compare; there may be dictionaries in it."""
+    return repr(settings.at(num_speculative_tokens=0, concurrency=0, temperature=0.0))

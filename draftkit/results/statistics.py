@@ -8,26 +8,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from math import isnan
 from statistics import fmean
 
+from draftkit.results.record import QUANTILES, Interval, Times
 from draftkit.runtime.records import Generation, Round
 
 RESAMPLES = 2000
 
 LOOPING = 0.5  # share of repeated pairs of tokens above which a text goes round in circles
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with the 95 % interval of a bootstrap over prompts."""
-
-    mean: float
-    low: float
-    high: float
-
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def drafted_rounds(generations: Sequence[Generation]) -> list[Round]:
@@ -63,6 +52,11 @@ def bootstrap_length(sums: Sequence[tuple[float, int]], seed: int = 0) -> Interv
     return Interval(_length(sums), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000])
 
 
+def known(interval: Interval) -> Interval | None:
+    """The interval; None of nothing."""
+    return None if isnan(interval.mean) else interval
+
+
 def lengths_by_convention(generations: Sequence[Generation], categories: Sequence[str]) -> dict[str, float]:
     """The same rounds as other tools count them, and averaged otherwise. Empty without any round.
 
@@ -91,21 +85,22 @@ def acceptance_mean(generations: Sequence[Generation]) -> float:
     return 1 + fmean(r.accepted for r in drafted_rounds(generations))
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
+def percentiles(seconds: Sequence[float]) -> Times | None:
     """Mean, median and 99th percentile in milliseconds; None of nothing."""
     if not seconds:
         return None
     at = quantiles(seconds)
     assert at is not None
-    return {"mean": 1000 * fmean(seconds), "p50": at[50], "p99": at[99]}
+    return Times(1000 * fmean(seconds), at[50], at[99])
 
 
-def quantiles(seconds: Sequence[float]) -> list[float] | None:
+def quantiles(seconds: Sequence[float]) -> tuple[float, ...] | None:
     """The 0th to the 100th percentile in milliseconds; None of nothing."""
     if not seconds:
         return None
     ordered = sorted(seconds)
-    return [1000 * ordered[round(percent / 100 * (len(ordered) - 1))] for percent in range(101)]
+    last = len(ordered) - 1
+    return tuple(1000 * ordered[round(percent / 100 * last)] for percent in range(QUANTILES))
 
 
 def accepted_per_position(generations: Sequence[Generation], k: int) -> list[int]:

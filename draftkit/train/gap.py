@@ -26,7 +26,8 @@ from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.models.target import FINAL, Target
-from draftkit.results.statistics import Interval, bootstrap_length
+from draftkit.results.record import Interval
+from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime import ATTENTION, DraftSampling, Engine, Generation, Request, SamplingParameters
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter

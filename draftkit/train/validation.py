@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from draftkit.results.statistics import Interval, bootstrap_length
+from draftkit.results.record import Interval
+from draftkit.results.statistics import bootstrap_length
 from draftkit.train.batch import Batch
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.walk import Mode, WalkedRound, walk

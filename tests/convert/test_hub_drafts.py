@@ -56,7 +56,7 @@ def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
     source = PUBLISHED[name].write(tmp_path / "source", torch.float32)
     settings = Settings(num_speculative_tokens=2, max_new_tokens=8, limit=2, device="cpu", dtype="float32")
     result = draftkit.evaluate_draft(str(running_target), [str(source)], settings)
-    assert [(cell["method"], cell["matches_greedy"]) for cell in result["cells"]] == [("draft-model", True)]
+    assert [(cell.method, cell.matches_greedy) for cell in result.cells] == [("draft-model", True)]
 
 
 def test_a_parallel_draft_without_a_table_takes_the_targets(running_target: Path, tmp_path: Path) -> None:
@@ -71,11 +71,11 @@ def test_a_parallel_draft_without_a_table_takes_the_targets(running_target: Path
     for source in (without, tmp_path / "with"):
         out = tmp_path / f"{source.name}-out"
         convert_checkpoint(str(source), out, target=str(running_target), overrides=published.overrides)
-        cells += draftkit.evaluate_draft(str(running_target), [str(out)], settings)["cells"]
+        cells += draftkit.evaluate_draft(str(running_target), [str(out)], settings).cells
     ours, theirs = cells
-    assert (ours["method"], ours["num_drafts"]) == ("p-eagle", theirs["num_drafts"])
-    assert ours["num_accepted_tokens_per_pos"] == theirs["num_accepted_tokens_per_pos"]
-    assert ours["expected_acceptance_length"] == theirs["expected_acceptance_length"]
+    assert (ours.method, ours.num_drafts) == ("p-eagle", theirs.num_drafts)
+    assert ours.num_accepted_tokens_per_pos == theirs.num_accepted_tokens_per_pos
+    assert ours.expected_acceptance_length == theirs.expected_acceptance_length
 
 
 def test_automodels_eagle_is_a_llama_over_fc(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.evaluate.vllm_measure import measure_with_vllm, run_plain
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.saved import DIGESTS
+from draftkit.results.record import Cell, Interval
 from draftkit.results.settings import Settings
 
 FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
@@ -50,14 +50,14 @@ def all_accepted() -> list[int]:
     return [accepted for done in expected() for accepted in done.accepted]
 
 
-def counts_of(cell: dict[str, Any]) -> tuple[int, int, int, list[int]]:
+def counts_of(cell: Cell) -> tuple[int, int, int, tuple[int, ...]]:
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
-    return tuple(cell[name] for name in names)  # type: ignore[return-value]
+    return tuple(getattr(cell, name) for name in names)  # type: ignore[return-value]
 
 
-def expected_counts() -> tuple[int, int, int, list[int]]:
+def expected_counts() -> tuple[int, int, int, tuple[int, ...]]:
     accepted = all_accepted()
-    return len(accepted), K * len(accepted), sum(accepted), per_position(accepted, K)
+    return len(accepted), K * len(accepted), sum(accepted), tuple(per_position(accepted, K))
 
 
 class Journal:
@@ -82,27 +82,27 @@ def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Journal:
 VLLM = VllmSettings(python=sys.executable)
 
 
-def measured(draft: str = "zoo:eagle", **options: Any) -> dict[str, Any]:
+def measured(draft: str = "zoo:eagle", **options: Any) -> Any:
     options = {"settings": SETTINGS, "vllm": VLLM, "categories": CATEGORIES} | options
-    return measure_with_vllm("zoo:target", draft, REQUESTS, **options)
+    return measure_with_vllm("zoo:target", draft, REQUESTS, **options)[0]
 
 
 def test_the_offline_engine_counts_the_measured_requests_only(journal: Journal) -> None:
     cell = measured()
     assert counts_of(cell) == expected_counts()
     accepted = all_accepted()
-    assert cell["acceptance_length"]["mean"] == pytest.approx(1 + sum(accepted) / len(accepted))
-    assert cell["acceptance_length"]["low"] < cell["acceptance_length"]["mean"] < cell["acceptance_length"]["high"]
+    assert cell.acceptance_length.mean == pytest.approx(1 + sum(accepted) / len(accepted))
+    assert cell.acceptance_length.low < cell.acceptance_length.mean < cell.acceptance_length.high
     in_a = [n for done, category in zip(expected(), CATEGORIES, strict=True) if category == "a" for n in done.accepted]
-    assert cell["by_category"]["a"]["mean"] == pytest.approx(1 + sum(in_a) / len(in_a))
-    assert (cell["engine"], cell["engine_version"], cell["method"]) == ("vllm", "0.0-fake", "eagle")
-    assert cell["output_tokens"] == cell["baseline_output_tokens"] == 20 * len(REQUESTS)
-    assert cell["matches_greedy"] is True
-    assert cell["interval_known"] is True
-    assert cell["ttft_ms"]["p50"] == pytest.approx(500)
-    assert cell["tpot_ms"]["p50"] == pytest.approx(250)
-    assert cell["itl_ms"] is None
-    assert len(cell["ttft_quantiles_ms"]) == 101
+    assert cell.by_category["a"].mean == pytest.approx(1 + sum(in_a) / len(in_a))
+    assert (cell.engine, cell.engine_version, cell.method) == ("vllm", "0.0-fake", "eagle")
+    assert cell.output_tokens == cell.baseline_output_tokens == 20 * len(REQUESTS)
+    assert cell.matches_greedy is True
+    assert cell.interval_known is True
+    assert cell.ttft_ms.p50 == pytest.approx(500)
+    assert cell.tpot_ms.p50 == pytest.approx(250)
+    assert cell.itl_ms is None
+    assert len(cell.ttft_quantiles_ms) == 101
 
 
 def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journal) -> None:
@@ -132,8 +132,8 @@ def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(
     with pytest.raises(TargetError, match="draftkit eval --engine vllm"):
         draftkit.evaluate_draft(str(target), ["ngram"], settings)
     result = draftkit.evaluate_draft(str(target), ["ngram"], settings, vllm=VLLM)
-    assert [cell["engine"] for cell in result["cells"]] == ["vllm"]
-    assert "vllm-only" in {warning["name"] for warning in result["warnings"]}
+    assert [cell.engine for cell in result.cells] == ["vllm"]
+    assert "vllm-only" in {warning.name for warning in result.warnings}
     assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
 
 
@@ -218,25 +218,25 @@ def test_how_drafts_are_drawn_reaches_vllm(journal: Journal) -> None:
     speculative = journal.entries("arguments")[1]["speculative_config"]
     assert speculative["draft_sample_method"] == "probabilistic"
     assert speculative["rejection_sample_method"] == "block"
-    assert cell["matches_greedy"] is None
-    assert cell["num_matching_prompts"] is None
+    assert cell.matches_greedy is None
+    assert cell.num_matching_prompts is None
 
 
 def test_a_vllm_without_counts_by_request_gives_no_interval(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "old")
     cell = measured()
     assert counts_of(cell) == expected_counts()
-    length = cell["acceptance_length"]
-    assert length["low"] == length["mean"] == length["high"]
-    assert cell["interval_known"] is False
-    assert cell["by_category"] == {}
-    assert set(cell["acceptance_length_by_convention"]) == {"vllm", "sglang"}
+    length = cell.acceptance_length
+    assert length.low == length.mean == length.high
+    assert cell.interval_known is False
+    assert cell.by_category == {}
+    assert set(cell.acceptance_length_by_convention) == {"vllm", "sglang"}
 
 
 def test_an_output_that_a_draft_changes_is_seen(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "errs")
     cell = measured()
-    assert (cell["matches_greedy"], cell["num_matching_prompts"]) == (False, 0)
+    assert (cell.matches_greedy, cell.num_matching_prompts) == (False, 0)
 
 
 @pytest.mark.parametrize(
@@ -277,14 +277,13 @@ def test_progress_ends_with_all_answers_and_the_acceptance_length(journal: Journ
     seen: list[tuple[str, int, int, float]] = []
     cell = measured(on_progress=lambda *now: seen.append(now))
     assert seen[0] == ("no draft", 5, 5, 1.0)
-    assert seen[-1] == ("zoo:eagle", 5, 5, cell["acceptance_length"]["mean"])
+    assert seen[-1] == ("zoo:eagle", 5, 5, cell.acceptance_length.mean)
 
 
 def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], Settings(limit=1, max_new_tokens=4))
-    (own,) = result["cells"]
-    of_its_rounds = {"samples", "memory", "predicted", "num_drafts_beyond", "near_ties"}
-    assert own.keys() - measured().keys() <= {*of_its_rounds, *DIGESTS}
+    (own,) = result.cells
+    assert own.to_dict().keys() - measured().to_dict().keys() == {"num_drafts_beyond", "samples", "memory", "near_ties"}
 
 
 # A running server.
@@ -295,12 +294,11 @@ def test_a_server_is_measured_by_the_difference_of_its_counters(by_request: bool
     with VllmTestServer(by_request=by_request) as server:
         cell = measured(vllm=VllmSettings(url=f"{server.url}/v1/"))
     assert counts_of(cell) == expected_counts()
-    assert cell["interval_known"] is by_request
-    assert bool(cell["by_category"]) is by_request
-    assert (cell["method"], cell["engine_version"]) == ("served", "0.0-server")
-    assert cell["draft_sampling"] is cell["verification"] is None
-    assert cell["baseline_tokens_per_second"] is cell["matches_greedy"] is None
-    assert cell["warnings"] == []
+    assert cell.interval_known is by_request
+    assert bool(cell.by_category) is by_request
+    assert (cell.method, cell.engine_version) == ("served", "0.0-server")
+    assert cell.draft_sampling is cell.verification is None
+    assert cell.baseline_tokens_per_second is cell.matches_greedy is None
     warm_up, asked = server.bodies[: SETTINGS.concurrency], server.bodies[SETTINGS.concurrency :]
     assert {body["max_tokens"] for body in warm_up} == {2 * (K + 1)}
     assert sorted(body["prompt"] for body in asked) == [list(request.prompt) for request in REQUESTS]
@@ -314,16 +312,16 @@ def test_a_server_is_measured_by_the_difference_of_its_counters(by_request: bool
 def test_times_are_those_of_the_client() -> None:
     with VllmTestServer() as server:
         cell = measured(vllm=VllmSettings(url=server.url))
-    assert cell["itl_ms"]["p50"] >= 1000 * CHUNK_SECONDS
-    assert cell["itl_ms"]["mean"] > cell["tpot_ms"]["mean"] > 0  # a chunk has several tokens
-    assert 0 < cell["ttft_ms"]["p50"] < 1000 * cell["runtime_s"]
+    assert cell.itl_ms.p50 >= 1000 * CHUNK_SECONDS
+    assert cell.itl_ms.mean > cell.tpot_ms.mean > 0  # a chunk has several tokens
+    assert 0 < cell.ttft_ms.p50 < 1000 * cell.runtime_s
 
 
 def test_a_second_server_is_the_baseline() -> None:
     with VllmTestServer() as drafting, VllmTestServer(k=0) as plain:
         cell = measured(vllm=VllmSettings(url=drafting.url, baseline_url=plain.url))
-    assert cell["matches_greedy"] is True
-    assert cell["speedup"] == pytest.approx(cell["tokens_per_second"] / cell["baseline_tokens_per_second"])
+    assert cell.matches_greedy is True
+    assert cell.speedup == pytest.approx(cell.tokens_per_second / cell.baseline_tokens_per_second)
 
 
 def test_counts_that_follow_the_answers_late_are_waited_for() -> None:
@@ -333,10 +331,10 @@ def test_counts_that_follow_the_answers_late_are_waited_for() -> None:
 
 def test_other_traffic_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
     with VllmTestServer(others=30) as server:
-        (warning,) = measured(vllm=VllmSettings(url=server.url))["warnings"]
-    assert warning["name"] == "other-traffic"
+        vllm = VllmSettings(url=server.url)
+        _, (concern,) = measure_with_vllm("zoo:target", "zoo:eagle", REQUESTS, SETTINGS, vllm)
     # How much of it is counted depends on when the counters were read: others' requests may stand for late own ones.
-    assert re.search(r"[1-9]\d* requests, [1-9]\d* output tokens", warning["message"])
+    assert re.search(r"[1-9]\d* requests, [1-9]\d* output tokens", concern)
 
 
 @pytest.mark.parametrize(
@@ -427,31 +425,32 @@ def test_counts_of_histograms_are_those_of_the_steps(earlier: list[int], later: 
 # Side by side.
 
 
-def cell(engine: str | None, **changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "target": "zoo:target",
-        "draft": "zoo:eagle",
-        "num_speculative_tokens": 2,
-        "temperature": 0.0,
-        "concurrency": 1,
-        "num_drafts": 10,
-        "num_draft_tokens": 20,
-        "num_accepted_tokens_per_pos": [6, 3],
-        "acceptance_length": {"mean": 1.9, "low": 1.5, "high": 2.25},
-        "tokens_per_second": 30.0,
-        "baseline_tokens_per_second": 20.0,
-    }
-    return made | ({"engine": engine} if engine else {}) | changes
+def cell(engine: str, **changes: Any) -> Cell:
+    made = Cell(
+        engine=engine,
+        target="zoo:target",
+        draft="zoo:eagle",
+        num_speculative_tokens=2,
+        temperature=0.0,
+        concurrency=1,
+        num_drafts=10,
+        num_draft_tokens=20,
+        num_accepted_tokens_per_pos=(6, 3),
+        acceptance_length=Interval(1.9, 1.5, 2.25),
+        tokens_per_second=30.0,
+        baseline_tokens_per_second=20.0,
+    )
+    return replace(made, **changes)
 
 
-def rendered(*cells: dict[str, Any]) -> str:
+def rendered(*cells: Cell) -> str:
     console = Console(width=140, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(engines_table(cells))
     return console.export_text()
 
 
 def test_engines_stand_side_by_side() -> None:
-    text = rendered(cell(None), cell("vllm", baseline_tokens_per_second=None, interval_known=False))
+    text = rendered(cell("draftkit"), cell("vllm", baseline_tokens_per_second=None, interval_known=False))
     assert "equal" in text.splitlines()[4]
     assert "1.900 [1.50, 2.25]" in text
     assert "30.0 (1.50×)" in text
@@ -459,10 +458,10 @@ def test_engines_stand_side_by_side() -> None:
 
 
 def test_differing_counts_show() -> None:
-    ours, theirs = cell("draftkit"), cell("vllm", num_accepted_tokens_per_pos=[6, 2])
+    ours, theirs = cell("draftkit"), cell("vllm", num_accepted_tokens_per_pos=(6, 2))
     assert counts_agree(ours, theirs) is False
     assert "differ" in rendered(ours, theirs)
-    assert counts_agree(ours | {"temperature": 1.0}, theirs | {"temperature": 1.0}) is None
+    assert counts_agree(replace(ours, temperature=1.0), replace(theirs, temperature=1.0)) is None
 
 
 def test_cells_of_other_settings_are_no_pair() -> None:

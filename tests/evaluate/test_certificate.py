@@ -88,7 +88,7 @@ def test_bfloat16_is_no_bug() -> None:
 
 def rendered(found: Certificate) -> str:
     console = Console(file=io.StringIO(), width=160)
-    console.print(certificate(found.to_dict()))
+    console.print(certificate(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

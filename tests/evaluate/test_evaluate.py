@@ -38,8 +38,9 @@ from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.models.chat import token_ids
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.saved import DIGESTS, ResultFile, result_json
-from draftkit.results.settings import Settings, Sweep
+from draftkit.results.record import DIGESTS, Cell, Result, Times, result_from, result_json
+from draftkit.results.saved import ResultFile
+from draftkit.results.settings import Settings
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Drafter
@@ -60,13 +61,13 @@ FIELDS = {
 
 
 @lru_cache
-def zoo_result() -> dict[str, Any]:
+def zoo_result() -> Any:
     drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
     return draftkit.evaluate_draft("zoo:target", drafts, Settings(concurrency=16, limit=40, max_new_tokens=64))
 
 
 def test_zoo_drafts_reach_their_acceptance_length() -> None:
-    measured = {c["draft"]: c["acceptance_length"]["mean"] for c in zoo_result()["cells"]}
+    measured = {c.draft: c.acceptance_length.mean for c in zoo_result().cells}
     assert measured["zoo:eagle"] >= 1.8
     assert measured["zoo:eagle3"] >= 1.8
     assert measured["zoo:eagle-bias"] >= 1.5
@@ -76,74 +77,80 @@ def test_zoo_drafts_reach_their_acceptance_length() -> None:
 
 
 def test_output_equals_plain_greedy_decoding() -> None:
-    assert all(cell["matches_greedy"] for cell in zoo_result()["cells"])
+    assert all(cell.matches_greedy for cell in zoo_result().cells)
 
 
 def test_result_has_the_documented_fields() -> None:
     result = zoo_result()
-    assert result["schema"] == 1
-    for cell in result["cells"]:
-        assert set(cell) == FIELDS
-        assert cell["num_prompts"] == 40
-        assert len(cell["by_category"]) == 8
-        assert cell["num_accepted_tokens"] == sum(cell["num_accepted_tokens_per_pos"])
-        length = 1 + cell["num_accepted_tokens"] / cell["num_drafts"]
-        assert math.isclose(cell["acceptance_length"]["mean"], length)
-        assert math.isclose(1 + sum(cell["acceptance_per_pos"]), length)
-        rate = math.prod(cell["conditional_acceptance_per_pos"])
-        assert math.isclose(rate, cell["acceptance_per_pos"][-1], abs_tol=1e-9)
+    assert result.to_dict()["schema"] == 1
+    for cell in result.cells:
+        assert set(cell.to_dict()) == FIELDS
+        assert cell.num_prompts == 40
+        assert len(cell.by_category) == 8
+        assert cell.num_accepted_tokens == sum(cell.num_accepted_tokens_per_pos)
+        length = 1 + cell.num_accepted_tokens / cell.num_drafts
+        assert math.isclose(cell.acceptance_length.mean, length)
+        assert math.isclose(1 + sum(cell.acceptance_per_pos), length)
+        rate = math.prod(cell.conditional_acceptance_per_pos)
+        assert math.isclose(rate, cell.acceptance_per_pos[-1], abs_tol=1e-9)
     for name in ("date", "hardware", "dataset", "first_prompt_ids", "settings"):
-        assert name in result["provenance"]
+        assert name in result.provenance
+
+
+def test_a_result_reads_back_as_it_was_made() -> None:
+    result = zoo_result()
+    stored = json.loads(result_json(result.to_dict()))
+    assert result_from(stored, Path("result.json")) == replace(result, path="result.json")
 
 
 def test_samples_spell_the_output() -> None:
-    cell = zoo_result()["cells"][0]
-    for sample in cell["samples"]:
-        for r in sample["rounds"]:
-            stood = r["drafted"][: min(r["accepted"], len(r["emitted"]))]
-            assert r["emitted"][: len(stood)] == stood
-            assert len(r["emitted"]) <= r["accepted"] + 1
+    cell = zoo_result().cells[0]
+    for sample in cell.samples:
+        for r in sample.rounds:
+            stood = r.drafted[: min(r.accepted, len(r.emitted))]
+            assert r.emitted[: len(stood)] == stood
+            assert len(r.emitted) <= r.accepted + 1
 
 
-def sampled_cell(**changes: Any) -> dict[str, Any]:
+def sampled_cell(**changes: Any) -> Any:
     sizes = {"concurrency": 8, "limit": 24, "max_new_tokens": 48}
     settings = Settings(sampling=SamplingParameters(temperature=1.0), **(sizes | changes))
-    return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings)["cells"][0]  # type: ignore[index]
+    return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings).cells[0]
 
 
 def test_expected_acceptance_agrees_with_the_measured_one() -> None:
     cell = sampled_cell(draft_sampling=DraftSampling("probabilistic"))
-    measured, expected = cell["acceptance_length"], cell["expected_acceptance_length"]
-    assert measured["low"] - 0.05 <= expected["mean"] <= measured["high"] + 0.05
-    assert expected["mean"] != measured["mean"]
-    assert cell["draft_sampling"] == "probabilistic"
-    assert cell["matches_greedy"] is cell["num_matching_prompts"] is None
+    measured, expected = cell.acceptance_length, cell.expected_acceptance_length
+    assert measured.low - 0.05 <= expected.mean <= measured.high + 0.05
+    assert expected.mean != measured.mean
+    assert cell.draft_sampling == "probabilistic"
+    assert cell.matches_greedy is cell.num_matching_prompts is None
 
 
 def test_coupled_output_is_that_of_plain_decoding() -> None:
     cell = sampled_cell(verification="coupled", draft_sampling=DraftSampling("probabilistic"))
-    assert cell["num_matching_prompts"] == cell["num_prompts"]
-    assert cell["acceptance_length"]["mean"] > 1.2
+    assert cell.num_matching_prompts == cell.num_prompts
+    assert cell.acceptance_length.mean > 1.2
 
 
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
     cell = sampled_cell(verification="synthetic", acceptance_rates=parse_rates("3.5", 4), limit=80, max_new_tokens=64)
-    assert cell["acceptance_length"]["mean"] == pytest.approx(3.5, abs=0.05)
+    assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
 
 
 def test_latencies_are_consistent() -> None:
     """Gaps between chunks carry as many tokens as rounds emit, so their ratio to the time per token is about that."""
-    cell = zoo_result()["cells"][0]
-    ratio = cell["itl_ms"]["mean"] / cell["tpot_ms"]["mean"]
-    assert ratio == pytest.approx(cell["acceptance_length"]["mean"], rel=0.35)
-    assert cell["ttft_ms"]["p50"] <= cell["ttft_ms"]["p99"]
+    cell = zoo_result().cells[0]
+    ratio = cell.itl_ms.mean / cell.tpot_ms.mean
+    assert ratio == pytest.approx(cell.acceptance_length.mean, rel=0.35)
+    assert cell.ttft_ms.p50 <= cell.ttft_ms.p99
 
 
 def test_ngram_lookup_needs_no_checkpoint() -> None:
     settings = Settings(concurrency=4, limit=8, max_new_tokens=48)
-    (cell,) = draftkit.evaluate_draft("zoo:target", ["ngram:2-3"], settings)["cells"]  # type: ignore[misc]
-    assert (cell["method"], cell["matches_greedy"]) == ("ngram", True)
-    assert cell["num_draft_tokens"] < 4 * cell["num_drafts"]  # without a match nothing is drafted
+    (cell,) = draftkit.evaluate_draft("zoo:target", ["ngram:2-3"], settings).cells
+    assert (cell.method, cell.matches_greedy) == ("ngram", True)
+    assert cell.num_draft_tokens < 4 * cell.num_drafts  # without a match nothing is drafted
     with pytest.raises(DraftkitError, match="ngram:MIN-MAX"):
         draftkit.evaluate_draft("zoo:target", ["ngram:x"], settings)
 
@@ -174,18 +181,18 @@ QUICK = Settings(concurrency=4, limit=6, max_new_tokens=24)
 
 
 def test_a_sweep_varies_k_concurrency_and_temperature() -> None:
-    sweep = Sweep(k=(1, 3), concurrency=(1, 4), temperature=(0.0, 1.0))
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, sweep=sweep)
-    settings = [(c["temperature"], c["concurrency"], c["num_speculative_tokens"]) for c in result["cells"]]
+    sweep = QUICK.sweep(k=(1, 3), concurrency=(1, 4), temperature=(0.0, 1.0))
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep)
+    settings = [(c.temperature, c.concurrency, c.num_speculative_tokens) for c in result.cells]
     assert settings == [(t, b, k) for t in (0.0, 1.0) for b in (1, 4) for k in (1, 3)]
-    greedy = {(c["concurrency"], c["num_speculative_tokens"]): c for c in result["cells"] if c["temperature"] == 0}
+    greedy = {(c.concurrency, c.num_speculative_tokens): c for c in result.cells if c.temperature == 0}
     for k in (1, 3):  # what is accepted does not depend on the batch
-        counts = {tuple(greedy[batch, k]["num_accepted_tokens_per_pos"]) for batch in (1, 4)}
+        counts = {tuple(greedy[batch, k].num_accepted_tokens_per_pos) for batch in (1, 4)}
         assert len(counts) == 1
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
-    path, sweep = tmp_path / "result.json", Sweep(k=(1, 2))
+    path, sweep = tmp_path / "result.json", QUICK.sweep(k=(1, 2))
 
     def stop_at_the_second(name: str, *_: object) -> None:
         if "K=2" in name:
@@ -193,13 +200,11 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
 
     saved = ResultFile(path, resume=False)
     with pytest.raises(KeyboardInterrupt):
-        draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, stop_at_the_second, sweep=sweep, saved=saved)
+        draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, stop_at_the_second, saved=saved)
     (kept,) = json.loads(path.read_text())["cells"]
     ran = []
     saved = ResultFile(path, resume=True)
-    draftkit.evaluate_draft(
-        "zoo:target", ["zoo:eagle"], QUICK, lambda name, *_: ran.append(name), sweep=sweep, saved=saved
-    )
+    draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, lambda name, *_: ran.append(name), saved=saved)
     result = json.loads(path.read_text())
     assert set(ran) == {"no draft", "zoo:eagle, K=2"}
     assert result["cells"][0] == kept
@@ -210,8 +215,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
         draftkit.evaluate_draft(
             "zoo:target",
             ["zoo:eagle"],
-            replace(QUICK, max_new_tokens=16),
-            sweep=sweep,
+            replace(QUICK, max_new_tokens=16).sweep(k=(1, 2)),
             saved=ResultFile(path, resume=True),
         )
     path.write_text(path.read_text()[:100])
@@ -225,12 +229,12 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
     target = str(shutil.copytree(zoo.path("target"), tmp_path / "target"))
     settings = Settings(concurrency=2, limit=2, max_new_tokens=16)
 
-    def run() -> dict[str, Any]:
+    def run() -> Result:
         saved = ResultFile(tmp_path / "result.json", resume=True)
-        return draftkit.evaluate_draft(target, [draft], settings, saved=saved, sweep=Sweep(k=(2, 3)))
+        return draftkit.evaluate_draft(target, [draft], settings.sweep(k=(2, 3)), saved=saved)
 
     before = run()
-    assert "measured-again" not in {w["name"] for w in run()["warnings"]}
+    assert "measured-again" not in {w.name for w in run().warnings}
     for folder, changed in ((draft, "draft"), (target, "target")):
         weights = max(Path(folder).glob("*.safetensors"), key=lambda path: path.stat().st_size)
         stat, data = weights.stat(), bytearray(weights.read_bytes())
@@ -238,14 +242,17 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
         weights.write_bytes(data)
         os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         after = run()
-        assert [c["num_speculative_tokens"] for c in after["cells"]] == [2, 3]
-        said = [w["message"] for w in after["warnings"] if w["name"] == "measured-again"]
+        assert [c.num_speculative_tokens for c in after.cells] == [2, 3]
+        said = [w.message for w in after.warnings if w.name == "measured-again"]
         assert len(said) == 2
         assert all(f"{changed} changed since" in message for message in said)
-        assert json.loads((tmp_path / "result.json").read_text())["cells"] == json.loads(result_json(after["cells"]))
-        for new, old in zip(after["cells"], before["cells"], strict=True):
-            assert new[f"{changed}_sha256"] != old[f"{changed}_sha256"]
-            assert new["runtime_s"] != old["runtime_s"]
+        assert (
+            json.loads((tmp_path / "result.json").read_text())["cells"]
+            == json.loads(result_json(after.to_dict()))["cells"]
+        )
+        for new, old in zip(after.cells, before.cells, strict=True):
+            assert new.digests[f"{changed}_sha256"] != old.digests[f"{changed}_sha256"]
+            assert new.runtime_s != old.runtime_s
         before = after
 
 
@@ -258,7 +265,7 @@ def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path
     path.write_text(json.dumps(stored))
     saved = ResultFile(path, resume=True)
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, saved=saved)
-    assert any("does not say which weights" in w["message"] for w in result["warnings"])
+    assert any("does not say which weights" in w.message for w in result.warnings)
     (cell,) = json.loads(path.read_text())["cells"]
     assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
 
@@ -266,11 +273,11 @@ def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path
 def test_statistics_follow_from_the_records_of_rounds(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, records=path)
-    (cell,) = result["cells"]
+    (cell,) = result.cells
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(rounds) == cell["num_drafts"]
-    assert sum(r["accepted"] for r in rounds) == cell["num_accepted_tokens"]
-    assert sum(r["finished"] is not None for r in rounds) == cell["num_prompts"]
+    assert len(rounds) == cell.num_drafts
+    assert sum(r["accepted"] for r in rounds) == cell.num_accepted_tokens
+    assert sum(r["finished"] is not None for r in rounds) == cell.num_prompts
     assert all(len(r["proposal"]) == r["drafted"] == 4 for r in rounds)
 
 
@@ -286,58 +293,59 @@ def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> No
     path.write_text('{"id": "a", "turns": ["def add(a, b):", "Now subtract."]}\n{"id": "b", "turns": ["import os"]}\n')
     settings = Settings(prompts=str(path), turns="all", max_new_tokens=12)
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings)
-    (cell,) = result["cells"]
-    assert (cell["num_prompts"], cell["matches_greedy"]) == (3, True)
-    second = next(s for s in cell["samples"] if s["id"] == "a/2")
-    first = next(s for s in cell["samples"] if s["id"] == "a")
-    answer = first["first"] + "".join(text for r in first["rounds"] for text in r["emitted"])
-    assert answer.strip() in second["prompt"]
-    assert "Now subtract." in second["prompt"]
+    (cell,) = result.cells
+    assert (cell.num_prompts, cell.matches_greedy) == (3, True)
+    second = next(s for s in cell.samples or () if s.id == "a/2")
+    first = next(s for s in cell.samples or () if s.id == "a")
+    answer = first.first + "".join(text for r in first.rounds for text in r.emitted)
+    assert answer.strip() in second.prompt
+    assert "Now subtract." in second.prompt
     only_first = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], replace(settings, turns="first"))
-    assert "first-turn-only" in {w["name"] for w in only_first["warnings"]}
-    assert "first-turn-only" not in {w["name"] for w in result["warnings"]}
+    assert "first-turn-only" in {w.name for w in only_first.warnings}
+    assert "first-turn-only" not in {w.name for w in result.warnings}
 
 
 def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperature() -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, predict=True)
-    (cell,) = result["cells"]
-    assert cell["acceptance_length"]["mean"] == pytest.approx(5)
-    drawn = [p for p in cell["predicted"] if p["draft_sampling"] == "probabilistic"]
-    assert {p["temperature"] for p in drawn} == set(TEMPERATURES)
+    (cell,) = result.cells
+    assert cell.acceptance_length.mean == pytest.approx(5)
+    drawn = [p for p in cell.predicted if p.draft_sampling == "probabilistic"]
+    assert {p.temperature for p in drawn} == set(TEMPERATURES)
     for p in drawn:
-        assert p["acceptance_length"] == pytest.approx(p["num_speculative_tokens"] + 1, rel=1e-3)
-    chosen = [p for p in cell["predicted"] if p["draft_sampling"] == "greedy" and p["num_speculative_tokens"] == 4]
-    lengths = [p["acceptance_length"] for p in sorted(chosen, key=lambda p: p["temperature"])]
+        assert p.acceptance_length == pytest.approx(p.num_speculative_tokens + 1, rel=1e-3)
+    chosen = [p for p in cell.predicted if p.draft_sampling == "greedy" and p.num_speculative_tokens == 4]
+    lengths = [p.acceptance_length for p in sorted(chosen, key=lambda p: p.temperature)]
     assert lengths == sorted(lengths, reverse=True)  # one token is ever less of the target's law
 
 
 def test_advice_agrees_with_its_own_measurements() -> None:
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, sweep=Sweep(concurrency=(1, 2)), advise=True)
-    (model,) = result["speed_models"]
-    assert [(m["concurrency"], m["num_speculative_tokens"]) for m in model["measured"]] == [(1, 4), (2, 4)]
-    assert {p["concurrency"] for p in model["predicted"]} == {1, 2}
-    assert model["schedule"][0][0] == 1
-    assert model["schedule"][-1][1] == 2
-    assert all(p["ideal_speedup"] >= p["speedup"] for p in model["predicted"])
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK.sweep(concurrency=(1, 2)), advise=True)
+    (model,) = result.speed_models
+    assert [(m.concurrency, m.num_speculative_tokens) for m in model.measured] == [(1, 4), (2, 4)]
+    assert {p.concurrency for p in model.predicted} == {1, 2}
+    assert model.schedule[0][0] == 1
+    assert model.schedule[-1][1] == 2
+    assert all(p.ideal_speedup >= p.speedup for p in model.predicted)
 
 
-def speed_cell(**changes: Any) -> dict[str, Any]:
-    times = {"p50": 0.0}
-    return {
-        "num_speculative_tokens": 2, "concurrency": 1, "temperature": 0.0, "acceptance_per_pos": [0.8, 0.4],
-        "ttft_ms": times, "baseline_ttft_ms": times, "output_tokens": 1000, "num_prompts": 1, "speedup": 2.0,
-    } | changes  # fmt: skip
+def speed_cell() -> Cell:
+    times = Times(0.0, 0.0, 0.0)
+    return Cell(
+        target="t", draft="d", num_speculative_tokens=2, concurrency=1, temperature=0.0, acceptance_length=None,
+        acceptance_per_pos=(0.8, 0.4), ttft_ms=times, baseline_ttft_ms=times, output_tokens=1000, num_prompts=1,
+        speedup=2.0,
+    )  # fmt: skip
 
 
 def test_speed_up_of_long_answers_is_length_times_step_over_round() -> None:
     times = RoundTimes({(1, 0): 10.0, (1, 1): 11.0, (1, 3): 13.0, (4, 0): 10.0, (4, 1): 40.0, (4, 3): 80.0})
     model = speed_model("draft", [speed_cell()], times)
-    predicted = {(p["concurrency"], p["num_speculative_tokens"]): p for p in model["predicted"]}  # type: ignore[attr-defined]
-    assert predicted[1, 2]["speedup"] == pytest.approx(2.2 * 10 / 12)  # the round between K = 1 and 3
-    assert predicted[1, 3]["speedup"] == pytest.approx((2.2 + 0.2) * 10 / 13)  # the third falls as the second did
-    assert predicted[1, 3]["ideal_speedup"] == pytest.approx(4 * 10 / 13)
-    assert (model["best_k"], model["schedule"], model["stop_above"]) == (3, [[1, 1, 3], [2, 4, 0]], 1)
-    assert model["mean_error"] == pytest.approx(1 - 2.2 * 10 / 12 / 2)
+    predicted = {(p.concurrency, p.num_speculative_tokens): p for p in model.predicted}
+    assert predicted[1, 2].speedup == pytest.approx(2.2 * 10 / 12)  # the round between K = 1 and 3
+    assert predicted[1, 3].speedup == pytest.approx((2.2 + 0.2) * 10 / 13)  # the third falls as the second did
+    assert predicted[1, 3].ideal_speedup == pytest.approx(4 * 10 / 13)
+    assert (model.best_k, model.schedule, model.stop_above) == (3, ((1, 1, 3), (2, 4, 0)), 1)
+    assert model.mean_error == pytest.approx(1 - 2.2 * 10 / 12 / 2)
 
 
 def doubts(**measured: Any) -> list[str]:
@@ -348,19 +356,20 @@ def doubts(**measured: Any) -> list[str]:
     ("changes", "name"),
     [
         ({"repetition": 0.9}, "loops"),
-        ({"itl_ms": {"mean": 9.0}}, "latency-disagrees"),
-        ({"ttft_quantiles_ms": [1.0] * 100 + [50.0]}, "no-warm-up"),
+        ({"itl_ms": Times(9.0, 9.0, 9.0)}, "latency-disagrees"),
+        ({"ttft_quantiles_ms": (*[1.0] * 100, 50.0)}, "no-warm-up"),
         ({"baseline_output_tokens": 80}, "unequal-baseline"),
         ({}, None),
     ],
 )
 def test_usual_mistakes_are_noticed(changes: dict[str, Any], name: str | None) -> None:
-    sound = {
-        "draft": "d", "num_speculative_tokens": 4, "concurrency": 1, "temperature": 0.0, "repetition": 0.1,
-        "itl_ms": {"mean": 3.0}, "tpot_ms": {"mean": 1.0}, "acceptance_length_by_convention": {"eagle": 3.0},
-        "ttft_quantiles_ms": [1.0] * 101, "num_prompts": 8, "output_tokens": 100, "baseline_output_tokens": 100,
-    }  # fmt: skip
-    assert doubts(cell=sound | changes) == ([name] if name else [])
+    sound = Cell(
+        target="t", draft="d", num_speculative_tokens=4, concurrency=1, temperature=0.0, repetition=0.1,
+        acceptance_length=None, itl_ms=Times(3.0, 3.0, 3.0), tpot_ms=Times(1.0, 1.0, 1.0),
+        acceptance_length_by_convention={"eagle": 3.0}, ttft_quantiles_ms=(1.0,) * 101, num_prompts=8,
+        output_tokens=100, baseline_output_tokens=100,
+    )  # fmt: skip
+    assert doubts(cell=replace(sound, **changes)) == ([name] if name else [])
 
 
 def test_two_beginnings_are_noticed() -> None:
@@ -483,7 +492,7 @@ def test_both_sources_of_mt_bench_have_names_of_their_own() -> None:
 def test_thinking_reaches_the_template() -> None:
     """Templates that know no thinking ignore it; the result says what was asked for."""
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], replace(QUICK, limit=2, thinking=False))
-    assert result["provenance"]["dataset"]["thinking"] is False
+    assert result.provenance["dataset"]["thinking"] is False
 
 
 def test_bundled_prompts_are_eight_categories_of_ten() -> None:
@@ -573,8 +582,8 @@ def test_every_turn_of_a_conversation_follows_its_system_message(tmp_path: Path)
 def test_a_result_says_whether_the_template_was_applied() -> None:
     settings = Settings(limit=1, max_new_tokens=4, template=False)
     result = draftkit.evaluate_draft("zoo:target", ["ngram"], settings)
-    assert (result["cells"][0]["template_sha256"], result["provenance"]["settings"]["template"]) == (None, False)
-    assert result["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0
+    assert (result.cells[0].template_sha256, result.provenance["settings"]["template"]) == (None, False)
+    assert result.to_dict()["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0
 
 
 # Output that is not greedy
@@ -595,7 +604,7 @@ def test_output_that_is_not_greedy_is_an_error(monkeypatch: pytest.MonkeyPatch, 
         draftkit.evaluate_draft("zoo:target", ["ngram"], QUICK, saved=saved)
     assert not saved.cells
     sampled = replace(QUICK, sampling=SamplingParameters(temperature=1.0))
-    assert draftkit.evaluate_draft("zoo:target", ["ngram"], sampled)["cells"]
+    assert draftkit.evaluate_draft("zoo:target", ["ngram"], sampled).cells
 
 
 @pytest.mark.parametrize(("by", "tie"), [(0.0, True), (1e-6, True), (1e-2, False), (float("nan"), False)])

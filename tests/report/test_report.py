@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import fixtures
 import matplotlib.image
 import pytest
 import typer.testing
@@ -30,12 +31,13 @@ from draftkit.errors import DraftkitError
 from draftkit.report import figures as figures_module
 from draftkit.report.csv import COLUMNS, cells_csv
 from draftkit.report.figures import all_figures, measured_speedups, short
+from draftkit.report.format import size
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
-from draftkit.report.page import page, prediction_rows, provenance_table, size
+from draftkit.report.page import page, prediction_rows, provenance_table
 from draftkit.report.series import Series, join
 from draftkit.report.theme import PALETTE, png, svg
 from draftkit.report.tokens import show_round
-from draftkit.results.record import Cell, Interval, Result, Round, read_result, result_from
+from draftkit.results.record import Cell, Interval, Result, TranscriptRound, read_result, result_from, result_json
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'&$a_b$\x07"
 WHERE = Path("result.json")
@@ -80,6 +82,12 @@ def test_old_files_read_without_the_fields_that_came_later(old: Result) -> None:
     assert cell.accepted_after == pytest.approx([30 / 46, 22 / 30, 19 / 22, 17 / 19])
     assert cell.times_faster == pytest.approx(112.8 / 84.5)
     assert (cell.memory, cell.samples, old.speed_models, cell.engine) == (None, None, (), "draftkit")
+
+
+def test_a_file_is_written_as_it_was_read() -> None:
+    """Field for field, in the same order: the file was written when cells were dictionaries."""
+    stored = json.loads((Path(fixtures.__file__).parent / "result_schema_1.json").read_text())
+    assert result_json(result_from(stored, WHERE).to_dict()) == json.dumps(stored, indent=2, ensure_ascii=False)
 
 
 def test_unknown_fields_are_passed_over() -> None:
@@ -151,7 +159,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def cell(draft: str = "a", k: int = 4, batch: int = 1, temperature: float = 0.0) -> Cell:
-    return Cell("target", draft, k, temperature, batch, Interval(2, 1, 3))
+    return Cell(
+        target="target", draft=draft, num_speculative_tokens=k, temperature=temperature, concurrency=batch,
+        acceptance_length=Interval(2, 1, 3),
+    )  # fmt: skip
 
 
 def test_a_series_is_a_draft_at_one_setting(full: Result) -> None:
@@ -250,7 +261,7 @@ def test_png_files_have_a_white_background(drawn: dict[str, Figure]) -> None:
 
 @pytest.mark.parametrize("name", [HOSTILE, "_hidden", "$x^$", "多语言草稿" * 30, "a" * 500, "\n\n"])
 def test_figures_take_any_name(name: str) -> None:
-    one = Series(name, 0, (Cell("t", name, 2, 0, 1, Interval(2, 1, 3), acceptance_per_pos=(0.7, 0.4)),))
+    one = Series(name, 0, (replace(cell(name, 2), acceptance_per_pos=(0.7, 0.4)),))
     figure = all_figures([one])["acceptance-by-position"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [short(name)]
@@ -320,7 +331,7 @@ def test_sizes(count: int | None, text: str) -> None:
     ],
 )
 def test_kinds_of_tokens(drafted: str, accepted: int, emitted: str, kinds: str, proposal: str) -> None:
-    shown = show_round(Round(tuple(drafted), accepted, tuple(emitted)))
+    shown = show_round(TranscriptRound(tuple(drafted), accepted, tuple(emitted)))
     assert " ".join(token.kind for token in shown.tokens) == kinds
     assert " ".join(token.kind for token in shown.proposal) == proposal
 
@@ -332,7 +343,7 @@ def test_kinds_of_tokens(drafted: str, accepted: int, emitted: str, kinds: str, 
 def test_csv_has_a_row_for_each_cell_and_always_the_same_columns(make: Callable[[], dict[str, Any]]) -> None:
     result = make()
     result["cells"][0]["draft"] = 'a, "quoted"\nname'
-    header, *rows = csv_reader.reader(io.StringIO(cells_csv(result)))
+    header, *rows = csv_reader.reader(io.StringIO(cells_csv(result_from(result, WHERE))))
     assert tuple(header) == COLUMNS
     assert len(rows) == len(result["cells"])
     row = dict(zip(header, rows[0], strict=True))
@@ -343,7 +354,7 @@ def test_csv_has_a_row_for_each_cell_and_always_the_same_columns(make: Callable[
 
 
 def test_csv_leaves_empty_what_was_not_measured() -> None:
-    header, row = csv_reader.reader(io.StringIO(cells_csv(old_result())))
+    header, row = csv_reader.reader(io.StringIO(cells_csv(result_from(old_result(), WHERE))))
     values = dict(zip(header, row, strict=True))
     assert values["itl_ms_mean"] == values["acceptance_per_pos"] == values["hardware"] == ""
 
@@ -368,13 +379,11 @@ class Elements(HTMLParser):
 
 
 def test_csv_has_no_nan_and_nothing_that_a_spreadsheet_runs() -> None:
-    result = old_result()
-    cell = result["cells"][0]
+    result = result_from(old_result(), WHERE)
     for draft in ("=cmd|'/c calc'!A1", "+1", "-1+2", "@SUM(A1)", "\t=1"):
-        cell["draft"] = draft
-        cell["acceptance_length"] = {"mean": float("nan"), "low": -1.5, "high": float("inf")}
-        cell["acceptance_per_pos"] = [0.5, float("nan")]
-        header, row = csv_reader.reader(io.StringIO(cells_csv(result)))
+        length = Interval(float("nan"), -1.5, float("inf"))
+        cell = replace(result.cells[0], draft=draft, acceptance_length=length, acceptance_per_pos=(0.5, float("nan")))
+        header, row = csv_reader.reader(io.StringIO(cells_csv(replace(result, cells=(cell,)))))
         found = dict(zip(header, row, strict=True))
         assert found["draft"] == f"'{draft}"
         assert (found["acceptance_length"], found["acceptance_length_low"], found["acceptance_length_high"]) == (
@@ -493,6 +502,7 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
 
 
 def test_reports_need_no_torch() -> None:
-    modules = "figures, page, results, series, theme, csv"
-    code = f"import sys; from draftkit.report import {modules}; sys.exit('torch' in sys.modules)"
+    modules = "figures, page, series, theme, csv, tables"
+    code = f"import sys; from draftkit.report import {modules}; from draftkit.results import record, saved, settings"
+    code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

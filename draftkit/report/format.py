@@ -1,0 +1,47 @@
+"""How figures are written in tables, on pages and in cards; – for what was not measured."""
+
+from __future__ import annotations
+
+from draftkit.results.record import Cell, Interval, Times
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def number(value: float | None, format: str = ",.2f", unit: str = "") -> str:
+    return "–" if value is None else f"{value:{format}}{unit}"
+
+
+def length(interval: Interval | None, digits: int = 2) -> str:
+    """An acceptance length with its interval."""
+    if interval is None:
+        return "–"
+    return f"{interval.mean:.{digits}f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def mean(interval: Interval | None) -> str:
+    return number(interval.mean if interval else None)
+
+
+def median(times: Times | None) -> str:
+    return number(times.p50 if times else None, ".1f")
+
+
+def latencies(cell: Cell) -> str:
+    """TTFT, TPOT and ITL in milliseconds."""
+    return " / ".join(median(times) for times in (cell.ttft_ms, cell.tpot_ms, cell.itl_ms))
+
+
+def speed(cell: Cell) -> str:
+    """Output tokens a second, and how many times faster than plain decoding that is."""
+    faster = "" if cell.times_faster is None else f" ({cell.times_faster:.2f}×)"
+    return number(cell.tokens_per_second, ".1f") + faster
+
+
+def size(count: float | None) -> str:
+    """Bytes in the largest binary unit of which there is at least one."""
+    if count is None:
+        return "–"
+    power = 0
+    while abs(count) >= 1024 and power < len(UNITS) - 1:
+        count, power = count / 1024, power + 1
+    return f"{count:.4g} {UNITS[power]}" if count < 1000 else f"{count:.0f} {UNITS[power]}"
