@@ -420,8 +420,8 @@ def wait(*arguments, **options):
     time.sleep(60)
 
 if sys.argv[1] == "convert":
-    from draftkit.layout import folder
-    folder.write_checkpoint = wait
+    from draftkit.convert import unified
+    unified.write_checkpoint = wait
 else:
     from draftkit.evaluate import evaluate
     evaluate.measure = wait
