@@ -19,7 +19,7 @@ import zoo_documents
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, token_counts
 from draftkit.evaluate.evaluate import Settings, evaluate_draft
@@ -40,7 +40,7 @@ def write_answers(path: Path, count: int) -> Path:
     """Documents of the target's greedy answers."""
     served = load_tokenizer(TARGET)
     answers = zoo_documents.greedy_answers(served.tokenizer, count, seed=0, device="cpu")
-    write_samples(path, answers, Origin(TARGET, served.sha256, served.template_sha256))
+    write_samples(path, answers, SamplesOrigin(TARGET, served.sha256, served.template_sha256))
     return path
 
 

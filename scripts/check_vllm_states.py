@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
@@ -51,7 +51,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> bool:
     prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.documents)]
     documents = [Sample.of(str(i), prompt, [(1, len(prompt))]) for i, prompt in enumerate(prompts)]
     data = scratch / "documents.jsonl"
-    write_samples(data, documents, Origin(options.target, "prompts"))
+    write_samples(data, documents, SamplesOrigin(options.target, "prompts"))
     layers = read_target_facts(folder, options.target, None).default_aux_layer_ids()
 
     def states(name: str, dtype: str, vllm_python: str | None) -> Tensor:

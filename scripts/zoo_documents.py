@@ -12,7 +12,7 @@ import zoo_lm
 from transformers import PreTrainedTokenizerBase
 
 from draftkit import zoo
-from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
@@ -32,7 +32,7 @@ def write_training_documents(out: Path, *, answers: int, seed: int, device: str)
     size = sum(map(len, documents)) // WINDOW * WINDOW
     source = zoo_lm.training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
     documents += [Sample.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
-    return write_samples(out, documents, Origin(TARGET, served.sha256, served.template_sha256))
+    return write_samples(out, documents, SamplesOrigin(TARGET, served.sha256, served.template_sha256))
 
 
 def greedy_answers(tokenizer: PreTrainedTokenizerBase, count: int, seed: int, device: str) -> list[Sample]:

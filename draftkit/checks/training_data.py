@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftkit.checks.registry import check
 from draftkit.data.reasons import Tally
-from draftkit.data.samples import Origin, Sample
+from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError
 from draftkit.finding import Finding
@@ -50,7 +50,7 @@ class Data:
     """A file of samples that a draft of `target` is to be trained on."""
 
     path: Path
-    origin: Origin
+    origin: SamplesOrigin
     survey: DataSurvey
     target: TargetTokenizer
 
@@ -68,7 +68,7 @@ class Data:
         return f"{self.path}, {', '.join(tally.examples)}"
 
 
-def survey(documents: Iterable[Sample], origin: Origin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:
+def survey(documents: Iterable[Sample], origin: SamplesOrigin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:
     """Count over all documents. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id

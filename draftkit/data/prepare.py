@@ -8,7 +8,7 @@ from pathlib import Path
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.reasons import CONSEQUENCES, Reason, Report
 from draftkit.data.rows import Conversation, Refused, Row, Served
-from draftkit.data.samples import Origin, Sample, Span, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, Span, write_samples
 from draftkit.errors import FormatError
 from draftkit.models.chat import TemplateRejection
 
@@ -22,7 +22,7 @@ def prepare(
     """
     report = Report()
     target = renderer.target
-    origin = Origin(target.name, target.sha256, target.template_sha256, max_length)
+    origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length)
     write_samples(out, samples_of(rows, renderer, report, max_length), origin, force=force)
     return report
 

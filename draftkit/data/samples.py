@@ -58,7 +58,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Origin:
+class SamplesOrigin:
     """Where the tokens of a file come from: the target, digests of its tokenizer and chat template, the length cut."""
 
     target: str
@@ -73,7 +73,7 @@ def spans_of(mask: NDArray[np.bool_]) -> list[Span]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def write_samples(path: Path, samples: Iterable[Sample], origin: Origin, *, force: bool = False) -> int:
+def write_samples(path: Path, samples: Iterable[Sample], origin: SamplesOrigin, *, force: bool = False) -> int:
     """Write samples as they come and return how many; the file appears complete or not at all.
 
     Raises `DraftkitError` when the file exists and `force` is not given, when the disk is full, and, before anything is
@@ -88,7 +88,7 @@ def write_samples(path: Path, samples: Iterable[Sample], origin: Origin, *, forc
     return count
 
 
-def read_origin(path: Path) -> Origin:
+def read_origin(path: Path) -> SamplesOrigin:
     """The first line of a file of samples. Raises `SourceError`, and `FormatError` for any other file."""
     _, header = next(read_lines(path), (1, {}))
     origin = header.get("origin")
@@ -100,7 +100,7 @@ def read_origin(path: Path) -> Origin:
             hint=f"draftkit data prepare {path} OUT --target TARGET",
         )
     try:
-        return Origin(**origin)
+        return SamplesOrigin(**origin)
     except TypeError as error:
         raise FormatError(f"the origin is not valid: {error}", where=f"{path}, line 1") from error
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Packed samples, one after the other, then padding.
 
     - `tokens` int64 [1, N]. `positions` int64 [1, N] count from 0 in each sample.

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftkit.errors import DraftkitError
 from draftkit.models.eagle import EagleModel, EagleOutput
 from draftkit.train.attention import ChainSteps
-from draftkit.train.batch import Batch, ahead
+from draftkit.train.batch import TrainingBatch, ahead
 
 
 class Step(NamedTuple):
@@ -24,7 +24,7 @@ class Step(NamedTuple):
     output: EagleOutput
 
 
-def chain_steps(draft: EagleModel, batch: Batch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
+def chain_steps(draft: EagleModel, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
     """The steps of `drafted` bool [K, N]; the first runs all positions, whose keys and values the others see. Where no
     chain has a second step, it is the only one.
 

@@ -31,7 +31,7 @@ from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime import ATTENTION, DraftSampling, Engine, Generation, Request, SamplingParameters
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.validation import acceptance, judge
 from draftkit.train.walk import Mode
@@ -105,9 +105,9 @@ def first_answer(sample: Sample) -> Sample | None:
     return Sample(sample.id, sample.tokens[:end], sample.loss_mask[:end], sample.category)
 
 
-def _batch(answer: Sample, states: States, target: PreTrainedModel) -> Batch:
+def _batch(answer: Sample, states: States, target: PreTrainedModel) -> TrainingBatch:
     row = {name: tensor[None].to(target.device) for name, tensor in row_tensors([answer], len(answer)).items()}
-    return Batch(**row, features=states.features, last=states.last)
+    return TrainingBatch(**row, features=states.features, last=states.last)
 
 
 def _decode(
@@ -139,7 +139,7 @@ def _serving_states(answer: Sample, target: PreTrainedModel, drafter: Drafter) -
     return Target(target, drafter.aux_layers).forward(tokens, positions, rows).features
 
 
-def _states(batch: Batch, served: Tensor, recipe: Recipe) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _states(batch: TrainingBatch, served: Tensor, recipe: Recipe) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The target's states that training and serving read, one by one."""
     trained = batch.last if batch.features is None else batch.features
     names = (FINAL,) if batch.features is None or recipe.aux_layers is None else recipe.aux_layers.states

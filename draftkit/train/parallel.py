@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftkit.io.records import Bounds
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.ranges import Share, Size
@@ -66,7 +66,7 @@ class ParallelRows:
     - `drafting` int64 [M]: which rows those of `kept` are.
     """
 
-    def __init__(self, kept: Tensor, batch: Batch):
+    def __init__(self, kept: Tensor, batch: TrainingBatch):
         anchors = kept.any(0).nonzero()[:, 0]
         first, last = (int(anchors[0]), int(anchors[-1])) if len(anchors) else (0, 0)
         self.context = slice(first - int(batch.positions[0, first]), last + 1)

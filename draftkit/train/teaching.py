@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftkit.errors import TargetError
-from draftkit.train.losses.head import Head
+from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.teacher import TargetHead
 
 # Config keys that change logits after the output layer, and the value that does not.
@@ -17,7 +17,7 @@ def target_head(target: PreTrainedModel, d2t_ids: Tensor | None, temperature: fl
     """The target's output layer as a teacher. Raises `TargetError` where its logits are more than a product."""
     require_plain_logits(target, "target")
     layer = target.get_output_embeddings()
-    return TargetHead(Head(layer.weight.detach(), getattr(layer, "bias", None)), d2t_ids, temperature)
+    return TargetHead(OutputHead(layer.weight.detach(), getattr(layer, "bias", None)), d2t_ids, temperature)
 
 
 def require_plain_logits(model: PreTrainedModel, of: str) -> None:

@@ -31,10 +31,10 @@ from draftkit.data.packing import PackedRow, PackedRows, only_row, row_tensors
 from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
-from draftkit.train.recipes.recipe import Outcome, Recipe
+from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.validation import judge, metrics
 from draftkit.train.walk import Mode
 
@@ -95,7 +95,7 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
-        outcome: Outcome = model(self._batch(self._resampled(inputs)))
+        outcome: StepOutcome = model(self._batch(self._resampled(inputs)))
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
@@ -118,12 +118,12 @@ class DraftTrainer(Trainer):
         moved = {name: tensor[None].to(row["tokens"].device) for name, tensor in tensors.items()}
         return PackedRow(**moved, numbers=row["numbers"])  # type: ignore[typeddict-item]
 
-    def _batch(self, inputs: Any) -> Batch:
+    def _batch(self, inputs: Any) -> TrainingBatch:
         states = self._states_of(inputs)
         tokens, positions, sample_ids, loss_mask = (
             inputs[name] for name in ("tokens", "positions", "sample_ids", "loss_mask")
         )
-        return Batch(tokens, positions, sample_ids, loss_mask, states.features, states.last)
+        return TrainingBatch(tokens, positions, sample_ids, loss_mask, states.features, states.last)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._counted and "loss" in logs:

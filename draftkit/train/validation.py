@@ -9,7 +9,7 @@ import torch
 
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.walk import Mode, WalkedRound, walk
 
@@ -26,7 +26,7 @@ class Judged(NamedTuple):
 
 
 @torch.no_grad()
-def judge(recipe: Recipe, batch: Batch, numbers: Sequence[int], k: int, mode: Mode) -> list[Judged]:
+def judge(recipe: Recipe, batch: TrainingBatch, numbers: Sequence[int], k: int, mode: Mode) -> list[Judged]:
     """The samples of a batch; `numbers` are theirs. Coins are drawn from the samples' numbers alone."""
     chains = recipe.chains(batch, k)
     generator = torch.Generator().manual_seed(numbers[0] if numbers else 0)

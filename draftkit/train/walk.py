@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Chains
 
 Mode = Literal["greedy", "sampled"]
@@ -28,7 +28,7 @@ class WalkedRound(NamedTuple):
 
 
 def walk(
-    batch: Batch, chains: Chains, mode: Mode, generator: torch.Generator | None = None
+    batch: TrainingBatch, chains: Chains, mode: Mode, generator: torch.Generator | None = None
 ) -> dict[int, list[WalkedRound]]:
     """The rounds of each sample, by its number.
 
@@ -53,7 +53,7 @@ def walk(
     return rounds
 
 
-def _spans(batch: Batch) -> Iterator[tuple[int, int]]:
+def _spans(batch: TrainingBatch) -> Iterator[tuple[int, int]]:
     """[begin, end) of the stretches of the loss mask, each within one sample."""
     sample_ids, inside = batch.sample_ids[0].tolist(), batch.loss_mask[0].tolist()
     begin = None

@@ -31,7 +31,7 @@ from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.reasons import Reason, Report
 from draftkit.data.rows import Conversation, Row, parse_row, read_rows
-from draftkit.data.samples import Origin, Sample, read_origin, read_samples, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, read_origin, read_samples, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
@@ -193,7 +193,7 @@ def test_merging_keeps_every_turn(tokens: list[list[int]]) -> None:
 
 # Samples on disk.
 
-ORIGIN = Origin("zoo:target", tokenizer(templates.CHATML).sha256, None, 64)
+ORIGIN = SamplesOrigin("zoo:target", tokenizer(templates.CHATML).sha256, None, 64)
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans())))))
@@ -401,7 +401,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return evidence_of(path, list(read_samples(path)), read_origin(path))
 
 
-def evidence_of(path: Path, samples: list[Sample], origin: Origin) -> Evidence:
+def evidence_of(path: Path, samples: list[Sample], origin: SamplesOrigin) -> Evidence:
     target = load_tokenizer("zoo:target")
     data = Data(path, origin, survey(samples, origin, target, 4096), target)
     return Evidence(data=data, target_config=pico.llama_config(vocab_size=4096))
@@ -576,7 +576,7 @@ def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
 
 def test_check_fails_on_errors_and_unknown_rows(draftkit: Command, tmp_path: Path) -> None:
     target = load_tokenizer("zoo:target")
-    origin = Origin("zoo:target", target.sha256, target.template_sha256)
+    origin = SamplesOrigin("zoo:target", target.sha256, target.template_sha256)
     write_samples(tmp_path / "data.jsonl", [Sample.of("a", [BOS, 9000], [(1, 2)])], origin)
     ran = draftkit("data", "check", tmp_path / "data.jsonl", "--target", "zoo:target")
     assert (ran.code, "ids beyond the target" in ran.out) == (1, True)

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.states import write as write_module
 from draftkit.data.states.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
 from draftkit.data.states.final_norm import load_final_norm
@@ -86,7 +86,7 @@ def random_documents(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) 
 
 
 def save_documents(path: Path, samples: Sequence[Sample]) -> Path:
-    write_samples(path, samples, Origin("pico", "0" * 64), force=True)
+    write_samples(path, samples, SamplesOrigin("pico", "0" * 64), force=True)
     return path
 
 

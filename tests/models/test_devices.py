@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from draftkit.checks.preflight import check_data
 from draftkit.data.responders import Sampling, engine_responder
-from draftkit.data.samples import Origin, write_samples
+from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states import online
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft
@@ -111,7 +111,7 @@ class Loading(Exception):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "samples.jsonl"
-    write_samples(path, samples(8), Origin(target="pico", tokenizer_sha256="0" * 64))
+    write_samples(path, samples(8), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
     return path
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
@@ -96,7 +96,7 @@ def drafter(running_target: Path, model: PreTrainedModel) -> Callable[[Path], Dr
 def documents(path: Path, tokens: Iterable[int], target: Path) -> Path:
     """A file with one document, all of it written by the target but its first token."""
     ids = [1, *tokens]
-    origin = Origin(str(target), load_tokenizer(str(target)).sha256)
+    origin = SamplesOrigin(str(target), load_tokenizer(str(target)).sha256)
     write_samples(path, [Sample.of("one", ids, [(1, len(ids))])], origin, force=True)
     return path
 

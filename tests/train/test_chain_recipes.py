@@ -33,7 +33,7 @@ from draftkit.loading import load_drafter
 from draftkit.models.eagle import EagleModel
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.recipes.bases.eagle import EagleFamily
 from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
@@ -63,7 +63,7 @@ def vocabulary() -> Tensor:
     return torch.randperm(V, generator=generator)[: pico.DRAFT_VOCABULARY].sort().values
 
 
-def packed(feature_size: int, samples: tuple[int, ...] = (0, 1, 2), padding: int = PADDING) -> Batch:
+def packed(feature_size: int, samples: tuple[int, ...] = (0, 1, 2), padding: int = PADDING) -> TrainingBatch:
     """Some of the samples; their tokens and states do not depend on what else is in the row."""
     tokens, positions, numbers, loss_mask, features, last = [], [], [], [], [], []
     for place, sample in enumerate([*samples, -1]):
@@ -79,11 +79,11 @@ def packed(feature_size: int, samples: tuple[int, ...] = (0, 1, 2), padding: int
         features.append(torch.randn(length, feature_size, generator=generator))
         last.append(torch.randn(length, H, generator=generator))
     whole = (torch.cat(parts)[None] for parts in (tokens, positions, numbers, loss_mask, features, last))
-    batch = Batch(*whole)
+    batch = TrainingBatch(*whole)
     return batch if feature_size else batch._replace(features=None)
 
 
-def batch_of(recipe: Recipe, *samples: int) -> Batch:
+def batch_of(recipe: Recipe, *samples: int) -> TrainingBatch:
     size = recipe.draft.spec.feature_size if recipe.aux_layers is not None else 0
     return packed(size, samples, padding=0) if samples else packed(size)
 
@@ -178,7 +178,7 @@ def all_served(recipe: Recipe, folder: Path) -> Tensor:
     return torch.stack([torch.zeros_like(example) if logits is None else logits for logits in out], dim=1)
 
 
-def trained(recipe: Recipe, batch: Batch) -> Tensor:
+def trained(recipe: Recipe, batch: TrainingBatch) -> Tensor:
     """The same logits as the recipe's training forward has them; zeros where nothing is drafted."""
     drafted = batch.drafted(K)
     if isinstance(recipe, DraftModel):
@@ -264,7 +264,7 @@ def test_training_computes_what_serving_does(recipe: Recipe, tmp_path: Path) -> 
     assert_close(trained(recipe, batch), expected, depth=DEPTH)
 
 
-def expected_chains(recipe: Recipe, batch: Batch, logits: Tensor) -> Chains:
+def expected_chains(recipe: Recipe, batch: TrainingBatch, logits: Tensor) -> Chains:
     """What `Recipe.chains` says of these logits [K, N, Vd]."""
     drafted = batch.drafted(K)
     ids = recipe.draft.target_ids if isinstance(recipe, EagleFamily) else None
@@ -315,7 +315,7 @@ def test_chains_do_not_go_round_the_row() -> None:
 # --- Losses
 
 
-def laws(batch: Batch, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def distributions(batch: TrainingBatch, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """p within the draft vocabulary and log q [K, N, Vd]."""
     teacher = (batch.last[0] @ target().lm_head.weight.T)[:, ids].softmax(-1)
     p = torch.stack([teacher.roll(-1 - t, 0) for t in range(len(logits))])
@@ -327,7 +327,7 @@ def test_loss_of_eagle3(handling: str) -> None:
     options = Eagle3Options(steps=K, out_of_vocabulary=handling)  # type: ignore[arg-type]
     recipe = started(Eagle3, options, vocabulary())
     batch = batch_of(recipe)
-    p, log_q = laws(batch, trained(recipe, batch), vocabulary())
+    p, log_q = distributions(batch, trained(recipe, batch), vocabulary())
     divergence = (p * (p.log() - log_q)).sum(-1)
     counted = batch.drafted(K)
     if handling == "drop":
@@ -363,7 +363,7 @@ def test_loss_of_mlp_speculator(stage: int, tied: bool) -> None:
 def test_loss_of_draft_model() -> None:
     recipe = started(DraftModel, LLAMA)
     batch = batch_of(recipe)
-    p, log_q = laws(batch, trained(recipe, batch), torch.arange(V))
+    p, log_q = distributions(batch, trained(recipe, batch), torch.arange(V))
     expected = (p[0] * (p[0].log() - log_q[0])).sum(-1)[batch.drafted(1)[0]].mean()
     outcome = recipe(batch)
     assert_close(outcome.loss, expected, depth=DEPTH)

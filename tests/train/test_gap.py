@@ -18,7 +18,7 @@ from draftkit.data.states.online import OnlineStates, States, load_training_targ
 from draftkit.loading import open_draft
 from draftkit.models.target import AuxLayers, Target
 from draftkit.runtime import ATTENTION, Engine
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.gap import Gap, report_gap
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
@@ -96,12 +96,12 @@ def test_a_shifted_mask(
     shift: int, target: PreTrainedModel, answers: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Published trainers leave it unshifted and never train the first chain after a prompt."""
-    drafted = Batch.drafted
+    drafted = TrainingBatch.drafted
 
-    def shifted(batch: Batch, k: int) -> Tensor:
+    def shifted(batch: TrainingBatch, k: int) -> Tensor:
         return drafted(batch, k).roll(shift, -1)
 
-    monkeypatch.setattr(Batch, "drafted", shifted)
+    monkeypatch.setattr(TrainingBatch, "drafted", shifted)
     names = [cause.name for cause in gap(target, answers, recipe(target)).causes]
     assert names == ["mask"]
 

@@ -21,7 +21,7 @@ from draftkit.errors import DraftkitError
 from draftkit.io.records import from_dict, to_dict
 from draftkit.train.kernels.row_loss import row_loss_reference
 from draftkit.train.losses import linear, teacher
-from draftkit.train.losses.head import Head
+from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, Term, parse_loss
 from draftkit.train.losses.reduction import Reduction
@@ -134,7 +134,7 @@ class Problem(NamedTuple):
     """N rows of a draft of width 5 with its head, and the states of a target of width 4 with its own."""
 
     hidden: Tensor
-    head: Head
+    head: OutputHead
     states: Tensor
     target: TargetHead
     weights: Tensor
@@ -171,9 +171,11 @@ def problem(
     mask = torch.rand(rows, generator=generator) > 0.3
     return Problem(
         hidden=normal(rows, 5).requires_grad_(),
-        head=Head(normal(size, 5).requires_grad_(), normal(size).requires_grad_() if bias else None),
+        head=OutputHead(normal(size, 5).requires_grad_(), normal(size).requires_grad_() if bias else None),
         states=normal(rows, 4),
-        target=TargetHead(Head(normal(target_vocab, 4), normal(target_vocab) if bias else None), d2t_ids, temperature),
+        target=TargetHead(
+            OutputHead(normal(target_vocab, 4), normal(target_vocab) if bias else None), d2t_ids, temperature
+        ),
         weights=torch.rand(rows, generator=generator) * mask,
         labels=torch.where(mask, torch.randint(0, size, (rows,), generator=generator), -100),
         emitted=torch.randint(0, target_vocab, (rows,), generator=generator),
@@ -217,7 +219,7 @@ def test_gradients_by_differences(text: str) -> None:
     given = problem(rows=5)
 
     def value(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return given._replace(hidden=hidden, head=Head(weight, bias)).run(text).value * 3
+        return given._replace(hidden=hidden, head=OutputHead(weight, bias)).run(text).value * 3
 
     assert torch.autograd.gradcheck(value, (given.hidden, *given.head))
 
@@ -262,7 +264,7 @@ def test_bfloat16_is_rounded_only_where_it_is_stored(text: str) -> None:
     given = problem(dtype=torch.bfloat16)
     wide = given._replace(
         hidden=given.hidden.detach().float().requires_grad_(),
-        head=Head(*(part.detach().float().requires_grad_() for part in given.head if part is not None)),
+        head=OutputHead(*(part.detach().float().requires_grad_() for part in given.head if part is not None)),
     )
     found, expected = given.run(text), wide.run(text)
     for one, other in zip(found, expected, strict=True):
@@ -296,7 +298,7 @@ def test_evaluation_has_the_same_statistics(mode: Callable[[], Any], monkeypatch
 
 def test_a_frozen_head_gets_no_gradient() -> None:
     given = problem(bias=False)
-    frozen = given._replace(head=Head(given.head.weight.detach()))
+    frozen = given._replace(head=OutputHead(given.head.weight.detach()))
     torch.autograd.backward([given.run("kl").value])
     trained = given.hidden.grad
     given.hidden.grad = None
@@ -391,14 +393,14 @@ def test_a_target_teaches_itself(running_target: Path) -> None:
     with torch.no_grad():
         states = model.model(tokens).last_hidden_state[0]
         whole = model(tokens).logits[0]
-    head = Head(model.lm_head.weight)
+    head = OutputHead(model.lm_head.weight)
     hidden, ids = states.clone().requires_grad_(), torch.arange(0, len(head.weight), 2)
     found = linear_loss(hidden, head, TargetHead(head).teacher(states), torch.ones(20), parse_loss("kl"))
     assert found.agree.all()
     torch.testing.assert_close(found.alpha, torch.ones(20))
     torch.testing.assert_close(torch.autograd.grad(found.value, hidden)[0], torch.zeros_like(hidden), atol=1e-5, rtol=0)
     half = linear_loss(
-        hidden, Head(head.weight[ids]), TargetHead(head, ids).teacher(states), torch.ones(20), parse_loss("kl")
+        hidden, OutputHead(head.weight[ids]), TargetHead(head, ids).teacher(states), torch.ones(20), parse_loss("kl")
     )
     inside = whole.softmax(-1)[:, ids].sum(-1)
     torch.testing.assert_close(half.loss, torch.zeros(20), atol=1e-5, rtol=0)

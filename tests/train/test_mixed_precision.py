@@ -13,9 +13,9 @@ from fixtures.samples import samples
 from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Origin, write_samples
+from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.train.attention import ChainSteps, attend_chain
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import read_config
 from draftkit.train.packed import Packed, attend_packed
 from draftkit.train.parallel import ParallelRows
@@ -83,7 +83,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("given")
     target = pico.save_tokenizer(pico.save_llama(folder / "target"))
     source = pico.save_tokenizer(pico.save_llama(folder / "source", seed=1, num_hidden_layers=1))
-    write_samples(folder / "data.jsonl", samples(8), Origin(target="pico", tokenizer_sha256="0" * 64))
+    write_samples(folder / "data.jsonl", samples(8), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
     draft = convert_checkpoint(str(source), folder / "draft")
     return {"target": str(target), "draft": str(draft), "data": str(folder / "data.jsonl")}
 
@@ -126,7 +126,7 @@ def packed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def parallel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    batch = Batch(*[ONE_DOCUMENT] * 3, ONE_DOCUMENT == 0, None, ONE_DOCUMENT)
+    batch = TrainingBatch(*[ONE_DOCUMENT] * 3, ONE_DOCUMENT == 0, None, ONE_DOCUMENT)
     visible = VisibleRows(ParallelRows(torch.ones(1, SIZE, dtype=torch.bool), batch))
     return attend_rows(nn.Identity(), query, key, value, visible=visible, scaling=0.3)[0]
 

@@ -18,7 +18,7 @@ from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.on_policy import continued
 from draftkit.train.packed import NAME as PACKED
 from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
@@ -101,7 +101,7 @@ def test_training_on_own_text() -> None:
     for _ in range(15):
         row = {k: v[None] for k, v in row_tensors(trained.resample(DOCUMENTS, 0), 70).items()}
         states = source.states(row["tokens"], row["positions"], row["sample_ids"])
-        loss = trained(Batch(**row, features=states.features, last=states.last)).loss
+        loss = trained(TrainingBatch(**row, features=states.features, last=states.last)).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

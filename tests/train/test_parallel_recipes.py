@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.samples import Origin as TextOrigin
+from draftkit.data.samples import SamplesOrigin as TextOrigin
 from draftkit.data.samples import write_samples
 from draftkit.data.states.online import OnlineStates
 from draftkit.errors import DraftkitError, TargetError
@@ -39,7 +39,7 @@ from draftkit.models.target import FINAL, Target
 from draftkit.requests import Request
 from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter
 from draftkit.runtime.engine import Engine
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config
 from draftkit.train.mask_token import pick_mask_token
@@ -94,7 +94,7 @@ def pard2(draft: Draft, **options: object) -> Pard:
     return pard(draft, feature_layers=(-1, 5, -8), feature_scale=0.3, **options)
 
 
-def packed(recipe: Recipe) -> Batch:
+def packed(recipe: Recipe) -> TrainingBatch:
     generator = torch.Generator().manual_seed(1)
     sizes = [size for size, _ in DOCUMENTS]
     tokens = torch.randint(3, V - 1, (1, sum(sizes) + PADDING), generator=generator)
@@ -102,7 +102,7 @@ def packed(recipe: Recipe) -> Batch:
     numbers = torch.tensor([n for n, size in enumerate(sizes) for _ in range(size)] + [-1] * PADDING)[None]
     loss_mask = torch.tensor([i >= prompt for size, prompt in DOCUMENTS for i in range(size)] + [False] * PADDING)
     states = OnlineStates(target(), recipe.aux_layers).states(tokens, positions, numbers)
-    return Batch(tokens, positions, numbers, loss_mask[None], *states)
+    return TrainingBatch(tokens, positions, numbers, loss_mask[None], *states)
 
 
 class Drafted(NamedTuple):
@@ -114,7 +114,7 @@ class Drafted(NamedTuple):
     logits: Tensor
 
 
-def drafted(recipe: PEagle | Pard, batch: Batch, kept: Tensor, parts: int = 1) -> list[Drafted]:
+def drafted(recipe: PEagle | Pard, batch: TrainingBatch, kept: Tensor, parts: int = 1) -> list[Drafted]:
     found = []
     for part in partitions(kept, parts):
         rows = ParallelRows(part, batch)
@@ -125,7 +125,7 @@ def drafted(recipe: PEagle | Pard, batch: Batch, kept: Tensor, parts: int = 1) -
     return found
 
 
-def sample(batch: Batch, number: int) -> tuple[Tensor, Tensor | None]:
+def sample(batch: TrainingBatch, number: int) -> tuple[Tensor, Tensor | None]:
     rows = batch.sample_ids[0] == number
     return batch.tokens[0, rows], None if batch.features is None else batch.features[0, rows]
 
@@ -188,7 +188,7 @@ def test_packed_documents_are_as_alone(causal_lm: Draft, number: int) -> None:
     for recipe in (p_eagle(), pard2(causal_lm)):
         together = packed(recipe)
         own = together.sample_ids[0] == number
-        alone = Batch(*(None if values is None else values[:, own] for values in together))
+        alone = TrainingBatch(*(None if values is None else values[:, own] for values in together))
         shift = 0 if isinstance(recipe, PEagle) else 1
         found = drafted(recipe, together, together.drafted(K).roll(shift, -1))
         assert_same(
@@ -288,7 +288,7 @@ def test_visible_rows(window: int | None) -> None:
 # --- Losses
 
 
-def gradients(recipe: Recipe, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+def gradients(recipe: Recipe, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     torch.manual_seed(5)
     recipe.zero_grad()
     outcome = recipe(batch)
@@ -487,7 +487,7 @@ def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[
         [torch.arange(len(t)) >= len(g.request.prompt) for t, g in zip(texts, generations, strict=True)]
     )
     states = OnlineStates(trained, recipe.aux_layers).states(tokens, positions, samples)
-    batch = Batch(tokens, positions, samples, loss_mask[None], *states)
+    batch = TrainingBatch(tokens, positions, samples, loss_mask[None], *states)
     rounds = walk(batch, recipe.chains(batch, K), "greedy")
     for n, (text, generation) in enumerate(zip(texts, generations, strict=True)):
         served = [min(one.accepted, len(text) - one.position) for one in generation.rounds]
@@ -506,7 +506,7 @@ def test_a_parallel_draft_made_of_eagle3_begins_as_it(
     positions = torch.arange(tokens.shape[1])[None]
     samples, loss_mask = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
     states = OnlineStates(trained, older.aux_layers).states(tokens, positions, samples)
-    batch = Batch(tokens, positions, samples, loss_mask, *states)
+    batch = TrainingBatch(tokens, positions, samples, loss_mask, *states)
     logits = trained.get_output_embeddings()(batch.last)
     assert_close(newer.chains(batch, 1).alpha, older.chains(batch, 1).alpha, depth=DEPTH, magnitude=logits)
     assert newer.aux_layers == older.aux_layers

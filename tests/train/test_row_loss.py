@@ -11,7 +11,7 @@ from fixtures.kernels import DEVICE, compiled
 from torch import Tensor
 
 from draftkit.train.kernels import row_loss
-from draftkit.train.losses.head import Head
+from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import linear_loss
 from draftkit.train.losses.parse import parse_loss
 from draftkit.train.losses.teacher import TargetHead
@@ -46,11 +46,11 @@ def check(
     expected = row_loss.row_loss_reference(expected_draft, target, log_sum, labels, weights, loss)
     torch.testing.assert_close(kernel_draft.cpu(), expected_draft, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(found.loss.cpu(), expected.loss, atol=1e-5, rtol=1e-5)
-    for law, expected_law in ((found.draft, expected.draft), (found.target, expected.target)):
-        assert (law is None) == (expected_law is None)
-        if law is not None and expected_law is not None:
-            assert torch.equal(law.best.cpu(), expected_law.best)
-            torch.testing.assert_close(law.log_sum.cpu(), expected_law.log_sum)
+    for law, expected_row in ((found.draft, expected.draft), (found.target, expected.target)):
+        assert (law is None) == (expected_row is None)
+        if law is not None and expected_row is not None:
+            assert torch.equal(law.best.cpu(), expected_row.best)
+            torch.testing.assert_close(law.log_sum.cpu(), expected_row.log_sum)
     assert (found.alpha is None) == (expected.alpha is None)
     if found.alpha is not None:
         torch.testing.assert_close(found.alpha.cpu(), expected.alpha)
@@ -91,9 +91,9 @@ def test_through_the_head(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run() -> list[Tensor]:
         hidden, weight = normal(6, 8, seed=0).to(DEVICE), normal(9, 8, seed=1).to(DEVICE)
-        states, rows = normal(6, 4, seed=2).to(DEVICE), Head(normal(20, 4, seed=3).to(DEVICE))
+        states, rows = normal(6, 4, seed=2).to(DEVICE), OutputHead(normal(20, 4, seed=3).to(DEVICE))
         ids, weights = torch.arange(9, device=DEVICE) * 2, torch.arange(6, device=DEVICE) / 6
-        head = Head(weight.requires_grad_())
+        head = OutputHead(weight.requires_grad_())
         teacher = TargetHead(rows, ids, 0.8).teacher(states)
         found = linear_loss(hidden.requires_grad_(), head, teacher, weights, parse_loss(text), chunk=4)
         return [*found[:5], *torch.autograd.grad(found.value, [hidden, weight])]  # type: ignore[list-item]

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, TrainerState
 
-from draftkit.data.samples import Origin, Sample, write_samples
+from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
@@ -46,7 +46,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "samples.jsonl"
-    write_samples(path, samples(40), Origin(target="pico", tokenizer_sha256="0" * 64))
+    write_samples(path, samples(40), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
     return path
 
 
@@ -359,7 +359,7 @@ def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftk
     assert draftkit("train", "--recipe", "eagle3").code == 1
     assert "already has checkpoint-4, checkpoint-8, draft" in draftkit("train", *settings(target, data, whole)).err
     empty = tmp_path / "empty.jsonl"
-    write_samples(empty, [Sample.of("a", [5, 6, 7], [])], Origin(target="pico", tokenizer_sha256="0" * 64))
+    write_samples(empty, [Sample.of("a", [5, 6, 7], [])], SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
     assert "the loss mask of every sample is empty" in draftkit("train", *settings(target, empty, tmp_path / "run")).err
     wrong = draftkit("train", *settings(target, data, tmp_path / "run"), "--draft", "zoo:eagle3")
     assert wrong.code == 1

@@ -20,7 +20,7 @@ from draftkit.requests import Request, SamplingParameters
 from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.walk import walk
@@ -62,7 +62,7 @@ def decoded(name: str, wanted: list[Request], slots: int) -> tuple[list[Generati
     return engine.generate(wanted), recipe.eval()
 
 
-def as_batch(generations: list[Generation], recipe: Recipe) -> Batch:
+def as_batch(generations: list[Generation], recipe: Recipe) -> TrainingBatch:
     samples = []
     for g in generations:
         begin = len(g.request.prompt)
@@ -70,7 +70,7 @@ def as_batch(generations: list[Generation], recipe: Recipe) -> Batch:
     size = sum(len(sample) for sample in samples) + 3
     row = {name: tensor[None] for name, tensor in row_tensors(samples, size).items()}
     states = OnlineStates(teacher(), recipe.aux_layers).states(row["tokens"], row["positions"], row["sample_ids"])
-    return Batch(**row, features=states.features, last=states.last)
+    return TrainingBatch(**row, features=states.features, last=states.last)
 
 
 def accepted(generation: Generation) -> list[int]:

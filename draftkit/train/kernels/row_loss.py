@@ -12,13 +12,13 @@ from torch import Tensor
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 from draftkit.train.losses.parse import Loss
-from draftkit.train.losses.table import LOSSES, SMALLEST_ALPHA, Rows
+from draftkit.train.losses.table import LOSSES, SMALLEST_ALPHA, LossRows
 
 _MAX_BLOCK = 4096
 _FUSED = {*LOSSES, "lk"}
 
 
-class RowLaw(NamedTuple):
+class RowDistribution(NamedTuple):
     """`log_sum` [n]: log Σ exp(logit); `best` int64 [n]: the first token with the largest logit."""
 
     log_sum: Tensor
@@ -29,9 +29,9 @@ class RowLoss(NamedTuple):
     """`loss` [n]; `alpha` [n], Σ min(p, q) with the target's whole vocabulary in p; without a target None and None."""
 
     loss: Tensor
-    draft: RowLaw
+    draft: RowDistribution
     alpha: Tensor | None
-    target: RowLaw | None
+    target: RowDistribution | None
 
 
 def row_loss(
@@ -62,31 +62,31 @@ def row_loss_reference(
     weights: Tensor | None,
     loss: Loss,
 ) -> RowLoss:
-    draft_law = row_law(draft)
-    target_law = None if target is None else row_law(target)
+    draft_row = row_distribution(draft)
+    target_row = None if target is None else row_distribution(target)
     if labels is None:
-        assert target_law is not None
-        labels = target_law.best
-    rows = Rows(
-        log_q=draft - draft_law.log_sum[:, None],
-        log_target=None if target is None or target_law is None else target - target_law.log_sum[:, None],
+        assert target_row is not None
+        labels = target_row.best
+    rows = LossRows(
+        log_q=draft - draft_row.log_sum[:, None],
+        log_target=None if target is None or target_row is None else target - target_row.log_sum[:, None],
         labels=labels,
     )
     value, slope = loss(rows)
     alpha = None
-    if target_law is not None:
+    if target_row is not None:
         alpha = rows.alpha
         if log_sum is not None:
-            alpha = torch.minimum(rows.p * (target_law.log_sum - log_sum).exp()[:, None], rows.q).sum(-1)
+            alpha = torch.minimum(rows.p * (target_row.log_sum - log_sum).exp()[:, None], rows.q).sum(-1)
     if weights is not None:
         torch.addcmul(slope, rows.q, slope.sum(-1, keepdim=True), value=-1, out=draft).mul_(weights[:, None])
-    return RowLoss(value, draft_law, alpha, target_law)
+    return RowLoss(value, draft_row, alpha, target_row)
 
 
-def row_law(logits: Tensor) -> RowLaw:
+def row_distribution(logits: Tensor) -> RowDistribution:
     """Of logits [n, V]; twice as fast on a CPU as logsumexp and argmax."""
     peak, best = logits.max(-1)
-    return RowLaw((logits - peak[:, None]).exp_().sum(-1).log_().add_(peak), best)
+    return RowDistribution((logits - peak[:, None]).exp_().sum(-1).log_().add_(peak), best)
 
 
 def _row_loss(
@@ -118,8 +118,8 @@ def _row_loss(
     )
     value, alpha, draft_sum, target_sum = out
     if target is None:
-        return RowLoss(value, RowLaw(draft_sum, best[0]), None, None)
-    return RowLoss(value, RowLaw(draft_sum, best[0]), alpha, RowLaw(target_sum, best[1]))
+        return RowLoss(value, RowDistribution(draft_sum, best[0]), None, None)
+    return RowLoss(value, RowDistribution(draft_sum, best[0]), alpha, RowDistribution(target_sum, best[1]))
 
 
 @jit

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """`weight` [V, H], `bias` [V] or None."""
 
     weight: Tensor
     bias: Tensor | None = None
 
-    def to(self, dtype: torch.dtype) -> Head:
-        return Head(self.weight.to(dtype), None if self.bias is None else self.bias.to(widened(dtype)))
+    def to(self, dtype: torch.dtype) -> OutputHead:
+        return OutputHead(self.weight.to(dtype), None if self.bias is None else self.bias.to(widened(dtype)))
 
     def logits(self, states: Tensor) -> Tensor:
         """float32 [n, V] of `states` [n, H] in the weight's type."""

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from draftkit.errors import DraftkitError
 from draftkit.train.kernels.row_loss import row_loss
-from draftkit.train.losses.head import Head, compute_dtype, product, rows_at_once, widened
+from draftkit.train.losses.head import OutputHead, compute_dtype, product, rows_at_once, widened
 from draftkit.train.losses.parse import Loss
 from draftkit.train.losses.teacher import Teacher
 
@@ -44,7 +44,7 @@ class LinearLoss(NamedTuple):
 
 def linear_loss(
     hidden: Tensor,
-    head: Head,
+    head: OutputHead,
     teacher: Teacher | None,
     weights: Tensor,
     loss: Loss,
@@ -93,7 +93,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # by hidden stat
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> LinearLoss:
-        result, gradients = task.run(hidden, Head(weight, bias), ctx.needs_input_grad[:3])
+        result, gradients = task.run(hidden, OutputHead(weight, bias), ctx.needs_input_grad[:3])
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(*(statistic for statistic in result[1:] if statistic is not None))
         return result
@@ -127,7 +127,7 @@ class _Task:
     rows: Tensor
     chunk: int
 
-    def run(self, hidden: Tensor, head: Head, wanted: tuple[bool, ...]) -> tuple[LinearLoss, Gradients]:
+    def run(self, hidden: Tensor, head: OutputHead, wanted: tuple[bool, ...]) -> tuple[LinearLoss, Gradients]:
         """The result, and the gradients that are `wanted` by hidden states, weight and bias."""
         dtype = compute_dtype(hidden, head.weight)
         sums = widened(dtype)
@@ -171,7 +171,7 @@ class _Task:
             found = row_loss(draft, None, None, labels, weights, self.loss)
             return _Statistics(found.loss, found.draft.best == labels)
         head, positions = self.teacher.head, self.teacher.of(rows)
-        target, whole = self.teacher.logits(positions), self.teacher.whole_law(positions)
+        target, whole = self.teacher.logits(positions), self.teacher.whole_distribution(positions)
         head.scale(draft)
         weights = None if weights is None else weights / head.temperature
         log_ratio = None if self.emitted is None else _log_ratio(head.to_draft(self.emitted[rows]), draft, target)

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Annotated
 
 from draftkit.errors import DraftkitError
-from draftkit.train.losses.table import FAMILIES, LOSSES, Contribution, Rows
+from draftkit.train.losses.table import FAMILIES, LOSSES, Contribution, LossRows
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _TERM = re.compile(rf"\s*(?:({_NUMBER})\s*\*\s*)?([a-z_]+)\s*(?:\(\s*({_NUMBER})\s*\))?\s*")
@@ -23,7 +23,7 @@ class Term:
     name: str
     number: float | None = None
 
-    def __call__(self, rows: Rows) -> Contribution:
+    def __call__(self, rows: LossRows) -> Contribution:
         contribution = LOSSES[self.name](rows) if self.number is None else FAMILIES[self.name](rows, self.number)
         if self.weight == 1:
             return contribution
@@ -53,7 +53,7 @@ class Loss:
         """The term of that name, with weight 0 where there is none."""
         return next((term for term in self.terms if term.name == name), Term(0.0, name, 0.0))
 
-    def __call__(self, rows: Rows) -> Contribution:
+    def __call__(self, rows: LossRows) -> Contribution:
         value, slope = self.terms[0](rows)
         for term in self.terms[1:]:
             more = term(rows)

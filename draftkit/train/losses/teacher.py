@@ -1,4 +1,4 @@
-"""The target as a teacher: its final states, from which its law is computed anew wherever it is needed.
+"""The target as a teacher: its final states, from which its distribution is computed anew wherever it is needed.
 
 M positions, W the target's width, V its vocabulary, Vd the draft vocabulary.
 """
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.train.kernels.row_loss import RowLaw, row_law
-from draftkit.train.losses.head import Head, compute_dtype, rows_at_once
+from draftkit.train.kernels.row_loss import RowDistribution, row_distribution
+from draftkit.train.losses.head import OutputHead, compute_dtype, rows_at_once
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TargetHead:
     `temperature` divides the logits of target and draft alike, as in serving.
     """
 
-    head: Head
+    head: OutputHead
     d2t_ids: Tensor | None = None
     temperature: float = 1.0
 
@@ -36,12 +36,12 @@ class TargetHead:
 
     @cached_property
     @torch.no_grad()
-    def restricted(self) -> Head:
+    def restricted(self) -> OutputHead:
         """The rows of the draft vocabulary, in the type they are multiplied in."""
         weight, bias = self.head
         if self.d2t_ids is not None:
             weight, bias = weight[self.d2t_ids], None if bias is None else bias[self.d2t_ids]
-        return Head(weight, bias).to(compute_dtype(weight))
+        return OutputHead(weight, bias).to(compute_dtype(weight))
 
     @cached_property
     def _t2d_ids(self) -> Tensor:
@@ -74,34 +74,37 @@ class TargetHead:
         chunks = []
         with torch.autocast(states.device.type, enabled=False):
             for chunk in states.split(rows_at_once(len(head.weight), states.device)):
-                chunks.append(row_law(self.scale(head.logits(chunk.to(head.weight.dtype)))))
-        return Teacher(self, states, RowLaw(*(torch.cat(parts) for parts in zip(*chunks, strict=True))))
+                chunks.append(row_distribution(self.scale(head.logits(chunk.to(head.weight.dtype)))))
+        return Teacher(self, states, RowDistribution(*(torch.cat(parts) for parts in zip(*chunks, strict=True))))
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target's law at each row.
+    """The target's distribution at each row.
 
-    `states` [M, W], `law` [M] over the target's whole vocabulary; None where the draft vocabulary is the whole one, and
-    the loss finds it by itself. `positions` int64 [N]: the position that teaches each row, None for each its own.
+    `states` [M, W], `distribution` [M] over the target's whole vocabulary; None where the draft vocabulary is the whole
+    one, and the loss finds it by itself. `positions` int64 [N]: the position that teaches each row, None for each its
+    own.
     """
 
     head: TargetHead
     states: Tensor
-    law: RowLaw | None = None
+    distribution: RowDistribution | None = None
     positions: Tensor | None = None
 
     def at(self, positions: Tensor) -> Teacher:
-        """The same law for rows taught by `positions` int64 [N], as the rows of all steps of a training-time test."""
+        """The same for rows taught by `positions` int64 [N], as the rows of all steps of a training-time test."""
         return replace(self, positions=positions)
 
     def of(self, rows: Tensor) -> Tensor:
         """The positions that teach `rows`, both int64 [n]."""
         return rows if self.positions is None else self.positions[rows]
 
-    def whole_law(self, positions: Tensor) -> RowLaw | None:
-        """`law` at positions int64 [n]."""
-        return None if self.law is None else RowLaw(*(values[positions] for values in self.law))
+    def whole_distribution(self, positions: Tensor) -> RowDistribution | None:
+        """`distribution` at positions int64 [n]."""
+        return (
+            None if self.distribution is None else RowDistribution(*(values[positions] for values in self.distribution))
+        )
 
     def logits(self, positions: Tensor) -> Tensor:
         """Over the draft vocabulary, divided by the temperature: float32 [n, Vd] at positions int64 [n]."""

@@ -1,7 +1,7 @@
 """A small causal language model distilled to draft for a large one (DistillSpec, arXiv 2310.08461).
 
-The draft learns the target's law at every position whose next token serving would draft. The text is fixed, the
-target's, or, in a share of the steps, the draft's own.
+The draft learns the target's distribution at every position whose next token serving would draft. The text is fixed,
+the target's, or, in a share of the steps, the draft's own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import AuxLayers, load_target
 from draftkit.requests import SamplingParameters
-from draftkit.train.batch import Batch, ahead
-from draftkit.train.losses.head import Head
+from draftkit.train.batch import TrainingBatch, ahead
+from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
@@ -30,7 +30,7 @@ from draftkit.train.packed import NAME as PACKED_ATTENTION
 from draftkit.train.packed import Packed
 from draftkit.train.ranges import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
-from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import require_plain_logits, target_head
 
@@ -89,14 +89,14 @@ class DraftModel(Recipe):
     def aux_layers(self) -> AuxLayers | None:
         return None
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         counted = batch.drafted(1).roll(1, -1)  # the row that drafts token i + 2 is that of token i + 1
         found = self.compare(batch, Reduction().weights(counted)[0], self.loss)
         rows = torch.arange(counted.shape[1], device=counted.device)
-        return Outcome(found.value, step_statistics(found, torch.zeros_like(rows), rows, counted))
+        return StepOutcome(found.value, step_statistics(found, torch.zeros_like(rows), rows, counted))
 
     @torch.no_grad()
-    def chains(self, batch: Batch, k: int) -> Chains:
+    def chains(self, batch: TrainingBatch, k: int) -> Chains:
         """With the true tokens as prefix a row is the same in every chain: step t is the row 1 + t later."""
         drafted = batch.drafted(k)
         needed = drafted[0].roll(1)
@@ -108,13 +108,13 @@ class DraftModel(Recipe):
 
         return Chains(drafted, *map(of_steps, (found.agree, found.ratio, found.alpha, found.oov)))
 
-    def compare(self, batch: Batch, weights: Tensor, loss: Loss) -> LinearLoss:
-        """The draft's law of every position against the target's of the same; `weights` float32 [N]."""
+    def compare(self, batch: TrainingBatch, weights: Tensor, loss: Loss) -> LinearLoss:
+        """The draft's distribution of every position against the target's of the same; `weights` float32 [N]."""
         layer = self.draft.get_output_embeddings()
         following = ahead(batch.tokens[0], 1)
         return linear_loss(
             self.states(batch)[0],
-            Head(layer.weight, layer.bias),
+            OutputHead(layer.weight, layer.bias),
             self.head.teacher(batch.last[0]),
             weights,
             loss,
@@ -122,7 +122,7 @@ class DraftModel(Recipe):
             emitted=following,
         )
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: TrainingBatch) -> Tensor:
         """[1, N, H] of the draft, before its output layer; no sample sees another."""
         return (
             self.draft.get_decoder()(

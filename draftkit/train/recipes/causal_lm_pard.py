@@ -1,8 +1,8 @@
 """PARD: a causal language model made into a parallel draft (arXiv 2504.18583), and PARD-2 (AMD-AGI/PARD).
 
 The draft reads the text up to an anchor and K − 1 mask tokens; depth d drafts the token d + 1 after the anchor. The
-anchor is a token's position here, the i + 1 of the chains that `Batch` and `Chains` index by i. N positions, K depths,
-R rows, H draft width.
+anchor is a token's position here, the i + 1 of the chains that `TrainingBatch` and `Chains` index by i. N positions,
+K depths, R rows, H draft width.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import FINAL, AuxLayers, load_target
-from draftkit.train.batch import Batch, ahead
-from draftkit.train.losses.head import Head, rows_at_once
+from draftkit.train.batch import TrainingBatch, ahead
+from draftkit.train.losses.head import OutputHead, rows_at_once
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
@@ -31,7 +31,7 @@ from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.bases.eagle import INITIAL_STD
-from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import require_plain_logits, target_head
 
@@ -100,7 +100,7 @@ class Pard(Recipe):
         states = (index % self.num_states for index in self.features.layer_ids)  # transformers' last one is normed
         return AuxLayers(tuple(FINAL if state == self.num_states - 1 else state for state in states))
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         k = self.options.steps
         possible = batch.complete(k) if self.options.train_prompt else batch.drafted(k)
         kept = self.options.drop.keep(possible.roll(1, -1))
@@ -110,15 +110,15 @@ class Pard(Recipe):
         weights = row_weights(believed, self.options.reduction)
         teacher_or_text = teacher if self.loss.needs_target else None
         found = self.measure(batch, rows, teacher_or_text, weights, self.loss, self._without(batch))
-        return Outcome(found.value, step_statistics(found, *rows.drafts, kept))
+        return StepOutcome(found.value, step_statistics(found, *rows.drafts, kept))
 
-    def confidence(self, batch: Batch, teacher: Teacher, k: int) -> Tensor:
+    def confidence(self, batch: TrainingBatch, teacher: Teacher, k: int) -> Tensor:
         """The target's probability of all tokens of a chain before the one that depth d drafts: [K, N] by anchors."""
         probability = _probability(teacher, ahead(batch.tokens[0], 1))
         steps = [torch.ones_like(probability), *(ahead(probability, d) for d in range(k - 1))]
         return torch.stack(steps).cumprod(0)
 
-    def _without(self, batch: Batch) -> Tensor | None:
+    def _without(self, batch: TrainingBatch) -> Tensor | None:
         """bool [D]: the samples whose features are dropped, by torch's random numbers of the CPU."""
         if self.features is None or self.options.feature_dropout == 0:
             return None
@@ -126,21 +126,21 @@ class Pard(Recipe):
 
     def measure(
         self,
-        batch: Batch,
+        batch: TrainingBatch,
         rows: ParallelRows,
         teacher: Teacher | None,
         weights: Tensor,
         loss: Loss,
         without: Tensor | None = None,
     ) -> LinearLoss:
-        """The rows of a pass that draft, against the text and the target's law; `weights` float32 [K, N]."""
+        """The rows of a pass that draft, against the text and the target's distribution; `weights` float32 [K, N]."""
         depths, anchors = rows.drafts
         taught = (anchors + depths) % batch.tokens.shape[1]
         following = ahead(batch.tokens[0], 1)[taught]
         layer = self.draft.get_output_embeddings()
         return linear_loss(
             self.hidden(batch, rows, without),
-            Head(layer.weight, layer.bias),
+            OutputHead(layer.weight, layer.bias),
             None if teacher is None else teacher.at(taught),
             weights[depths, anchors],
             loss,
@@ -148,7 +148,7 @@ class Pard(Recipe):
             emitted=None if teacher is None else following,
         )
 
-    def hidden(self, batch: Batch, rows: ParallelRows, without: Tensor | None = None) -> Tensor:
+    def hidden(self, batch: TrainingBatch, rows: ParallelRows, without: Tensor | None = None) -> Tensor:
         """What the head reads of the rows that draft: [M, H]. `without` bool [D]: samples that have no features."""
         true = batch.tokens[:, rows.context]
         tokens = rows.place(true, true.new_tensor(self.mask_token_id))
@@ -160,7 +160,7 @@ class Pard(Recipe):
         ).last_hidden_state
         return states[0, rows.drafting]
 
-    def projected(self, batch: Batch, rows: ParallelRows, without: Tensor | None) -> Tensor:
+    def projected(self, batch: TrainingBatch, rows: ParallelRows, without: Tensor | None) -> Tensor:
         """What PARD-2 adds to the embeddings [1, R, H]: of the feature before the anchor, zero before the first."""
         assert batch.features is not None
         assert self.features is not None
@@ -172,7 +172,7 @@ class Pard(Recipe):
         return added[:, rows.anchors - rows.context.start]
 
     @torch.no_grad()
-    def chains(self, batch: Batch, k: int) -> Chains:
+    def chains(self, batch: TrainingBatch, k: int) -> Chains:
         drafted = batch.drafted(k)
         by_anchor = drafted.roll(1, -1)
         teacher = self.head.teacher(batch.last[0])
@@ -241,6 +241,6 @@ def _probability(teacher: Teacher, tokens: Tensor) -> Tensor:
     with torch.autocast(tokens.device.type, enabled=False):
         places = torch.arange(len(tokens), device=tokens.device)
         for rows in places.split(rows_at_once(len(teacher.head), tokens.device)):
-            law = teacher.logits(rows).log_softmax(-1)
-            found.append(law.gather(-1, tokens[rows, None])[:, 0].exp())
+            distribution = teacher.logits(rows).log_softmax(-1)
+            found.append(distribution.gather(-1, tokens[rows, None])[:, 0].exp())
     return torch.cat(found)

@@ -16,7 +16,7 @@ from torch import Tensor
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.chain import Step
 from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
@@ -28,7 +28,7 @@ from draftkit.train.recipes.bases.eagle import (
     fresh_decoder,
     fresh_eagle,
 )
-from draftkit.train.recipes.recipe import Origin, Outcome
+from draftkit.train.recipes.recipe import Origin, StepOutcome
 from draftkit.train.statistics import step_statistics
 
 NOISE_LENGTH = 512  # of the samples that the published noise was chosen for
@@ -39,7 +39,7 @@ class EagleOptions:
     """The recipe's settings; those of the architecture hold for a new draft only. `HASS` has those of HASS.
 
     - `forwards`: 1 is EAGLE-1; the losses of more are added up, as HASS does.
-    - `regression`: the weight of the smooth L1 distance between states. `loss`: of the laws, as `parse_loss` reads it.
+    - `regression`: the weight of the smooth L1 distance between states. `loss`: on tokens, as `parse_loss` reads it.
     - `noise`: the width of the uniform noise on the features, 0 for none; `noise_scale`: times 512 / sample length
       (as published in code), or as it is (as published in print).
     - `temperature` divides the logits of both sides, as in serving.
@@ -71,7 +71,7 @@ class Eagle(EagleFamily):
         self.loss = parse_loss(options.loss)
         self.reduction = Reduction(normalized=False)
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.options.forwards)
         steps = self.steps(self.noisy(batch), drafted, detached=True)
         rows = self.rows(steps)
@@ -80,9 +80,9 @@ class Eagle(EagleFamily):
         distance = torch.dot(weights[rows.steps, rows.positions], state_distances(batch, steps))
         statistics = step_statistics(found, rows.steps, rows.positions, drafted)
         statistics["regression"] = distance.detach()
-        return Outcome(found.value + self.options.regression * distance, statistics)
+        return StepOutcome(found.value + self.options.regression * distance, statistics)
 
-    def noisy(self, batch: Batch) -> Batch:
+    def noisy(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch with noise on what the draft reads; what it is taught stays as it is."""
         if not self.training or self.options.noise == 0:
             return batch
@@ -93,7 +93,7 @@ class Eagle(EagleFamily):
         return batch._replace(last=batch.last + noise * width)
 
 
-def state_distances(batch: Batch, steps: list[Step]) -> Tensor:
+def state_distances(batch: TrainingBatch, steps: list[Step]) -> Tensor:
     """The smooth L1 distance of each row's feedback to the state that it stands for: float32 [R], step after step."""
     size = batch.tokens.shape[1]
     distances = []

@@ -1,6 +1,6 @@
 """EAGLE-3: a training-time test of K steps on states of several target layers (arXiv 2503.01840).
 
-The loss of step t at position i counts where serving would draft there (`Batch.drafted`).
+The loss of step t at position i counts where serving would draft there (`TrainingBatch.drafted`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import default_aux_layer_ids
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.ranges import Index, Positive, Repeats
@@ -21,7 +21,7 @@ from draftkit.train.recipes.bases.eagle import (
     fresh_decoder,
     fresh_eagle,
 )
-from draftkit.train.recipes.recipe import Origin, Outcome
+from draftkit.train.recipes.recipe import Origin, StepOutcome
 from draftkit.train.statistics import step_statistics
 
 
@@ -31,8 +31,8 @@ class Eagle3Options:
 
     - `steps`: of the training-time test. `loss`: of each, as `parse_loss` reads it. `reduction`: over rows and steps.
     - `temperature` divides the logits of both sides, as in serving.
-    - `out_of_vocabulary`: rows whose target's choice the draft lacks are kept, taught by the law within the draft
-      vocabulary (speculators), or dropped (SafeAILab/EAGLE).
+    - `out_of_vocabulary`: rows whose target's choice the draft lacks are kept, taught by the distribution within the
+      draft vocabulary (speculators), or dropped (SafeAILab/EAGLE).
     - `train_head`, `train_embeddings`: whether the draft's own head and embedding change.
     - `layers`: captured target layers, (2, n/2, n−3) where empty. `num_layers`: of the draft. `norm_before_residual`,
       `feature_norm` and `norm_output` (the feedback is normed: EAGLE-3.1) as in the spec.
@@ -69,7 +69,7 @@ class Eagle3(EagleFamily):
             assert draft.embed_tokens is not None
             draft.embed_tokens.requires_grad_(options.train_embeddings)
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.options.steps)
         rows = self.rows(self.steps(batch, drafted))
         teacher = self.head.teacher(batch.last[0])
@@ -77,7 +77,7 @@ class Eagle3(EagleFamily):
         if self.options.out_of_vocabulary == "drop":
             counted = drafted & self.drawable(teacher, drafted)
         found = self.compare(batch, rows, teacher, self.options.reduction.weights(counted), self.loss)
-        return Outcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
+        return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
 
 
 def eagle3_spec(origin: Origin, options: Eagle3Options) -> EagleSpec:

@@ -1,7 +1,7 @@
 """P-EAGLE: EAGLE-3 that drafts all tokens in one pass, with a learned state for what is unseen (arXiv 2602.01469).
 
 Chains of mask rows start from every position; deeper rows are thinned out (`ConditionalDrop`). The loss of depth d at
-anchor i counts where serving would draft there (`Batch.drafted`).
+anchor i counts where serving would draft there (`TrainingBatch.drafted`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel, load_eagle
-from draftkit.train.batch import Batch, ahead
+from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
@@ -36,9 +36,9 @@ from draftkit.train.parallel import (
 from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
 from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.ranges import Index, Positive, Repeats, Size
-from draftkit.train.recipes.bases.eagle import EagleFamily, Rows, eagle_draft, fresh_eagle
+from draftkit.train.recipes.bases.eagle import ChainRows, EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
-from draftkit.train.recipes.recipe import Chains, Origin, Outcome
+from draftkit.train.recipes.recipe import Chains, Origin, StepOutcome
 from draftkit.train.statistics import step_statistics
 
 
@@ -94,7 +94,7 @@ class PEagle(EagleFamily):
                 assert layer is not None
                 layer.requires_grad_(trained)
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         kept = self.options.drop.keep(batch.drafted(self.options.steps))
         teacher = self.head.teacher(batch.last[0])
         counted = kept
@@ -106,13 +106,15 @@ class PEagle(EagleFamily):
             measure = partial(checkpoint, self.measure, use_reentrant=False)
         rows = [ParallelRows(part, batch) for part in partitions(kept, self.options.partitions)]
         found = joined([measure(batch, part, teacher, weights, self.loss) for part in rows])
-        return Outcome(found.value, step_statistics(found, *drafts_of(rows), counted))
+        return StepOutcome(found.value, step_statistics(found, *drafts_of(rows), counted))
 
-    def measure(self, batch: Batch, rows: ParallelRows, teacher: Teacher, weights: Tensor, loss: Loss) -> LinearLoss:
-        """The rows of a pass that draft, against the target's law."""
-        return self.compare(batch, Rows(*rows.drafts, self.hidden(batch, rows)), teacher, weights, loss)
+    def measure(
+        self, batch: TrainingBatch, rows: ParallelRows, teacher: Teacher, weights: Tensor, loss: Loss
+    ) -> LinearLoss:
+        """The rows of a pass that draft, against the target's distribution."""
+        return self.compare(batch, ChainRows(*rows.drafts, self.hidden(batch, rows)), teacher, weights, loss)
 
-    def hidden(self, batch: Batch, rows: ParallelRows) -> Tensor:
+    def hidden(self, batch: TrainingBatch, rows: ParallelRows) -> Tensor:
         """What the head reads of the rows that draft: [M, H]."""
         parallel = self.draft.spec.parallel
         features = batch.last if batch.features is None else batch.features
@@ -125,7 +127,7 @@ class PEagle(EagleFamily):
         return output.head_input[0, rows.drafting]
 
     @torch.no_grad()
-    def chains(self, batch: Batch, k: int) -> Chains:
+    def chains(self, batch: TrainingBatch, k: int) -> Chains:
         drafted = batch.drafted(k)
         teacher = self.head.teacher(batch.last[0])
         loss = parse_loss("tv")

@@ -18,15 +18,15 @@ from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
 from draftkit.models.target import AuxLayers
-from draftkit.train.batch import Batch
-from draftkit.train.losses.head import Head
+from draftkit.train.batch import TrainingBatch
+from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.ranges import Positive, Repeats, SizeOrNone
-from draftkit.train.recipes.bases.eagle import Rows, spread
-from draftkit.train.recipes.recipe import Chains, Origin, Outcome, Recipe
+from draftkit.train.recipes.bases.eagle import ChainRows, spread
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import target_head
 
@@ -81,16 +81,16 @@ class MlpSpeculator(Recipe):
     def aux_layers(self) -> AuxLayers | None:
         return None
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         k = self.draft.spec.num_heads
         counted = batch.complete(k) if self.options.stage == 1 else batch.drafted(k)
         teacher = self.head.teacher(batch.last[0]) if self.loss.needs_target else None
         rows = self.rows(batch, counted)
         found = self.compare(batch, rows, teacher, self.reduction.weights(counted), self.loss)
-        return Outcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
+        return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
 
     @torch.no_grad()
-    def chains(self, batch: Batch, k: int) -> Chains:
+    def chains(self, batch: TrainingBatch, k: int) -> Chains:
         """Raises `DraftkitError` for more drafts than heads."""
         if k > self.draft.spec.num_heads:
             raise DraftkitError(f"chains of {k} drafts", expected=f"at most {self.draft.spec.num_heads}, one a head")
@@ -101,7 +101,7 @@ class MlpSpeculator(Recipe):
             drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
         )
 
-    def rows(self, batch: Batch, drafted: Tensor) -> Rows:
+    def rows(self, batch: TrainingBatch, drafted: Tensor) -> ChainRows:
         """The rows of `drafted` bool [K, N], whose steps run on fewer and fewer."""
         state = self.draft.start(batch.last[0].float())
         positions = torch.arange(len(state), device=state.device)
@@ -114,10 +114,13 @@ class MlpSpeculator(Recipe):
             steps.append(torch.full_like(positions, t))
             places.append(positions)
             states.append(state)
-        return Rows(torch.cat(steps), torch.cat(places), torch.cat(states))
+        return ChainRows(torch.cat(steps), torch.cat(places), torch.cat(states))
 
-    def compare(self, batch: Batch, rows: Rows, teacher: Teacher | None, weights: Tensor, loss: Loss) -> LinearLoss:
-        """The law of every row against the target's, and against the tokens of the text; `weights` float32 [K, N].
+    def compare(
+        self, batch: TrainingBatch, rows: ChainRows, teacher: Teacher | None, weights: Tensor, loss: Loss
+    ) -> LinearLoss:
+        """The distribution of every row against the target's, and against the tokens of the text; `weights` float32
+        [K, N].
 
         One call per head, so that of tied heads one gradient is kept.
         """
@@ -132,7 +135,7 @@ class MlpSpeculator(Recipe):
             found.append(
                 linear_loss(
                     rows.hidden[part],
-                    Head(head.weight),
+                    OutputHead(head.weight),
                     None if teacher is None else teacher.at(taught[part]),
                     weights[part],
                     loss,

@@ -18,12 +18,12 @@ from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.target import AuxLayers
-from draftkit.train.batch import Batch
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.lora import merged_state
 from draftkit.train.recipes import name_of
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """`loss`: a scalar to be differentiated. `statistics`: detached scalars by name, for the log."""
 
     loss: Tensor
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 class Chains(NamedTuple):
     """Chains of K drafts from every position of a batch, with the true tokens as their prefix: all [K, N].
 
-    - `drafted` bool: `Batch.drafted`; the others mean nothing elsewhere.
+    - `drafted` bool: `TrainingBatch.drafted`; the others mean nothing elsewhere.
     - `agree` bool: the draft's choice for token i + 2 + t is the target's own choice there.
     - `ratio`: min(1, q/p) of that token, the probability that it had been drafted, given that it was emitted.
     - `alpha`: Σ_v min(p_v, q_v). `oov`: the target's mass outside the draft vocabulary.
@@ -91,14 +91,14 @@ class Recipe(nn.Module, ABC):
     @property
     @abstractmethod
     def aux_layers(self) -> AuxLayers | None:
-        """The target's states that the draft reads, as `Batch.features`; None where the last ones are enough."""
+        """The target's states that the draft reads, as a batch's `features`; None where the last ones are enough."""
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
         """The training loss of a batch."""
 
     @abstractmethod
-    def chains(self, batch: Batch, k: int) -> Chains:
+    def chains(self, batch: TrainingBatch, k: int) -> Chains:
         """Chains of `k` drafts as serving would draft them; without gradients."""
 
     @property

@@ -17,9 +17,9 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel, load_eagle
 from draftkit.models.target import AuxLayers
 from draftkit.train.attention import NAME as CHAIN_ATTENTION
-from draftkit.train.batch import Batch, ahead
+from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.chain import Step, chain_steps
-from draftkit.train.losses.head import Head
+from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, parse_loss
 from draftkit.train.losses.teacher import TargetHead, Teacher
@@ -29,7 +29,7 @@ from draftkit.train.teaching import target_head
 INITIAL_STD = 0.02
 
 
-class Rows(NamedTuple):
+class ChainRows(NamedTuple):
     """The rows of all steps, one after the other: `steps` and `positions` int64 [R], `hidden` [R, H] for the head."""
 
     steps: Tensor
@@ -51,16 +51,18 @@ class EagleFamily(Recipe):
         ids = self.draft.spec.aux_layer_ids
         return None if ids is None else AuxLayers(ids)
 
-    def steps(self, batch: Batch, drafted: Tensor, *, detached: bool = False) -> list[Step]:
+    def steps(self, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> list[Step]:
         return list(chain_steps(self.draft, batch, drafted, detached=detached))
 
-    def rows(self, steps: list[Step]) -> Rows:
+    def rows(self, steps: list[Step]) -> ChainRows:
         number = [torch.full_like(step.rows, t) for t, step in enumerate(steps)]
         hidden = torch.cat([step.output.head_input[0] for step in steps])
-        return Rows(torch.cat(number), torch.cat([step.rows for step in steps]), hidden)
+        return ChainRows(torch.cat(number), torch.cat([step.rows for step in steps]), hidden)
 
-    def compare(self, batch: Batch, rows: Rows, teacher: Teacher, weights: Tensor, loss: Loss) -> LinearLoss:
-        """The draft's law of every row against the target's; `weights` float32 [K, N]."""
+    def compare(
+        self, batch: TrainingBatch, rows: ChainRows, teacher: Teacher, weights: Tensor, loss: Loss
+    ) -> LinearLoss:
+        """The draft's distribution of every row against the target's; `weights` float32 [K, N]."""
         size = batch.tokens.shape[1]
         taught = (rows.positions + 1 + rows.steps) % size
         layer = self.draft.lm_head
@@ -68,7 +70,7 @@ class EagleFamily(Recipe):
         scaled = rows.hidden if self.draft.spec.logit_scale == 1 else rows.hidden * self.draft.spec.logit_scale
         return linear_loss(
             scaled,
-            Head(layer.weight, layer.bias),
+            OutputHead(layer.weight, layer.bias),
             teacher.at(taught),
             weights[rows.steps, rows.positions],
             loss,
@@ -77,13 +79,13 @@ class EagleFamily(Recipe):
 
     def drawable(self, teacher: Teacher, drafted: Tensor) -> Tensor:
         """bool [K, N]: the draft vocabulary has the target's choice for token i + 2 + t."""
-        if teacher.law is None:
+        if teacher.distribution is None:
             return torch.ones_like(drafted)
-        known = self.head.to_draft(teacher.law.best) >= 0
+        known = self.head.to_draft(teacher.distribution.best) >= 0
         return torch.stack([ahead(known, 1 + t) for t in range(len(drafted))])
 
     @torch.no_grad()
-    def chains(self, batch: Batch, k: int) -> Chains:
+    def chains(self, batch: TrainingBatch, k: int) -> Chains:
         drafted = batch.drafted(k)
         rows = self.rows(self.steps(batch, drafted))
         teacher = self.head.teacher(batch.last[0])
@@ -93,7 +95,7 @@ class EagleFamily(Recipe):
         )
 
 
-def spread(values: Tensor | None, rows: Rows, like: Tensor) -> Tensor:
+def spread(values: Tensor | None, rows: ChainRows, like: Tensor) -> Tensor:
     """Values [R] of rows at their places in [K, N]."""
     assert values is not None
     out = values.new_zeros(like.shape)
