@@ -66,6 +66,9 @@ UNREAD = {
 }
 
 
+KINDS = {"full_attention", "sliding_attention"}
+
+
 def read_decoder(
     checkpoint: Checkpoint,
     facts: Facts,
@@ -83,6 +86,7 @@ def read_decoder(
     heads = facts.size("num_attention_heads")
     rows, _ = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
     drop_unread(facts)
+    sliding_window, full_attention_layers = _windows(facts, num_layers, windows)
     return Decoder(
         hidden_size=hidden,
         intermediate_size=facts.size("intermediate_size"),
@@ -96,7 +100,8 @@ def read_decoder(
         output_bias=has_bias(checkpoint, facts, "output_bias", f"{prefix}self_attn.o_proj.bias"),
         mlp_bias=has_bias(checkpoint, facts, "mlp_bias", f"{prefix}mlp.gate_proj.bias"),
         qk_norm=facts.record("qk_norm", f"{prefix}self_attn.q_norm.weight" in checkpoint.tensors, "from tensors"),
-        sliding_window=_sliding_window(facts, num_layers, windows),
+        sliding_window=sliding_window,
+        full_attention_layers=full_attention_layers,
         rope=read_rope(facts, rope),
     )
 
@@ -108,20 +113,28 @@ def drop_unread(facts: Facts) -> None:
             facts.drop(key, reason)
 
 
-def _sliding_window(facts: Facts, num_layers: int, own: bool) -> int | None:
-    """The window of drafts whose `layer_types` name sliding layers; without that key no engine reads the window."""
-    kinds = (facts.names("layer_types") if own else None) or ()
-    if "sliding_attention" not in kinds[:num_layers]:
+def _windows(facts: Facts, num_layers: int, own: bool) -> tuple[int | None, tuple[int, ...]]:
+    """The window of drafts whose `layer_types` name sliding layers, and the layers without; without that key no engine
+    reads the window."""
+    named = (facts.names("layer_types") if own else None) or ()
+    kinds = named[:num_layers]
+    if "sliding_attention" not in kinds:
         for key in ("layer_types", "sliding_window", "use_sliding_window"):
             facts.drop(key, "no layer of the draft has a window")
-        facts.record("sliding_window", "None", "stated" if kinds else "format default", "no layer has a window")
-        return None
+        facts.record("sliding_window", "None", "stated" if named else "format default", "no layer has a window")
+        return None, ()
     window = facts.optional("sliding_window", int)
     facts.drop("use_sliding_window", "layer_types tells")
-    if window is None or set(kinds[:num_layers]) != {"sliding_attention"}:
-        raise FormatError(f"layer_types are {list(kinds)} with sliding_window {window}: layers must agree on a window")
-    note = "" if len(kinds) == num_layers else f"layer_types names {len(kinds)} layers, and there are {num_layers}"
-    return facts.record("sliding_window", window, "stated", note)
+    if window is None or len(kinds) < num_layers or not set(kinds) <= KINDS:
+        raise FormatError(
+            f"layer_types are {list(named)} with sliding_window {window}",
+            expected=f"{' or '.join(sorted(KINDS))} for each of {num_layers} layers, and a window",
+        )
+    note = "" if len(named) == num_layers else f"layer_types names {len(named)} layers, and there are {num_layers}"
+    full = tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
+    if full:
+        facts.record("full_attention_layers", str(list(full)), "stated", "layer_types")
+    return facts.record("sliding_window", window, "stated", note), full
 
 
 def has_bias(checkpoint: Checkpoint, facts: Facts, name: str, tensor: str, key: str | None = None) -> bool:

@@ -93,6 +93,7 @@ def reference_decoder(decoder: Decoder) -> Decoder:
         mlp_bias=False,
         qk_norm=False,
         sliding_window=None,
+        full_attention_layers=(),
         rope=_reference_rope(decoder.rope),
     )
 
@@ -108,7 +109,9 @@ def _reference_rope(rope: Rope) -> Rope:
 
 def engine_decoder(decoder: Decoder) -> Decoder:
     """The layers that SGLang's classes make of this decoder (`llama.py`), biases of the attention aside."""
-    return replace(decoder, hidden_act="silu", mlp_bias=False, qk_norm=False, sliding_window=None)
+    return replace(
+        decoder, hidden_act="silu", mlp_bias=False, qk_norm=False, sliding_window=None, full_attention_layers=()
+    )
 
 
 def losses(eagle: EagleSpec, runs: EagleSpec) -> tuple[str, ...]:

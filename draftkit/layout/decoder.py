@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftkit.errors import FormatError
+from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.architecture import MAX_REPEATS, check_range
 from draftkit.layout.schema import Shape
 
@@ -30,7 +30,11 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Sizes and options of the decoder layers of a draft. All widths are numbers of features."""
+    """Sizes and options of the decoder layers of a draft. All widths are numbers of features.
+
+    `sliding_window`: the tokens that a layer attends to, its own among them; None for all. `full_attention_layers`: the
+    layers that attend to all tokens where the others have a window.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -46,9 +50,29 @@ class Decoder:
     qk_norm: bool
     sliding_window: int | None
     rope: Rope
+    full_attention_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_hidden_layers")
+        full = self.full_attention_layers
+        sliding = set(range(self.num_hidden_layers)) - set(full)
+        if full and (self.sliding_window is None or not sliding or list(full) != sorted(set(full)) or full[0] < 0):
+            raise LayoutError(
+                f"full_attention_layers are {list(full)} of {self.num_hidden_layers} with sliding_window "
+                f"{self.sliding_window}",
+                expected="layers in ascending order, besides some that have a window",
+            )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        layers = range(self.num_hidden_layers)
+        return tuple(None if layer in self.full_attention_layers else self.sliding_window for layer in layers)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The kind of each layer, as transformers names it."""
+        return ["full_attention" if window is None else "sliding_attention" for window in self.windows]
 
     @property
     def cached_numbers(self) -> int:

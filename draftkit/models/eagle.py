@@ -170,7 +170,7 @@ class EagleAttention(nn.Module):
         self.layer_idx = index
         self.head_dim = decoder.head_dim
         self.scaling = decoder.head_dim**-0.5
-        self.sliding_window = decoder.sliding_window
+        self.sliding_window = decoder.windows[index]
         self.num_key_value_groups = decoder.num_attention_heads // decoder.num_key_value_heads
         queries = decoder.num_attention_heads * decoder.head_dim
         keys = decoder.num_key_value_heads * decoder.head_dim

@@ -51,16 +51,15 @@ class Visible:
 class ChainSteps:
     """Keys and values of the steps so far, layer by layer; given to the attention function as `chain`.
 
-    `rows` int64 [R] are the positions that the current step runs; `go_on` chooses fewer and starts the next step. The
-    window is wider than the steps are many.
+    `rows` int64 [R] are the positions that the current step runs; `go_on` chooses fewer and starts the next step.
+    Windows are wider than the steps are many.
     """
 
-    def __init__(self, sample_ids: Tensor, window: int | None = None):
+    def __init__(self, sample_ids: Tensor):
         self.rows = torch.arange(sample_ids.shape[1], device=sample_ids.device)
         self._sample_ids = sample_ids
-        self._window = window
         self._step = 0
-        self._mask: Tensor | BlockMask | None = None
+        self._masks: dict[int | None, Tensor | BlockMask] = {}  # by window
         self._first: dict[int, tuple[Tensor, Tensor]] = {}
         self._later: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -69,12 +68,13 @@ class ChainSteps:
         self._step += 1
         if kept is not None:
             self.rows = self.rows[kept]
-        if kept is not None or self._window is not None:
-            self._mask = None
+        self._masks = {w: mask for w, mask in self._masks.items() if kept is None and w is None}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None
+    ) -> Tensor:
         """Attention of a step: `query` [1, A, R, D], `key` and `value` [1, G, R, D] of its rows, in one dtype;
-        [1, A, R, D]."""
+        [1, A, R, D]. `window`: the layer's."""
         if layer not in self._first:
             self._first[layer], self._later[layer] = (key, value), []
         else:
@@ -84,25 +84,26 @@ class ChainSteps:
         later = [(_repeated(k, repeats), _repeated(v, repeats)) for k, v in self._later[layer]]
         own = None if not later else (torch.stack([k for k, _ in later]), torch.stack([v for _, v in later]))
         if query.is_cuda:
-            return _flex(query, keys, values, own, self._blocks(), scaling)
-        mask = self._bias(query.dtype)
+            return _flex(query, keys, values, own, self._blocks(window), scaling)
+        mask = self._bias(query.dtype, window)
         return _joined(query, _repeated(keys, repeats), _repeated(values, repeats), own, mask, scaling)
 
-    @property
-    def _visible(self) -> Visible:
-        return Visible(self._sample_ids, self._window, self._step)
+    def _visible(self, window: int | None) -> Visible:
+        return Visible(self._sample_ids, window, self._step)
 
-    def _bias(self, dtype: torch.dtype) -> Tensor:
-        if self._mask is None:
-            self._mask = self._visible.bias(self.rows, dtype)
-        assert isinstance(self._mask, Tensor)
-        return self._mask
+    def _bias(self, dtype: torch.dtype, window: int | None) -> Tensor:
+        if window not in self._masks:
+            self._masks[window] = self._visible(window).bias(self.rows, dtype)
+        mask = self._masks[window]
+        assert isinstance(mask, Tensor)
+        return mask
 
-    def _blocks(self) -> BlockMask:
-        if self._mask is None:
-            self._mask = self._visible.blocks(self.rows)
-        assert isinstance(self._mask, BlockMask)
-        return self._mask
+    def _blocks(self, window: int | None) -> BlockMask:
+        if window not in self._masks:
+            self._masks[window] = self._visible(window).blocks(self.rows)
+        mask = self._masks[window]
+        assert isinstance(mask, BlockMask)
+        return mask
 
 
 def in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,10 +207,12 @@ def attend_chain(
     *,
     chain: ChainSteps,
     scaling: float,
+    sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """The attention function for transformers' interface; the layers keep their step's keys and values in `chain`."""
-    out = chain.attend(int(module.layer_idx), *in_one_dtype(query, key, value), scaling)  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    out = chain.attend(layer, *in_one_dtype(query, key, value), scaling, sliding_window)
     return out.transpose(1, 2), None
 
 

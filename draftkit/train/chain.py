@@ -36,7 +36,7 @@ def chain_steps(draft: EagleModel, batch: TrainingBatch, drafted: Tensor, *, det
     window = draft.spec.decoder.sliding_window
     if window is not None and window < len(drafted):
         raise DraftkitError(f"chains of {len(drafted)} drafts", expected=f"at most {window}, the draft's window")
-    chain = ChainSteps(batch.sample_ids, window)
+    chain = ChainSteps(batch.sample_ids)
     for t in range(len(drafted)):
         if t == 1:
             kept = drafted[1].nonzero()[:, 0]

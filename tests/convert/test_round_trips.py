@@ -67,7 +67,7 @@ EAGLE_VALUES: dict[str, list[Any]] = {
     "decoder.intermediate_size": [32], "decoder.num_hidden_layers": [2], "decoder.num_key_value_heads": [4],
     "decoder.head_dim": [32], "decoder.hidden_act": ["gelu"], "decoder.rms_norm_eps": [1e-6],
     "decoder.qkv_bias": [True], "decoder.output_bias": [True], "decoder.mlp_bias": [True], "decoder.qk_norm": [True],
-    "decoder.sliding_window": [64],
+    "decoder.sliding_window": [64], "decoder.full_attention_layers": [(0,)],
     "rope.base": [5e5], "rope.max_position_embeddings": [512],
     "rope.scaling": [
         {"rope_type": "linear", "factor": 2.0}, YARN,
@@ -122,6 +122,8 @@ def test_the_values_are_of_every_fact_of_the_eagle_family() -> None:
 def _drafts() -> dict[str, Architecture]:
     """The drafts to send round: every method as it is, and with each fact changed."""
     found = dict(BASES)
+    decoder = replace(pico.EAGLE3_SPEC.decoder, num_hidden_layers=2, sliding_window=64, full_attention_layers=(1,))
+    found["eagle3, a window in one layer"] = replace(pico.EAGLE3_SPEC, decoder=decoder)
     for method, base in BASES.items():
         for path, values in VALUES.get(method, EAGLE_VALUES).items():
             if path.startswith("parallel.") and getattr(base, "parallel", None) is None:

@@ -183,7 +183,7 @@ FACTS = [
     pytest.param(name, path, id=f"{name}: {'.'.join(path)}")
     for name in ("p-eagle", "pard-2", "mlp-speculator", "medusa")
     for path in facts_of(SPECS[name].to_dict()["architecture"])  # type: ignore[arg-type]
-    if path != ("head_ids",)  # younger than some folders, which may lack it
+    if path[-1] not in ("head_ids", "full_attention_layers")  # younger than some folders, which may lack them
 ]
 
 
@@ -485,6 +485,7 @@ def test_other_engine_configs() -> None:
         (with_decoder(EAGLE3, qkv_bias=True, output_bias=True), None),
         (with_decoder(EAGLE3, qkv_bias=True), "bias"),
         (with_decoder(EAGLE3, sliding_window=64), None),
+        (with_decoder(EAGLE3, num_hidden_layers=2, sliding_window=64, full_attention_layers=(1,)), "one group"),
         (with_decoder(EAGLE3, qk_norm=True), None),
         (with_decoder(EAGLE3, qk_norm=True, qkv_bias=True), None),
         (with_decoder(EAGLE3, qk_norm=True, qkv_bias=True, output_bias=True), "o_proj"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from draftkit.runtime.drafters.protocol import Committed
 from draftkit.runtime.drawing import draw_greedy
 
 K = 5
+WINDOW = 4
 
 
 CASES = {
@@ -29,6 +31,12 @@ CASES = {
     "eagle, two layers, qkv bias": (
         pico.eagle_config(num_hidden_layers=2, qkv_bias=True),
         pico.eagle_tensors(layers=2, qkv_bias=True),
+    ),
+    "eagle, a window in one of two layers": (
+        pico.eagle_config(
+            num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"], sliding_window=WINDOW
+        ),
+        pico.eagle_tensors(layers=2),
     ),
     "eagle3": (pico.eagle3_config(), pico.eagle3_tensors()),
     "eagle3, own embedding": (pico.eagle3_config(), pico.eagle3_tensors(embed=True)),
@@ -53,7 +61,8 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
     weights.setdefault("embed_tokens.weight", target.get_input_embeddings().weight)
     head = weights["lm_head.weight"] if is_eagle3 else target.lm_head.weight
     base = float(config.get("rope_theta", 10000.0))
-    reference = eagle3_reference if is_eagle3 else eagle_reference
+    one_window = partial(eagle_reference, windows={1: WINDOW} if "window" in case else {})
+    reference = eagle3_reference if is_eagle3 else one_window
 
     torch.manual_seed(3)
     prompt = torch.randint(3, pico.VOCABULARY, (9,))

@@ -69,7 +69,7 @@ def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row: true keys of the sample up to the anchor and own ones after it, within the window of where the row
     stands; also in the FlexAttention that GPUs run."""
-    chain = ChainSteps(DOCUMENTS, window)
+    chain = ChainSteps(DOCUMENTS)
     chosen = torch.tensor([2, 7, 8, 11, 18])
     keys, values = [], []
     for t in range(4):
@@ -87,9 +87,9 @@ def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monke
             if t:
                 own = tuple(torch.stack([x.repeat_interleave(2, 1) for x in kind[1:]]) for kind in (keys, values))
             monkeypatch.setattr(attention, "_compiled_flex", attention._flex_attention)
-            found = attention._flex(query, keys[0], values[0], own, chain._blocks(), 0.3)
+            found = attention._flex(query, keys[0], values[0], own, chain._blocks(window), 0.3)
         else:
-            found = chain.attend(0, query, key, value, 0.3)
+            found = chain.attend(0, query, key, value, 0.3, window)
         for r, anchor in enumerate(rows.tolist()):
             for head in range(4):
                 at = anchor + t

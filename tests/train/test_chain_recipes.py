@@ -238,6 +238,9 @@ RECIPES: dict[str, Make] = {
     "eagle3, norm per layer, normed feedback": eagle3(feature_norm="per_layer", norm_output=True),
     "eagle3, two layers": eagle3(num_layers=2, layers=(1, 3)),
     "eagle3, window": eagle3_of(**windowed(pico.EAGLE3_SPEC)),
+    "eagle3, window of one layer": eagle3_of(
+        decoder=replace(pico.EAGLE3_SPEC.decoder, num_hidden_layers=2, sliding_window=4, full_attention_layers=(1,))
+    ),
     "eagle3, hidden state first, without norms": eagle3_of(
         concatenation="hidden_embedding", embedding_norm=False, hidden_norm=False, final_norm=False
     ),

@@ -222,7 +222,7 @@ def _layer_config(eagle: EagleSpec) -> dict[str, object]:
         **layer_keys(decoder),
         "attention_bias": has_attention_bias(decoder),
         "mlp_bias": decoder.mlp_bias,
-        "layer_types": ["sliding_attention" if sliding else "full_attention"] * decoder.num_hidden_layers,
+        "layer_types": decoder.layer_types,
         "sliding_window": decoder.sliding_window,
         "use_sliding_window": sliding,
         "tie_word_embeddings": False,

@@ -170,7 +170,7 @@ class EagleSpec(Architecture):
             config["qkv_bias"] = decoder.qkv_bias
         if decoder.sliding_window is not None:
             config |= {
-                "layer_types": ["sliding_attention"] * decoder.num_hidden_layers,
+                "layer_types": decoder.layer_types,
                 "sliding_window": decoder.sliding_window,
                 "use_sliding_window": True,
             }

@@ -1,4 +1,4 @@
-"""EAGLE-style drafts in vLLM 0.32: `llama_eagle.py`, `llama_eagle3.py`."""
+"""EAGLE-style drafts in vLLM 0.32: `llama_eagle.py`, `llama_eagle3.py`, `llm_base_proposer.py`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ def _unlike_eagle3(eagle: EagleSpec) -> dict[str, bool]:
         ),
         "vLLM's EAGLE-3 class with norms of queries and keys has no biases in o_proj and the MLP": (
             decoder.qk_norm and (decoder.output_bias or decoder.mlp_bias)
+        ),
+        "vLLM keeps all layers of a draft in one group of its cache, and layers with and without a window are in two": (
+            len(set(decoder.windows)) > 1
         ),
         "vLLM drafts in parallel with a mask_hidden only": eagle.parallel is not None and not eagle.parallel.mask_state,
     }
