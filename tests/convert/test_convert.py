@@ -59,6 +59,7 @@ COMMON_FACTS = {
     "dtype": ("F16", "from tensors"),
     "qk_norm": ("False", "from tensors"),
     "sliding_window": ("None", "format default"),
+    "full_attention_layers": ("[]", "format default"),
     "concatenation": ("embedding_hidden", "format default"),
 }
 EAGLE_FACTS = COMMON_FACTS | {

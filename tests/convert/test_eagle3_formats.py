@@ -379,7 +379,7 @@ ODD: dict[str, tuple[Change, str]] = {
     "fp8 without a scale": (unscaled, r"v_proj\.weight_scale"),
     "layers beyond fc": (nested(eagle_aux_hidden_state_layer_ids=[1, 3]), "fc.weight reads 3"),
     "another width": (setting(target_hidden_size=60), "no multiple of the target's width 60"),
-    "window of some layers": (setting(layer_types=["sliding_attention"]), "for each of 2 layers"),
+    "window of some layers": (setting(layer_types=["sliding_attention"]), "and a window"),
     "rope by layer type": (
         setting(rope_parameters={"full_attention": {"rope_theta": 1e6}}), "different parameters for full_attention",
     ),
