@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from draftkit.checks.registry import Evidence, check, check_unless, findings
 from draftkit.convert.api import Reading
+from draftkit.convert.eagle_vocabulary import mapped_tokens, problem_of_map
 from draftkit.convert.operations import carry_out, integers
 from draftkit.convert.randomness import looks_random
 from draftkit.finding import Finding
@@ -63,6 +64,39 @@ def zero_d2t(tensors: Tensors) -> Iterator[Finding]:
             "d2t is all zero over a reduced vocabulary: draft id i means target id i, as if the map was never set",
             fix="get the file with the map that the draft was trained with",
             source="vLLM, SGLang and SpecForge initialize d2t with zeros",
+        )
+
+
+@check_unless("d2t")
+def vocabulary_map(architecture: Architecture, tensors: Tensors) -> Iterator[Finding]:
+    yield from problems_of_map(tensors, architecture.vocab_size)
+
+
+def problems_of_map(tensors: Tensors, vocab_size: int) -> Iterator[Finding]:
+    """Where d2t does not lead every draft token to another one of the target's, in ascending order."""
+    if "d2t" not in tensors:
+        return
+    ids = mapped_tokens(tensors["d2t"])
+    if problem := problem_of_map(ids, vocab_size):
+        yield Finding(
+            "broken-d2t",
+            "error",
+            problem,
+            where="tensor d2t",
+            cost="proposals are other tokens than the draft means: acceptance falls to nothing without an error",
+            fix="write it as offsets, target id − draft id; it may hold ids. Else fetch the draft again, or make the "
+            "map anew from the data",
+            source="formats: every EAGLE-3 trainer stores offsets, vLLM's token_map ids",
+        )
+    elif ids != sorted(ids):
+        yield Finding(
+            "unsorted-d2t",
+            "warning",
+            "d2t is not ascending, which every trainer writes it as",
+            where="tensor d2t",
+            cost="if the order is wrong, proposals are other tokens than the draft means",
+            fix="fetch the checkpoint again, or make the map anew from the data",
+            source="formats: kept tokens are sorted",
         )
 
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.checks.registry import check, check_unless
-from draftkit.convert.eagle_vocabulary import mapped_tokens, problem_of_map
 from draftkit.finding import Finding
-from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
@@ -46,39 +44,6 @@ def moved_layers(architecture: Architecture, target: TargetFacts) -> Iterator[Fi
                 fix="--set aux_layer_ids=" + ",".join(map(str, default)),
                 source="vllm-project/vllm #43671, sgl-project/sglang #25454",
             )
-
-
-@check
-def vocabulary_map(architecture: Architecture, tensors: Mapping[str, TensorHandle]) -> Iterator[Finding]:
-    yield from problems_of_map(tensors, architecture.vocab_size)
-
-
-def problems_of_map(tensors: Mapping[str, TensorHandle], vocab_size: int) -> Iterator[Finding]:
-    """Where d2t does not lead every draft token to another one of the target's, in ascending order."""
-    if "d2t" not in tensors:
-        return
-    ids = mapped_tokens(tensors["d2t"])
-    if problem := problem_of_map(ids, vocab_size):
-        yield Finding(
-            "broken-d2t",
-            "error",
-            problem,
-            where="tensor d2t",
-            cost="proposals are other tokens than the draft means: acceptance falls to nothing without an error",
-            fix="write it as offsets, target id − draft id; it may hold ids. Else fetch the draft again, or make the "
-            "map anew from the data",
-            source="formats: every EAGLE-3 trainer stores offsets, vLLM's token_map ids",
-        )
-    elif ids != sorted(ids):
-        yield Finding(
-            "unsorted-d2t",
-            "warning",
-            "d2t is not ascending, which every trainer writes it as",
-            where="tensor d2t",
-            cost="if the order is wrong, proposals are other tokens than the draft means",
-            fix="fetch the checkpoint again, or make the map anew from the data",
-            source="formats: kept tokens are sorted",
-        )
 
 
 @check

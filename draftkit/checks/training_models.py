@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.checks.pair import problems_of_map, share_vocabulary
+from draftkit.checks.checkpoint import problems_of_map
+from draftkit.checks.pair import share_vocabulary
 from draftkit.checks.registry import check
 from draftkit.checks.training_data import Data
 from draftkit.convert.eagle_vocabulary import mapped_tokens

@@ -492,6 +492,8 @@ def test_a_unified_draft_with_a_map_out_of_range_is_one_message(
     tensors = load_file(out / "model.safetensors")
     tensors["d2t"][5] = 1000
     save_file(tensors, out / "model.safetensors")
+    described = json.loads(draftkit("inspect", out, "--json").out)
+    assert [finding["name"] for finding in described["findings"] if "d2t" in finding["name"]] == ["broken-d2t"]
     for to in ("speculators", "sglang"):
         ran = draftkit("convert", out, tmp_path / to, "--to", to)
         assert (ran.code, "d2t[5] maps to token 1005, outside 0…319" in ran.err) == (1, True)
