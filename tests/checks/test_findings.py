@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from conftest import Command
 from fixtures import pico
 
 from draftkit.checks.checkpoint import findings_of_reading
-from draftkit.checks.registry import checks_of
+from draftkit.checks.registry import Evidence, check, checks_of, run_checks
+from draftkit.checks.registry import findings as findings_in
 from draftkit.convert.api import Reading, inspect_checkpoint, plan_conversion
 from draftkit.convert.randomness import looks_random
 from draftkit.finding import Finding
+from draftkit.io.handles import memory_handle
 from draftkit.io.safetensors_file import read_safetensors
 
 Tensors = dict[str, torch.Tensor]
@@ -123,6 +125,26 @@ def test_the_fix_of_a_finding_can_be_typed_and_works(name: str, tmp_path: Path) 
     repaired = plan_conversion(source, target=target, overrides={fact: value})
     assert repaired.reading is not None
     assert findings_of_reading(repaired.reading) == []
+
+
+def test_a_check_runs_where_all_it_needs_is_known_and_nothing_explains_it() -> None:
+    said = Finding("said", "note", "first")
+
+    def look(format: str, config: dict[str, object], draft_name: str = "") -> Iterator[Finding]:
+        yield Finding("seen", "note", f"{format} {config} {draft_name}")
+
+    assert check(look).needs == {"format", "config"}
+    assert check(look).run(Evidence(format="eagle")) == []
+    assert [f.message for f in check(look).run(Evidence(format="eagle", config={}))] == ["eagle {} "]
+    evidence = Evidence(contradictions=[replace(said, name="d2t")], tensors={}, format="modelopt")
+    assert [name for name, _ in run_checks(evidence, "checkpoint")] == ["contradiction", "double norm"]
+
+
+def test_the_problem_of_a_map_is_said_once() -> None:
+    zero = {"d2t": memory_handle("d2t", torch.zeros(4, dtype=torch.int64), Path("x"))}
+    known = Finding("d2t", "error", "the map contradicts the mask")
+    assert [f.name for f in findings_in(Evidence(tensors=zero), "checkpoint")] == ["zero-d2t"]
+    assert [f.name for f in findings_in(Evidence(tensors=zero, contradictions=[known]), "checkpoint")] == ["d2t"]
 
 
 def test_findings_are_shown_with_their_fix(draftkit: Command, tmp_path: Path) -> None:
