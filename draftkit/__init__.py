@@ -1,6 +1,7 @@
 """draftkit: convert, train, measure and explain draft models for speculative decoding.
 
-The public API is imported on first use, so that `import draftkit` stays cheap.
+The public API, functions and the types that they take and return, is imported on first use, so that `import draftkit`
+stays cheap.
 """
 
 from __future__ import annotations
@@ -12,29 +13,83 @@ from draftkit.version import __version__
 
 if TYPE_CHECKING:
     from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
-    from draftkit.doctor.diagnose import diagnose_draft
+    from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
+    from draftkit.engines.vllm.settings import VllmSettings
+    from draftkit.errors import DraftkitError
     from draftkit.evaluate.evaluate import evaluate_draft
+    from draftkit.finding import Finding
+    from draftkit.layout.folder import Draft
+    from draftkit.loading import load_drafter
+    from draftkit.loading import load_model as load_target
     from draftkit.loading import open_draft as load_draft
+    from draftkit.models.target import Target
     from draftkit.publish import push_draft
+    from draftkit.requests import DraftSampling, Request, SamplingParameters
+    from draftkit.results.record import Cell, Interval, Result
+    from draftkit.results.saved import ResultFile
+    from draftkit.results.settings import Settings, Sweep
+    from draftkit.runtime.engine import Engine
+    from draftkit.runtime.records import Generation
+    from draftkit.train.config import TrainConfig
     from draftkit.train.run import train_draft
 
 __all__ = [
+    "Cell",
+    "Diagnosis",
+    "Draft",
+    "DraftSampling",
+    "DraftkitError",
+    "Engine",
+    "Finding",
+    "Generation",
+    "Interval",
+    "Request",
+    "Result",
+    "ResultFile",
+    "SamplingParameters",
+    "Settings",
+    "Sweep",
+    "Target",
+    "TrainConfig",
+    "VllmSettings",
     "__version__",
     "convert_checkpoint",
     "diagnose_draft",
     "evaluate_draft",
     "inspect_checkpoint",
     "load_draft",
+    "load_drafter",
+    "load_target",
     "push_draft",
     "train_draft",
 ]
 
 _HOMES = {
+    "Cell": ("draftkit.results.record", "Cell"),
+    "Diagnosis": ("draftkit.doctor.diagnose", "Diagnosis"),
+    "Draft": ("draftkit.layout.folder", "Draft"),
+    "DraftSampling": ("draftkit.requests", "DraftSampling"),
+    "DraftkitError": ("draftkit.errors", "DraftkitError"),
+    "Engine": ("draftkit.runtime.engine", "Engine"),
+    "Finding": ("draftkit.finding", "Finding"),
+    "Generation": ("draftkit.runtime.records", "Generation"),
+    "Interval": ("draftkit.results.record", "Interval"),
+    "Request": ("draftkit.requests", "Request"),
+    "Result": ("draftkit.results.record", "Result"),
+    "ResultFile": ("draftkit.results.saved", "ResultFile"),
+    "SamplingParameters": ("draftkit.requests", "SamplingParameters"),
+    "Settings": ("draftkit.results.settings", "Settings"),
+    "Sweep": ("draftkit.results.settings", "Sweep"),
+    "Target": ("draftkit.models.target", "Target"),
+    "TrainConfig": ("draftkit.train.config", "TrainConfig"),
+    "VllmSettings": ("draftkit.engines.vllm.settings", "VllmSettings"),
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
-    "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
+    "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "load_draft": ("draftkit.loading", "open_draft"),
+    "load_drafter": ("draftkit.loading", "load_drafter"),
+    "load_target": ("draftkit.loading", "load_model"),
     "push_draft": ("draftkit.publish", "push_draft"),
     "train_draft": ("draftkit.train.run", "train_draft"),
 }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import draftkit
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,3 +51,19 @@ def test_command_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import draftkit; print(draftkit.__file__)"]
     imported = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert imported.stdout.startswith(str(site))
+
+
+def readme_examples() -> list[str]:
+    readme = Path(__file__).parents[1] / "README.md"
+    return re.findall(r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("example", readme_examples())
+def test_examples_of_the_readme_run_on_the_public_names(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "from draftkit." not in example
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(draftkit, name) is not None for name in draftkit.__all__)
