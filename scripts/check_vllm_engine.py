@@ -22,7 +22,7 @@ from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.measure import Conversations
-from draftkit.evaluate.vllm_measure import measure_with_vllm, run_plain
+from draftkit.evaluate.vllm import measure_with_vllm, run_plain
 from draftkit.hub.locate import locate
 from draftkit.models.chat import load_tokenizer
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table

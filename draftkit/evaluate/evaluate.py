@@ -25,7 +25,7 @@ from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.vllm_measure import check_with_vllm, measure_with_vllm, run_plain
+from draftkit.evaluate.vllm import check_with_vllm, measure_with_vllm, run_plain
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256

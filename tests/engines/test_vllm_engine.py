@@ -29,7 +29,7 @@ from draftkit.engines.vllm.records import DraftCounts
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.evaluate.vllm_measure import measure_with_vllm, run_plain
+from draftkit.evaluate.vllm import measure_with_vllm, run_plain
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Cell, Interval
@@ -142,7 +142,7 @@ def test_a_numbered_device_is_where_vllm_runs(
     device: str | None, gpus: str | None, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("draftkit.evaluate.vllm_measure.device_named", lambda _: "cuda:1")
+    monkeypatch.setattr("draftkit.evaluate.vllm.device_named", lambda _: "cuda:1")
     measured(settings=replace(SETTINGS, device=device), vllm=replace(VLLM, tensor_parallel_size=2))
     assert set(journal.entries("gpus")) == {gpus}
 
