@@ -100,7 +100,8 @@ def evaluate(
         bool, typer.Option("--predict", help="Predict acceptance at other temperatures and K from the run at 0.")
     ] = False,
     certify: Annotated[
-        bool, typer.Option("--certify", help="Test that each draft leaves the target's output and law as they are.")
+        bool,
+        typer.Option("--certify", help="Test that each draft leaves the target's output and distribution as they are."),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Keep the result in this JSON file, cell by cell.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds already.")] = False,

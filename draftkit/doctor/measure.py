@@ -4,8 +4,9 @@ Among many changes that do nothing, the best looks helpful by chance. It is ther
 no part in choosing it, where only the few chosen ones compete.
 
 Verification is coupled: the target writes the same text whatever the draft does, so that two setups are compared on the
-same tokens. At a temperature above 0 a draft token counts with the mass Σ_v min(p_v, q_v) that the two laws share,
-where greedy decoding only says whether it stood: on the zoo, a quarter of the prompts show the same small difference.
+same tokens. At a temperature above 0 a draft token counts with the mass Σ_v min(p_v, q_v) that the two distributions
+share, where greedy decoding only says whether it stood: on the zoo, a quarter of the prompts show the same small
+difference.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _power(smallest: Detectable) -> Text:
     """What the certificate can say at all."""
     return Text(
         f"  it would have seen, with 95 %: {smallest.wrong_tokens:.2%} of the greedy tokens wrong, "
-        f"{smallest.wrong_drawn_tokens:.2%} of the drawn ones; a law off by a total variation of "
+        f"{smallest.wrong_drawn_tokens:.2%} of the drawn ones; a distribution off by a total variation of "
         f"{smallest.verifier:.3f} in the verifier, {smallest.continuations:.3f} end to end; not smaller defects"
     )
 

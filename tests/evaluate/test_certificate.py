@@ -19,8 +19,8 @@ from torch import Tensor
 
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.certify import STEPS, certify, certify_pair
+from draftkit.evaluate.certificate.exact_distribution import exact_distribution
 from draftkit.evaluate.certificate.goodness import chi_square, detectable_rate, holm, poisson_tail
-from draftkit.evaluate.certificate.law import law_of
 from draftkit.evaluate.certificate.pair import Pair, ragged_requests
 from draftkit.evaluate.certificate.result import Certificate
 from draftkit.evaluate.certificate.settings import CertificateSettings
@@ -159,7 +159,7 @@ def test_a_bug_below_what_can_be_seen_is_said_to_be_possible(monkeypatch: pytest
     plant_rare_acceptance(0.01)(monkeypatch)
     found = certified(pico_pair(), SAMPLES_ONLY)
     assert found.verdict == "no difference seen"
-    assert found.detectable.verifier > 0.01  # which bounds what the planted bug changes in a law
+    assert found.detectable.verifier > 0.01  # which bounds what the planted bug changes in a distribution
     assert f"total variation of {found.detectable.verifier:.3f}" in rendered(found)
 
 
@@ -200,7 +200,7 @@ def plant_cache_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_one_token_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a rejection only the draft token is left out, not the whole law of the draft."""
+    """At a rejection only the draft token is left out, not the whole distribution of the draft."""
 
     def without_one(drafted: Drafted, *rest: Tensor) -> Tensor:
         return recover_token(drafted._replace(one_hot=torch.ones_like(drafted.one_hot)), *rest)  # type: ignore[arg-type]
@@ -283,17 +283,17 @@ def test_the_report_says_what_was_found() -> None:
 
 def test_chi_square_raises_few_false_alarms_and_sees_shifts() -> None:
     generator = torch.Generator().manual_seed(0)
-    law = torch.rand(60, dtype=torch.float64, generator=generator).pow(4)
-    law /= law.sum()
+    distribution = torch.rand(60, dtype=torch.float64, generator=generator).pow(4)
+    distribution /= distribution.sum()
 
-    def values(true_law: Tensor) -> Tensor:
-        draws = torch.multinomial(true_law, 200 * 2000, replacement=True, generator=generator).view(200, -1)
-        return torch.tensor([chi_square(torch.bincount(row, minlength=60), law).p_value for row in draws])
+    def values(true_distribution: Tensor) -> Tensor:
+        draws = torch.multinomial(true_distribution, 200 * 2000, replacement=True, generator=generator).view(200, -1)
+        return torch.tensor([chi_square(torch.bincount(row, minlength=60), distribution).p_value for row in draws])
 
-    alarms = values(law)
+    alarms = values(distribution)
     assert 0.02 < float((alarms < 0.05).double().mean()) < 0.1
     assert 0.4 < float(alarms.median()) < 0.6
-    shifted = law.clone()
+    shifted = distribution.clone()
     shifted[:30] *= 1.4
     assert (values(shifted) < 0.05).double().mean() > 0.95
     assert chi_square(torch.ones(2), torch.tensor([1.0, 0.0])).p_value == 0
@@ -301,15 +301,17 @@ def test_chi_square_raises_few_false_alarms_and_sees_shifts() -> None:
 
 
 def test_the_stated_total_variation_is_detected_and_little_less_is_not() -> None:
-    """On the difference that is hardest to see: half of the law's mass grows, the other half shrinks, all alike."""
+    """On the difference that is hardest to see: half of the distribution's mass grows, the other half shrinks, all
+    alike.
+    """
     generator = torch.Generator().manual_seed(0)
-    law = torch.full((40,), 1 / 40, dtype=torch.float64)
-    stated = chi_square(torch.full((40,), 50), law).detectable(0.001, 0.95)
+    distribution = torch.full((40,), 1 / 40, dtype=torch.float64)
+    stated = chi_square(torch.full((40,), 50), distribution).detectable(0.001, 0.95)
 
     def found(variation: float) -> float:
-        other = law * (1 + 2 * variation * torch.tensor([1.0, -1.0]).repeat(20))
+        other = distribution * (1 + 2 * variation * torch.tensor([1.0, -1.0]).repeat(20))
         draws = torch.multinomial(other, 400 * 2000, replacement=True, generator=generator).view(400, -1)
-        p_values = [chi_square(torch.bincount(row, minlength=40), law).p_value for row in draws]
+        p_values = [chi_square(torch.bincount(row, minlength=40), distribution).p_value for row in draws]
         return sum(p < 0.001 for p in p_values) / 400
 
     assert 0.91 < found(stated) < 0.99
@@ -325,16 +327,16 @@ def test_the_stated_total_variation_is_detected_and_little_less_is_not() -> None
     top_p=st.floats(0.05, 1),
     min_p=st.floats(0, 0.9),
 )
-def test_the_law_is_that_of_the_definition(
+def test_the_distribution_is_that_of_the_definition(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     row, asked = torch.tensor(logits), SamplingParameters(temperature, top_k, top_p, min_p)
-    law, exact = law_of(row, asked), processed(row, asked)
-    assert not (law.sure & (exact == 0)).any()
-    assert not (~law.possible & (exact > 0)).any()
+    distribution, exact = exact_distribution(row, asked), processed(row, asked)
+    assert not (distribution.sure & (exact == 0)).any()
+    assert not (~distribution.possible & (exact > 0)).any()
     torch.testing.assert_close(
-        law.probs * law.sure / (law.probs * law.sure).sum().clamp(min=1e-300),
-        exact * law.sure / (exact * law.sure).sum().clamp(min=1e-300),
+        distribution.probs * distribution.sure / (distribution.probs * distribution.sure).sum().clamp(min=1e-300),
+        exact * distribution.sure / (exact * distribution.sure).sum().clamp(min=1e-300),
     )
 
 

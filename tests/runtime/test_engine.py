@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.sampling_statistics import same_law
+from fixtures.sampling_statistics import same_distribution
 from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
@@ -131,20 +131,20 @@ def first_three_tokens(name: str | None, first_seed: int, **options: Any) -> Cou
 
 
 def p_value(drafted: Counter[tuple[int, ...]]) -> float:
-    """That these texts have the law of plain decoding."""
+    """That these texts have the distribution of plain decoding."""
     plainly = first_three_tokens(None, 0)
     texts = sorted(plainly | drafted)
-    return same_law(*(torch.tensor([counts[text] for text in texts]) for counts in (plainly, drafted)))
+    return same_distribution(*(torch.tensor([counts[text] for text in texts]) for counts in (plainly, drafted)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), [("eagle3", "rejection"), ("draft-model", "block")])
-def test_the_first_three_tokens_have_the_law_of_plain_decoding(name: str, mode: str) -> None:
+def test_the_first_three_tokens_have_the_distribution_of_plain_decoding(name: str, mode: str) -> None:
     assert p_value(first_three_tokens(name, SAMPLE, verification=mode)) > NO_ALARM
 
 
 @pytest.mark.slow
-def test_another_law_of_the_first_three_tokens_is_noticed() -> None:
+def test_another_distribution_of_the_first_three_tokens_is_noticed() -> None:
     accepting = SyntheticAcceptance((1.0, 1.0))
     assert p_value(first_three_tokens("eagle3", SAMPLE, verification="synthetic", synthetic=accepting)) < NOTICED
 

@@ -1,8 +1,9 @@
-"""The output of every lossless mode has exactly the target's law, whatever the draft; and these tests would notice.
+"""The output of every lossless mode has exactly the target's distribution, whatever the draft; and these tests would
+notice.
 
-Each fit is a G-test of 1.5 × 10⁵ draws, three tokens of 50,000 texts over several rounds, against the exact law. Seeds
-are fixed, so a pass stays a pass; had they not been, all fits together would raise a false alarm once in a thousand
-runs (Bonferroni). A broken rule must miss the same limit.
+Each fit is a G-test of 1.5 × 10⁵ draws, three tokens of 50,000 texts over several rounds, against the exact
+distribution. Seeds are fixed, so a pass stays a pass; had they not been, all fits together would raise a false alarm
+once in a thousand runs (Bonferroni). A broken rule must miss the same limit.
 """
 
 from __future__ import annotations
@@ -102,12 +103,12 @@ def run(case: Case, verify: Verify, draft: SamplingTensors, **options: object) -
 
 
 def p_value(case: Case, texts: Tensor) -> float:
-    return text_fit(texts, case.model().law(case.request, texts.shape[1]), case.size)
+    return text_fit(texts, case.model().distribution(case.request, texts.shape[1]), case.size)
 
 
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", CASES)
-def test_drawn_drafts_leave_the_targets_law(name: str, mode: str) -> None:
+def test_drawn_drafts_leave_the_targets_distribution(name: str, mode: str) -> None:
     case = CASES[name]
     texts = run(case, RATIO_MODES[mode], case.draft_rows("probabilistic"))
     assert p_value(case, texts.tokens) > LIMIT
@@ -116,7 +117,7 @@ def test_drawn_drafts_leave_the_targets_law(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", ["plain", "ties", "all cuts", "greedy target"])
-def test_mixed_batches_leave_the_targets_law(name: str, mode: str) -> None:
+def test_mixed_batches_leave_the_targets_distribution(name: str, mode: str) -> None:
     """Greedy and drawn drafts in turn, with 0, 1 or 2 drafts in a row, in one batch; a fit for each of the two."""
     case = CASES[name]
     draft = case.draft_rows("probabilistic", 2 * TEXTS)
@@ -129,7 +130,7 @@ def test_mixed_batches_leave_the_targets_law(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "seven tokens", "all cuts", "hotter draft"])
-def test_coupled_output_is_that_of_no_draft_and_has_the_targets_law(name: str) -> None:
+def test_coupled_output_is_that_of_no_draft_and_has_the_targets_distribution(name: str) -> None:
     case, few = CASES[name], torch.arange(TEXTS // 10)
     rules = batch(case.request, TEXTS)
     alone = generate(case.model(), verify_coupled, rules, rules, k=0, length=LENGTH).tokens
@@ -219,19 +220,19 @@ def test_a_length_that_depends_on_the_drawn_token_is_noticed() -> None:
 
 def test_the_fit_itself_raises_few_false_alarms_and_sees_small_shifts() -> None:
     generator = torch.Generator().manual_seed(0)
-    law = torch.rand(40, dtype=torch.float64, generator=generator)
-    law /= law.sum()
+    distribution = torch.rand(40, dtype=torch.float64, generator=generator)
+    distribution /= distribution.sum()
 
-    def values(true_law: Tensor) -> Tensor:
-        draws = torch.multinomial(true_law, 200 * 10_000, replacement=True, generator=generator).view(200, -1)
-        return torch.tensor([fit(torch.bincount(row, minlength=40), law) for row in draws])
+    def values(true_distribution: Tensor) -> Tensor:
+        draws = torch.multinomial(true_distribution, 200 * 10_000, replacement=True, generator=generator).view(200, -1)
+        return torch.tensor([fit(torch.bincount(row, minlength=40), distribution) for row in draws])
 
-    alarms = values(law)
+    alarms = values(distribution)
     assert 0.02 < float((alarms < 0.05).float().mean()) < 0.1
     assert 0.4 < float(alarms.median()) < 0.6
-    shifted = law.clone()
+    shifted = distribution.clone()
     shifted[:20] *= 1.2
     assert (values(shifted) < 0.05).float().mean() > 0.99
-    impossible = law.clone()
+    impossible = distribution.clone()
     impossible[3] = 0
     assert fit(torch.ones(40), impossible) == 0

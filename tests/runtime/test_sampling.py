@@ -166,13 +166,13 @@ def test_distributions_follow_the_definition(
         logits = logits.round()
     logits[torch.rand(logits.shape, generator=generator) < 0.1] = -math.inf
     logits[..., 0] = 0.5
-    law = distribution(logits, SamplingTensors.of(rows))
+    p = distribution(logits, SamplingTensors.of(rows))
     expected = torch.stack([torch.stack([processed(x, r) for x in pair]) for pair, r in zip(logits, rows, strict=True)])
     # A probability is as far off as its logit, which the temperature has divided.
     largest = max(float(logits[logits.isfinite()].abs().max()) / (rule.temperature or 1.0) for rule in rows)
-    assert_close(probabilities(law), expected, depth=1, magnitude=max(largest, 1.0))
+    assert_close(probabilities(p), expected, depth=1, magnitude=max(largest, 1.0))
     tokens = torch.randint(0, size, (len(rows), 2), generator=generator)
-    torch.testing.assert_close(probability_of(law, tokens), probabilities(law).gather(-1, tokens[..., None])[..., 0])
+    torch.testing.assert_close(probability_of(p, tokens), probabilities(p).gather(-1, tokens[..., None])[..., 0])
 
 
 def test_small_temperatures_keep_their_precision() -> None:
@@ -182,7 +182,7 @@ def test_small_temperatures_keep_their_precision() -> None:
     torch.testing.assert_close(p.double(), exact, rtol=1e-5, atol=0)
 
 
-def test_half_precision_logits_are_the_same_law() -> None:
+def test_half_precision_logits_are_the_same_distribution() -> None:
     logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     rules = batch(SamplingParameters(temperature=0.8, top_p=0.7), 3)
     half, full = distribution(logits, rules), distribution(logits.float(), rules)
@@ -280,7 +280,9 @@ def test_without_drafts_every_mode_is_plain_sampling(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["rejection", "coupled"])
 def test_drawn_drafts_stand_as_often_as_expected_but_for_coupled_ones(mode: str) -> None:
-    """Two laws that are drawn from with the same noise agree less often than two that are coupled as well as can be."""
+    """Two distributions that are drawn from with the same noise agree less often than two that are coupled as well as
+    can be.
+    """
     count = 20_000
     rules = batch(SamplingParameters(temperature=1.0), count)
     generator = torch.Generator().manual_seed(0)

@@ -116,8 +116,8 @@ def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse
     expected = reference(statistics.row_statistics, logits, parameters)
     assert torch.equal(kernel.peak, expected.peak)
     assert torch.equal(kernel.best, expected.best)
-    laws = [probabilities(Distribution(logits, parameters.scale, *found)) for found in (kernel, expected)]
-    torch.testing.assert_close(*laws, atol=1e-6, rtol=1e-5)
+    probs = [probabilities(Distribution(logits, parameters.scale, *found)) for found in (kernel, expected)]
+    torch.testing.assert_close(*probs, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.interpreter
@@ -126,9 +126,9 @@ def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse
 def test_samples_are_equal_and_their_probabilities_close(size: int, dtype: torch.dtype) -> None:
     whole = a_round(1, rows=4, k=2, size=size)
     positions = whole.start[:, None] + torch.arange(2)
-    law = reference(distribution, whole.logits[:, :2].to(dtype), whole.parameters)
+    p = reference(distribution, whole.logits[:, :2].to(dtype), whole.parameters)
     stream = target_stream(whole.parameters.seed, positions)
-    assert torch.equal(with_kernels(sample.sample, law, stream), reference(sample.sample, law, stream))
+    assert torch.equal(with_kernels(sample.sample, p, stream), reference(sample.sample, p, stream))
 
     def stored(logits: Tensor, parameters: SamplingTensors, start: Tensor) -> tuple[Tensor, Tensor]:
         probs = torch.full((len(logits), 3, size), torch.nan, device=logits.device)
@@ -149,15 +149,15 @@ def test_acceptance_and_recovery(size: int, probabilistic: bool) -> None:
     drafted, seeds = whole.drafted, whole.parameters.seed
     if not probabilistic:
         drafted = drafted._replace(probs=None, one_hot=torch.ones_like(drafted.one_hot))
-    law = reference(distribution, whole.logits, whole.parameters)
-    arguments = verification.accept_drafts, drafted, law, acceptance_stream(seeds, whole.start, 5)
+    p = reference(distribution, whole.logits, whole.parameters)
+    arguments = verification.accept_drafts, drafted, p, acceptance_stream(seeds, whole.start, 5)
     kernel, expected = with_kernels(*arguments), reference(*arguments)
     assert torch.equal(kernel.counts, expected.counts)
     torch.testing.assert_close(kernel.target_probs, expected.target_probs)
     # Most rows reject, whatever the uniform numbers said.
     counts = (drafted.lengths - torch.tensor([1, 1, 1, 0]).repeat(2)).clamp(min=0)
     weights = torch.tensor([1.0, 0.3]).repeat_interleave(4)
-    recovery = verification.recover_token, drafted, law, counts, weights, target_stream(seeds, whole.start + counts)
+    recovery = verification.recover_token, drafted, p, counts, weights, target_stream(seeds, whole.start + counts)
     token, expected_token = with_kernels(*recovery), reference(*recovery)
     assert torch.equal(token[drafted.active], expected_token[drafted.active])
     assert ((token >= 0) & (token < size)).all()
@@ -169,8 +169,8 @@ def test_residual_mass(size: int) -> None:
     whole = a_round(2, rows=3, k=2, size=size).poisoned()
     wanted = whole.drafted.valid & ~whole.drafted.one_hot[:, None]
     weights = torch.rand(wanted.shape, generator=torch.Generator().manual_seed(0))
-    law = reference(distribution, whole.logits, whole.parameters)
-    arguments = residual_mass.residual_mass, whole.drafted.probs, law, weights, wanted
+    p = reference(distribution, whole.logits, whole.parameters)
+    arguments = residual_mass.residual_mass, whole.drafted.probs, p, weights, wanted
     kernel = with_kernels(*arguments)
     torch.testing.assert_close(kernel, reference(*arguments), atol=1e-6, rtol=1e-5)
     assert not kernel[~wanted].any()

@@ -3,7 +3,7 @@
 - A `replay`: every emitted token against a teacher-forced pass of the target
 - B `noise`: how far logits move with the shape of a forward, which bounds what may pass for numerics
 - C `equality`: the tokens of plain decoding, several K and batches, and drawn with shared noise
-- D `sampler`, `continuations`: the law of sampled tokens, of the verifier alone and end to end
+- D `sampler`, `continuations`: the distribution of sampled tokens, of the verifier alone and end to end
 - E `controls`: planted bugs, which the same tests must notice
 - F `self_draft`: the target as its own draft, which must accept everything
 

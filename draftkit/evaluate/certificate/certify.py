@@ -15,7 +15,7 @@ from draftkit.evaluate.certificate.noise import measure_noise
 from draftkit.evaluate.certificate.pair import Pair, open_pair
 from draftkit.evaluate.certificate.replay import Replay
 from draftkit.evaluate.certificate.result import POWER, Certificate, Fit
-from draftkit.evaluate.certificate.sampler import laws_of, sampler_fits
+from draftkit.evaluate.certificate.sampler import distributions_of, sampler_fits
 from draftkit.evaluate.certificate.self_draft import measure_self_draft
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.provenance import environment
@@ -29,12 +29,12 @@ STEPS = (
     "noise floor",
     "greedy decoding with the draft",
     "drawn tokens with shared noise",
-    "law of the verifier",
-    "law of continuations",
+    "distribution of the verifier",
+    "distribution of continuations",
     "planted bugs",
     "the target as its own draft",
 )
-CONTEXTS = 4  # whose laws the verifier alone is tested on
+CONTEXTS = 4  # whose distributions the verifier alone is tested on
 
 
 def certify(
@@ -73,12 +73,12 @@ def certify_pair(
     coupled = [coupled_equality(pair, sampling, replay, k, batch) for sampling in samplings for k in ks]
     begin()
     contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), most)
-    laws = laws_of(contexts[:CONTEXTS], settings.draft_sampling)
+    distributions = distributions_of(contexts[:CONTEXTS], settings.draft_sampling)
     texts = settings.sampler_texts
     fits = {
         f"verifier at temperature {sampling.temperature:g}, drafts from {name}": found
         for sampling in samplings
-        for name, found in sampler_fits(laws, verify, sampling, texts).items()
+        for name, found in sampler_fits(distributions, verify, sampling, texts).items()
     }
     begin()
     fits |= {
@@ -99,7 +99,7 @@ def certify_pair(
     controls = [
         control
         for sampling in samplings
-        for control in sampler_controls(laws, verify, sampling, texts, settings.false_alarm_rate)
+        for control in sampler_controls(distributions, verify, sampling, texts, settings.false_alarm_rate)
     ] + cache_controls(pair, noise.floor, most, batch)
     begin()
     self_draft = measure_self_draft(pair, noise, most, batch)

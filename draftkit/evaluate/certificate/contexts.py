@@ -25,7 +25,7 @@ class Context:
 
     @property
     def entropy(self) -> float:
-        """Of the target's law at temperature 1, in nats."""
+        """Of the target's distribution at temperature 1, in nats."""
         return float(torch.special.entr(self.target.double().softmax(-1)).sum())
 
 

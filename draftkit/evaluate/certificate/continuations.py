@@ -1,4 +1,4 @@
-"""D, end to end: what the engine draws after a text, against the target's exact law of it."""
+"""D, end to end: what the engine draws after a text, against the target's exact distribution of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from draftkit.evaluate.certificate.exact_distribution import exact_distribution, fit
 from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
-from draftkit.evaluate.certificate.law import fit, law_of
 from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
@@ -31,11 +31,11 @@ def continuation_fit(
     verification: Verification,
     noise: NoiseFloor,
 ) -> ChiSquare:
-    """The test that `samples` continuations of a text have the target's law, token for token.
+    """The test that `samples` continuations of a text have the target's distribution, token for token.
 
-    Each token is held against the law after the text and the tokens before it, wherever enough continuations share
-    those. Logits move with the shape of a forward, by `noise`: cuts leave open what lies as close as its floor, and
-    what its typical size may add to the statistic is taken off.
+    Each token is held against the distribution after the text and the tokens before it, wherever enough continuations
+    share those. Logits move with the shape of a forward, by `noise`: cuts leave open what lies as close as its floor,
+    and what its typical size may add to the statistic is taken off.
     """
     requests = [Request(str(i), text, LENGTH, sampling.numbered(i), ignore_eos=True) for i in range(samples)]
     outputs = pair.speculative(requests, k=k, num_slots=MOST_SLOTS, verification=verification)
@@ -43,9 +43,9 @@ def continuation_fit(
     whole = NOTHING
     for beginning in _shared_beginnings(drawn):
         logits = teacher_forced(pair.model, text, (*beginning, 0))[-1]
-        law = law_of(logits, sampling, noise.floor)
+        distribution = exact_distribution(logits, sampling, noise.floor)
         following = [tokens[len(beginning)] for tokens in drawn if tokens[: len(beginning)] == beginning]
-        found = fit(torch.bincount(torch.tensor(following), minlength=len(logits)), law)
+        found = fit(torch.bincount(torch.tensor(following), minlength=len(logits)), distribution)
         allowed = found.draws * (noise.typical / sampling.temperature) ** 2
         whole += replace(found, statistic=max(found.statistic - allowed, 0.0), allowed=allowed)
     return whole

@@ -13,7 +13,7 @@ from draftkit.evaluate.certificate.goodness import holm
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.planted import OffByOneTarget, PoisonedOffByOneTarget
 from draftkit.evaluate.certificate.replay import Replay
-from draftkit.evaluate.certificate.sampler import Laws, sampler_fits
+from draftkit.evaluate.certificate.sampler import Distributions, sampler_fits
 from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.sampling_tensors import SamplingTensors
@@ -35,10 +35,14 @@ class Control:
 
 
 def sampler_controls(
-    laws: Mapping[str, Laws], verify: Verify, sampling: SamplingParameters, texts: int, false_alarm_rate: float
+    distributions: Mapping[str, Distributions],
+    verify: Verify,
+    sampling: SamplingParameters,
+    texts: int,
+    false_alarm_rate: float,
 ) -> list[Control]:
     """Bugs of drawing and verifying, among drafts that are drawn."""
-    drawn = {name: law for name, law in laws.items() if law.drawing.mode == "probabilistic"}
+    drawn = {name: pair for name, pair in distributions.items() if pair.drawing.mode == "probabilistic"}
 
     def mis_scaled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
         assert drafted.probs is not None

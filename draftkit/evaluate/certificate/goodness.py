@@ -41,8 +41,8 @@ class ChiSquare:
         return float(torch.special.gammaincc(halves[0], halves[1]))
 
     def detectable(self, rate: float, power: float) -> float:
-        """The smallest total variation between two laws that makes a p-value below `rate` with probability `power`,
-        whatever way they differ; 1 where nothing smaller does.
+        """The smallest total variation between two distributions that makes a p-value below `rate` with probability
+        `power`, whatever way they differ; 1 where nothing smaller does.
 
         A total variation of δ adds 4 δ² for each draw to the statistic, at least: Σ Δ²/p ≥ (Σ |Δ|)² by Cauchy and
         Schwarz, and Σ |Δ| = 2 δ.
@@ -57,15 +57,16 @@ class ChiSquare:
 NOTHING = ChiSquare(0.0, 0)
 
 
-def chi_square(counts: Tensor, law: Tensor) -> ChiSquare:
-    """Pearson's test that `counts` [N] were drawn from `law` [N]; the statistic is ∞ where the impossible occurred.
+def chi_square(counts: Tensor, distribution: Tensor) -> ChiSquare:
+    """Pearson's test that `counts` [N] were drawn from `distribution` [N]; the statistic is ∞ where the impossible
+    occurred.
 
     Cells with fewer than five expected draws are pooled, with the next larger cell where that is still too few.
     """
-    counts, law = counts.double().cpu(), law.double().cpu()
-    if counts[law == 0].sum() > 0:
+    counts, distribution = counts.double().cpu(), distribution.double().cpu()
+    if counts[distribution == 0].sum() > 0:
         return ChiSquare(torch.inf, 1)
-    expected, order = (law / law.sum() * counts.sum()).sort()
+    expected, order = (distribution / distribution.sum() * counts.sum()).sort()
     counts = counts[order]
     pooled = int((expected < MIN_EXPECTED).sum())
     if pooled and expected[:pooled].sum() < MIN_EXPECTED:
@@ -85,8 +86,9 @@ def detectable_rate(trials: int, power: float) -> float:
 
 
 def _noncentral_tail(x: float, degrees: int, extra: float) -> float:
-    """The probability that a χ² statistic exceeds `x` where the laws' difference adds `extra` to it: a Poisson mixture
-    of central ones."""
+    """The probability that a χ² statistic exceeds `x` where the distributions' difference adds `extra` to it: a Poisson
+    mixture of central ones.
+    """
     mean = extra / 2
     width = 12 * math.sqrt(mean + 1) + 12
     events = torch.arange(max(0, math.floor(mean - width)), math.ceil(mean + width), dtype=torch.float64)

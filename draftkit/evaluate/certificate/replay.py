@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftkit.evaluate.certificate.law import law_of
+from draftkit.evaluate.certificate.exact_distribution import exact_distribution
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.ops.random import gumbel, target_stream
@@ -60,10 +60,10 @@ class Replay:
             emitted = torch.tensor(generation.tokens, device=logits.device)[:, None]
             best = logits
             if request.sampling.temperature:
-                law = law_of(logits, request.sampling, self._shift)
+                distribution = exact_distribution(logits, request.sampling, self._shift)
                 logits = logits + request.sampling.temperature * _noise(request.sampling, len(request.prompt), logits)
-                best = logits.masked_fill(~law.sure.scatter(1, emitted, True), -torch.inf)
-                logits = logits.masked_fill(~law.possible, -torch.inf)
+                best = logits.masked_fill(~distribution.sure.scatter(1, emitted, True), -torch.inf)
+                logits = logits.masked_fill(~distribution.possible, -torch.inf)
             self._margins[key] = (best.amax(-1) - logits.gather(1, emitted)[:, 0]).cpu()
         return self._margins[key]
 

@@ -22,10 +22,10 @@ POWER = 0.95  # of what is stated as the smallest defect that would have been se
 
 @dataclass(frozen=True)
 class Fit:
-    """A test that drawn tokens have the target's law.
+    """A test that drawn tokens have the target's distribution.
 
     `samples` tokens were compared; `adjusted`: the p-value, given how many tests there are; `detectable`: the total
-    variation between the laws from which on the test fails with 95 %.
+    variation between the distributions from which on the test fails with 95 %.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Detectable:
     """The smallest defects that would have been seen with 95 %. Nothing is certified about smaller ones.
 
     `wrong_tokens`: the share of greedy tokens that are wrong, by more than the noise floor; `wrong_drawn_tokens` the
-    same where draft and target share their noise. `verifier` and `continuations`: the total variation between the law
-    of drawn tokens and the target's, of the worst test, for the verifier alone and end to end.
+    same where draft and target share their noise. `verifier` and `continuations`: the total variation between the
+    distribution of drawn tokens and the target's, of the worst test, for the verifier alone and end to end.
     """
 
     wrong_tokens: float

@@ -1,8 +1,8 @@
-"""D, the verifier alone: texts whose laws are this target's and this draft's own, and drafts made to trip it.
+"""D, the verifier alone: texts whose distributions are this target's and this draft's own, and drafts made to trip it.
 
-The laws are coarse-grained: the likeliest tokens stay, the rest counts as one. Every position has a law of its own,
-whatever stands before it, so that the law of each is known exactly, however many rounds a text takes. P positions,
-V cells of a law, K draft tokens, N texts.
+The distributions are coarse-grained: the likeliest tokens stay, the rest counts as one. Every position has a
+distribution of its own, whatever stands before it, so that the distribution of each is known exactly, however many
+rounds a text takes. P positions, V cells of a distribution, K draft tokens, N texts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from draftkit.evaluate.certificate.contexts import Context
+from draftkit.evaluate.certificate.exact_distribution import exact_distribution, fit
 from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
-from draftkit.evaluate.certificate.law import fit, law_of
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.sampling_tensors import SamplingTensors
@@ -27,7 +27,7 @@ DRAFTS = 2  # K: enough for a rejection after an acceptance, and for a bonus tok
 
 
 @dataclass(frozen=True)
-class Laws:
+class Distributions:
     """Logits float32 [P, V] of the target and of the draft at every position of a text; how drafts are drawn."""
 
     target: Tensor
@@ -35,9 +35,9 @@ class Laws:
     drawing: DraftSampling = PROBABILISTIC
 
 
-def laws_of(contexts: Sequence[Context], drawing: DraftSampling = PROBABILISTIC) -> dict[str, Laws]:
-    """By name: the draft's own law, drawn as it is measured; laws that are bad in different ways; and a draft without
-    chance. Contexts follow one another in a text.
+def distributions_of(contexts: Sequence[Context], drawing: DraftSampling = PROBABILISTIC) -> dict[str, Distributions]:
+    """By name: the draft's own distribution, drawn as it is measured; distributions that are bad in different ways; and
+    a draft without chance. Contexts follow one another in a text.
     """
     coarse = [_coarse_grained(context) for context in contexts]
     target, own = (torch.stack(rows) for rows in zip(*coarse, strict=True))
@@ -49,23 +49,30 @@ def laws_of(contexts: Sequence[Context], drawing: DraftSampling = PROBABILISTIC)
     few = min(8, target.shape[1])
     uniform = torch.full_like(target, -torch.inf).scatter(-1, ranks[:, :few], 0.0)
     return {
-        "the draft's own law": Laws(target, own, replace(drawing, mode="probabilistic")),
-        "a flatter law": Laws(target, target / 2),
-        "a few tokens, all alike": Laws(target, uniform),
-        "the reverse law": Laws(target, reverse),
-        "half of every other token, and a bad one": Laws(target, halves.log()),
-        "the draft's best token": Laws(target, own, DraftSampling("greedy")),
+        "the draft's own distribution": Distributions(target, own, replace(drawing, mode="probabilistic")),
+        "a flatter distribution": Distributions(target, target / 2),
+        "a few tokens, all alike": Distributions(target, uniform),
+        "the reverse distribution": Distributions(target, reverse),
+        "half of every other token, and a bad one": Distributions(target, halves.log()),
+        "the draft's best token": Distributions(target, own, DraftSampling("greedy")),
     }
 
 
 def drawn_texts(
-    laws: Laws, verify: Verify, sampling: SamplingParameters, texts: int, *, shared_noise: bool = False
+    distributions: Distributions,
+    verify: Verify,
+    sampling: SamplingParameters,
+    texts: int,
+    *,
+    shared_noise: bool = False,
 ) -> Tensor:
     """int64 [N, P]: texts that rounds of draft and verification make. `shared_noise` plants a bug: drafts are drawn
     with the noise that the target draws with."""
-    length = len(laws.target)
-    target, draft = (torch.cat((rows, rows[:1].expand(DRAFTS, -1))) for rows in (laws.target, laws.draft))
-    wanted, drafts = (_rows(s, texts, target) for s in (sampling, laws.drawing.parameters(sampling)))
+    length = len(distributions.target)
+    target, draft = (
+        torch.cat((rows, rows[:1].expand(DRAFTS, -1))) for rows in (distributions.target, distributions.draft)
+    )
+    wanted, drafts = (_rows(s, texts, target) for s in (sampling, distributions.drawing.parameters(sampling)))
     text = torch.zeros(texts, length + DRAFTS + 1, dtype=torch.int64, device=target.device)
     filled = torch.zeros(texts, dtype=torch.int64, device=target.device)
     rows = torch.arange(texts, device=target.device)
@@ -87,20 +94,20 @@ def drawn_texts(
 
 
 def sampler_fits(
-    laws: Mapping[str, Laws],
+    distributions: Mapping[str, Distributions],
     verify: Verify,
     sampling: SamplingParameters,
     texts: int,
     *,
     shared_noise: bool = False,
 ) -> dict[str, ChiSquare]:
-    """By kind of draft: the test that every position of its texts follows the target's law."""
+    """By kind of draft: the test that every position of its texts follows the target's distribution."""
     found = {}
-    for name, law in laws.items():
-        drawn = drawn_texts(law, verify, sampling, texts, shared_noise=shared_noise)
+    for name, pair in distributions.items():
+        drawn = drawn_texts(pair, verify, sampling, texts, shared_noise=shared_noise)
         fits = (
-            fit(torch.bincount(column, minlength=law.target.shape[1]), law_of(row, sampling))
-            for column, row in zip(drawn.unbind(1), law.target, strict=True)
+            fit(torch.bincount(column, minlength=pair.target.shape[1]), exact_distribution(row, sampling))
+            for column, row in zip(drawn.unbind(1), pair.target, strict=True)
         )
         found[name] = sum(fits, NOTHING)
     return found

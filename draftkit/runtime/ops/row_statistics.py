@@ -32,7 +32,7 @@ def row_statistics(logits: Tensor, parameters: SamplingTensors) -> RowStatistics
     """The statistics of `logits` [B, T, V] of any float type, each request's rows under its own parameters.
 
     Two implementations may differ by rounding in what they sum, so that a token exactly at a top-p cut can fall on
-    either side; each request's law is decided by one call and used as it is.
+    either side; each request's distribution is decided by one call and used as it is.
     """
     if uses_triton(logits) and logits.shape[:2].numel():
         return _row_statistics(logits.contiguous(), parameters)

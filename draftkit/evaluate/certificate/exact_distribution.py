@@ -1,7 +1,8 @@
-"""The law that a request asks for, written out from its definition, with what rounding leaves open at its cuts.
+"""The distribution that a request asks for, written out from its definition, with what rounding leaves open at its
+cuts.
 
 Cuts are thresholds: a token whose probability lies within rounding of one may stay or go. Such tokens are left out of
-what is tested; the law of the others among themselves does not depend on them. V vocabulary.
+what is tested; the distribution of the others among themselves does not depend on them. V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from draftkit.requests import SamplingParameters
 ROUNDING = 1e-5  # of a probability that is computed in float32 from logits that are known exactly
 
 
-class Law(NamedTuple):
+class ExactDistribution(NamedTuple):
     """`probs` float64 [..., V] at the temperature, nothing cut; bool [..., V]: tokens that no cut can remove (`sure`),
     and those that some rounding keeps (`possible`)."""
 
@@ -26,8 +27,8 @@ class Law(NamedTuple):
     possible: Tensor
 
 
-def law_of(logits: Tensor, sampling: SamplingParameters, shift: float = 0.0) -> Law:
-    """The law of `logits` [..., V] for a request with a temperature, whose logits may be off by `shift`."""
+def exact_distribution(logits: Tensor, sampling: SamplingParameters, shift: float = 0.0) -> ExactDistribution:
+    """The distribution of `logits` [..., V] for a request with a temperature, whose logits may be off by `shift`."""
     probs = (logits.double() / sampling.temperature).softmax(-1)
     slack = ROUNDING + shift / sampling.temperature
     ordered = probs.sort(descending=True).values
@@ -45,12 +46,12 @@ def law_of(logits: Tensor, sampling: SamplingParameters, shift: float = 0.0) -> 
         most, least = ((probs * kept).sum(-1, keepdim=True) for kept in (possible, sure))
         possible &= sums.gather(-1, larger) < sampling.top_p * most * (1 + slack)
         sure &= sums.gather(-1, rivals + 1) - probs < sampling.top_p * least * (1 - slack)
-    return Law(probs, sure, possible)
+    return ExactDistribution(probs, sure, possible)
 
 
-def fit(counts: Tensor, law: Law) -> ChiSquare:
-    """Pearson's test that `counts` [V] follow a law [V]; the statistic is ∞ where the impossible occurred."""
-    counts = counts.to(law.probs.device)
-    if counts[~law.possible].sum() > 0:
+def fit(counts: Tensor, distribution: ExactDistribution) -> ChiSquare:
+    """Pearson's test that `counts` [V] follow a distribution [V]; the statistic is ∞ where the impossible occurred."""
+    counts = counts.to(distribution.probs.device)
+    if counts[~distribution.possible].sum() > 0:
         return ChiSquare(torch.inf, 1)
-    return chi_square(counts * law.sure, law.probs * law.sure)
+    return chi_square(counts * distribution.sure, distribution.probs * distribution.sure)
