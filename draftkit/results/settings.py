@@ -10,7 +10,7 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, SamplingParameters
 
 if TYPE_CHECKING:  # it needs torch
-    from draftkit.runtime.modes import Verification
+    from draftkit.runtime.verification import Verification
 
 Turns = Literal["first", "all"]
 

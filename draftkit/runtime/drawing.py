@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.distribution import distribution
 from draftkit.runtime.ops.random import draft_stream, target_stream
 from draftkit.runtime.ops.sample import sample
-from draftkit.runtime.sampling_tensors import SamplingTensors
 
 
 def draw(

@@ -20,19 +20,16 @@ from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.runtime.batch import Batch
-from draftkit.runtime.broken import explained
+from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
-from draftkit.runtime.modes import Verification
-from draftkit.runtime.records import FinishReason, Generation, Round
-from draftkit.runtime.rounds import Broken, Outcome, Rounds, outcomes
-from draftkit.runtime.sampling_tensors import SamplingTensors
-from draftkit.runtime.state import SlotState
-from draftkit.runtime.text import TextStream, Tokenizer
+from draftkit.runtime.non_finite import explained
+from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
+from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
+from draftkit.runtime.verification import Verification
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 MAX_SPECULATIVE_TOKENS = 16

@@ -1,15 +1,18 @@
 """One round on the device: propose, score, verify, commit.
 
 Nothing here looks at a value on the host, so that a round can be captured in a CUDA graph; what the host needs to know
-comes back as one tensor. B sequences, K draft tokens.
+comes back as one tensor. S slots, B sequences, K draft tokens, F feature width.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
@@ -17,13 +20,64 @@ from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.drawing import RoundDraw, draw_greedy
-from draftkit.runtime.modes import Verification, verification
-from draftkit.runtime.state import SlotState
-from draftkit.runtime.verdict import Drafted, Verdict
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
+from draftkit.runtime.verdict import Drafted, Verdict, Verify
+from draftkit.runtime.verification import Verification, verify_coupled, verify_greedy, verify_rejection
+from draftkit.runtime.verification_block import verify_block
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance, verify_synthetic
 
 Broken = Literal["target", "draft"]  # whose logits hold NaN or infinity
 BROKEN: tuple[Broken | None, ...] = (None, "target", "draft")
+MODES: dict[str, Verify] = {"rejection": verify_rejection, "coupled": verify_coupled, "block": verify_block}
+
+
+def verification(mode: Verification, *, all_greedy: bool, rates: Tensor | None) -> Verify:
+    """The function that decides a round; at temperature 0 all lossless modes come to the same.
+
+    `rates` float32 [K] go with the mode `synthetic`: conditional ones, as `SyntheticAcceptance` gives them.
+    """
+    if mode == "synthetic":
+        assert rates is not None
+        return partial(verify_synthetic, rates=rates)
+    return verify_greedy if all_greedy else MODES[mode]
+
+
+@dataclass
+class SlotState:
+    """`position` int64 [S+1] of each slot's anchor, and its committed tokens.
+
+    `tokens` int64 [S+1, K+1], `counts` int64 [S+1] and `features` [S+1, K+1, F] are those of `Committed`; the anchor is
+    the last token. The row beyond the slots, which index −1 selects, belongs to the rows of a batch without a sequence.
+    """
+
+    position: Tensor
+    tokens: Tensor
+    counts: Tensor
+    features: Tensor
+
+    @classmethod
+    def empty(cls, num_slots: int, k: int, feature_size: int, device: torch.device, dtype: torch.dtype) -> SlotState:
+        zeros = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        return cls(
+            position=zeros,
+            tokens=zeros[:, None].repeat(1, k + 1),
+            counts=zeros + 1,
+            features=torch.zeros(num_slots + 1, k + 1, feature_size, device=device, dtype=dtype),
+        )
+
+    def admit(self, slot: int, length: int, first: Tensor, feature: Tensor | None) -> None:
+        """Start a sequence: a prompt of `length` tokens, the token after it and the feature [F] it was emitted from."""
+        self.position[slot] = length
+        self.tokens[slot, 0] = first
+        self.counts[slot] = 1
+        if feature is not None:
+            self.features[slot, 0] = feature
+
+    def commit(self, slots: Tensor, verdict: Verdict) -> None:
+        """Advance `slots` int64 [B] by what the target has emitted."""
+        unused = self.tokens.shape[1] - verdict.tokens.shape[1]
+        self.tokens[slots] = pad(verdict.tokens, (0, unused))
+        self.counts[slots] = verdict.counts.clamp(min=1)  # a row without a sequence emits nothing, and is read again
+        self.position[slots] += verdict.counts
 
 
 class Outcome(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.batch import SamplingTensors
 
 
 class Drafted(NamedTuple):

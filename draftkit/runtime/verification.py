@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops import fused_verification as fused
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.distribution import Distribution, distribution, log_weights, probability_of
 from draftkit.runtime.ops.random import Stream, acceptance_stream, exponential, natural_log, target_stream, uniform
 from draftkit.runtime.ops.residual_mass import residual_mass
 from draftkit.runtime.ops.sample import sample
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verdict, emit, emit_chosen
 
 Verification = Literal["rejection", "coupled", "block", "synthetic"]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.distribution import distribution
 from draftkit.runtime.ops.noise import uniform
 from draftkit.runtime.ops.random import acceptance_stream, target_stream
 from draftkit.runtime.ops.sample import sample
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verdict, emit
 
 

@@ -27,13 +27,13 @@ from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.models.target import Target
 from draftkit.report.certificate import certificate
 from draftkit.requests import DraftSampling, SamplingParameters
-from draftkit.runtime import modes
+from draftkit.runtime import rounds
 from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.ops.random import target_stream
 from draftkit.runtime.rows import SlotRows
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verdict, emit_chosen
 from draftkit.runtime.verification import recover_token
 
@@ -142,7 +142,7 @@ def plant_rare_acceptance(rate: float) -> Callable[[pytest.MonkeyPatch], None]:
     """In a share of rounds, one draft token more is accepted than may be."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        chance, rejection = torch.Generator().manual_seed(0), modes.MODES["rejection"]
+        chance, rejection = torch.Generator().manual_seed(0), rounds.MODES["rejection"]
 
         def generous(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
             verdict = rejection(drafted, logits, parameters, start)
@@ -150,7 +150,7 @@ def plant_rare_acceptance(rate: float) -> Callable[[pytest.MonkeyPatch], None]:
             first = torch.where(too_many & (verdict.counts == 1), drafted.tokens[:, 0], verdict.tokens[:, 0])
             return verdict._replace(tokens=torch.cat((first[:, None], verdict.tokens[:, 1:]), dim=1))
 
-        monkeypatch.setitem(modes.MODES, "rejection", generous)
+        monkeypatch.setitem(rounds.MODES, "rejection", generous)
 
     return plant
 
@@ -183,7 +183,7 @@ def accepting_too_much(drafted: Drafted, logits: Tensor, parameters: SamplingTen
 
 
 def plant_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "verify_greedy", accepting_too_much)
+    monkeypatch.setattr(rounds, "verify_greedy", accepting_too_much)
 
 
 def plant_cache_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from draftkit.errors import DraftkitError
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Target
 from draftkit.runtime import Engine, Generation, Request, SamplingParameters
-from draftkit.runtime.text import TextStream
+from draftkit.runtime.records import TextStream
 from draftkit.zoo import path
 
 TOKENIZER = load_tokenizer(path("target"), "target")

@@ -18,8 +18,8 @@ from fixtures.sampling_statistics import Bigrams, Texts, batch, fit, generate, t
 from torch import Tensor
 
 from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.random import Stream, acceptance_stream, draft_stream
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import recover_token, verify_coupled, verify_rejection
 from draftkit.runtime.verification_block import verify_block

@@ -23,8 +23,8 @@ from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import Replay
-from draftkit.runtime.modes import Verification
 from draftkit.runtime.rounds import Rounds
+from draftkit.runtime.verification import Verification
 
 torch.set_num_threads(1)
 

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
 from draftkit.runtime.ops.random import (
@@ -30,7 +31,6 @@ from draftkit.runtime.ops.random import (
     uniform,
 )
 from draftkit.runtime.ops.sample import sample
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block

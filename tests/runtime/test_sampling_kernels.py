@@ -18,12 +18,12 @@ from torch import Tensor
 
 from draftkit.requests import SamplingParameters
 from draftkit.runtime import verification
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.ops import fused_verification, noise, random, residual_mass, sample
 from draftkit.runtime.ops import row_statistics as statistics
 from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
 from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
 from draftkit.runtime.verification_synthetic import verify_synthetic

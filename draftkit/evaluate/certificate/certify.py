@@ -20,7 +20,7 @@ from draftkit.evaluate.certificate.self_draft import measure_self_draft
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.provenance import environment
 from draftkit.models.target import Target
-from draftkit.runtime.modes import MODES
+from draftkit.runtime.rounds import MODES
 
 Progress = Callable[[str, int, int], None]  # what runs now, steps done, steps in all
 

@@ -16,7 +16,7 @@ from draftkit.evaluate.certificate.replay import Replay
 from draftkit.evaluate.certificate.sampler import Distributions, sampler_fits
 from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
-from draftkit.runtime.sampling_tensors import SamplingTensors
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
 
 FLATTENING = 0.5  # of the exponent of draft probabilities: as if they had been taken at twice the temperature

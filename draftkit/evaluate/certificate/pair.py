@@ -16,8 +16,8 @@ from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
-from draftkit.runtime.modes import Verification
 from draftkit.runtime.records import Generation
+from draftkit.runtime.verification import Verification
 
 SHARES = (1.0, 0.5, 0.75, 0.35)  # of `max_new_tokens`: sequences of a batch end at different times
 

@@ -17,8 +17,8 @@ from draftkit.evaluate.certificate.contexts import Context
 from draftkit.evaluate.certificate.exact_distribution import exact_distribution, fit
 from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
 from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
-from draftkit.runtime.sampling_tensors import SamplingTensors
 from draftkit.runtime.verdict import Drafted, Verify
 
 CELLS = 128

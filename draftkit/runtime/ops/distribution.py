@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.backend import jit, tl
 from draftkit.runtime.ops.row_statistics import RowStatistics, row_statistics
-from draftkit.runtime.sampling_tensors import SamplingTensors
 
 
 class Distribution(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.sampling_tensors import SamplingTensors
 
 _MAX_BLOCK = 8192
 
