@@ -49,7 +49,7 @@ def save_draft(
         files=(),
         target=target,
         target_revision=None,
-        facts=() if speculative_tokens is None else (_trained_for(speculative_tokens),),
+        facts=_facts(spec, speculative_tokens),
         dropped_config={},
         losses=(),
         draftkit_version=__version__,
@@ -57,8 +57,12 @@ def save_draft(
     write_draft(out, Draft(out, spec, provenance, handles, files), force=force)
 
 
-def _trained_for(tokens: int) -> FactOrigin:
-    return FactOrigin(name=TOKENS_FACT, value=str(tokens), origin="stated", note="the steps of its training")
+def _facts(spec: DraftSpec, speculative_tokens: int | None) -> tuple[FactOrigin, ...]:
+    """What the draft was trained as; the config of a causal language model stands in its own file."""
+    facts = {name: (value, "as it was trained") for name, value in spec.facts().items() if name != "config"}
+    if speculative_tokens is not None:
+        facts[TOKENS_FACT] = (speculative_tokens, "the steps of its training")
+    return tuple(FactOrigin(name=n, value=str(v), origin="stated", note=note) for n, (v, note) in facts.items())
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
