@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import check_writable, write_file
 from draftkit.io.jsonfile import finite
 from draftkit.results.record import DIGESTS, SCHEMA, Cell, Heading, read_result, result_json
@@ -48,7 +48,11 @@ class ResultFile:
             return
         if not resume:
             raise DraftkitError(f"{path} exists", where=path, hint="--resume goes on with it; or name another file")
-        stored = read_result(path)
+        try:
+            stored = read_result(path)
+        except FormatError as error:
+            hint = "name another file"
+            raise FormatError(f"not the result of an evaluation: {error}", where=path, hint=hint) from error
         self.cells, self._provenance = list(stored.cells), stored.provenance
 
     def begin(self, provenance: dict[str, object]) -> None:
