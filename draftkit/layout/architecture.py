@@ -39,11 +39,11 @@ class Architecture(ABC):
 
     vocab_size: int  # of the target; a draft that is named rather than read fits any
 
-    # Facts that some families have, under one name wherever they do. Those state them as `field()`, without a default.
-    aux_layer_ids: tuple[int, ...] | None = (
-        None  # the target's layers that are read, in convention S; None: its last state
-    )
-    parallel: ParallelDrafting | None = None  # all draft tokens in one pass; None: one by one, or heads of their own
+    # Facts that some families have, under one name wherever they do. Those state them as `field()`, without a default:
+    # the target's layers that are read, in convention S, None for its last state; and all draft tokens in one pass,
+    # None for one by one, or heads of their own.
+    aux_layer_ids: tuple[int, ...] | None = None
+    parallel: ParallelDrafting | None = None
 
     SERVED_AS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # engine → method → the name by which it knows the draft
     own_model: ClassVar[bool] = False  # a language model of its own, with a tokenizer, not a part of its target

@@ -14,7 +14,7 @@ from draftkit.results.record import Cell
 RANKS = (2, 4, 8)
 
 
-class Plan(Protocol):
+class PlannedMemory(Protocol):
     """A memory plan, of a run or of a result file."""
 
     @property
@@ -85,7 +85,7 @@ def memory_cost(cell: Cell) -> MemoryCost | None:
     return cost_of(plan, cell.draft, cell.num_speculative_tokens)
 
 
-def cost_of(plan: Plan, draft: str, k: int) -> MemoryCost:
+def cost_of(plan: PlannedMemory, draft: str, k: int) -> MemoryCost:
     """What `draft` costs by a plan for rounds of `k` draft tokens.
 
     Without a draft, a sequence takes the target's KV and the logits of one position instead of K + 1.

@@ -1,0 +1,93 @@
+"""The structure of the package: rooms import downward only, families are found by being there, names are said once."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draftkit.layout.families import families
+
+PACKAGE = Path(__file__).resolve().parents[1] / "draftkit"
+# From the ground up. A room may import from those before it.
+ROOMS = (
+    "errors", "finding", "requests", "version", "zoo", "io", "layout", "hub", "engines", "convert", "models", "runtime",
+    "loading", "results", "data", "checks", "evaluate", "doctor", "train", "prepare", "report", "publish", "cli",
+)  # fmt: skip
+FILES = sorted(
+    path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
+)
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the package that a file imports, those within functions too."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and node.module == "draftkit":
+            yield from (f"draftkit.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("draftkit."):
+            yield str(node.module)
+
+
+def test_every_file_is_in_a_room() -> None:
+    assert {room_of(path) for path in FILES} == set(ROOMS)
+
+
+def test_imports_run_downward() -> None:
+    upward = [
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for path in FILES
+        for module in imports(path)
+        if ROOMS.index(module.split(".")[1]) > ROOMS.index(room_of(path))
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_no_room_asks_which_family_a_draft_is_of() -> None:
+    """`isinstance` and `match` over specs would have to be edited for every family."""
+    specs = {cls.__name__ for cls in families().values()}
+    asking = []
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            kinds: list[ast.expr] = []
+            if isinstance(node, ast.MatchClass):
+                kinds = [node.cls]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                kinds = [name for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)]
+            if any(isinstance(kind, ast.Name) and kind.id in specs for kind in kinds):
+                asking.append(f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}")
+    assert not asking, "\n".join(asking)
+
+
+@pytest.mark.parametrize("family", [name.replace("-", "_") for name in families()])
+def test_only_a_family_s_own_files_know_its_facts(family: str) -> None:
+    """In every room the files of a family carry its name; no other imports its class of facts."""
+    own = f"draftkit.layout.families.{family}"
+    others = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if own in imports(path) and not path.stem.startswith(family) and family not in path.parts
+    ]
+    assert not others, "\n".join(others)
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    names = Counter(
+        node.name
+        for path in FILES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in names.items() if count > 1]
