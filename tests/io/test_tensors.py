@@ -152,7 +152,7 @@ def test_copying_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from draftkit.io.handles import TensorToWrite
-    from draftkit.io.tensors import open_checkpoint, write_checkpoint
+from draftkit.io.tensors import open_checkpoint, write_checkpoint
 
 handles = open_checkpoint(Path(sys.argv[1])).values()
 write_checkpoint(Path(sys.argv[2]), [TensorToWrite(h.name, h.dtype, h.shape, h.chunks()) for h in handles])

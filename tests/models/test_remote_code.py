@@ -96,7 +96,7 @@ def test_no_code_of_a_tokenizer_runs(
     assert "--trust-remote-code" in ran.err
     assert not has_run(modules)
     ran = draftkit(*arguments, "--trust-remote-code")
-    assert (ran.code, has_run(modules)) == (0, True)
+    assert (ran.code, has_run(modules)) == (0, True), ran.err
 
 
 def test_no_code_of_a_model_runs(draftkit: Command, modules: Path, own_model: Path) -> None:
