@@ -190,8 +190,8 @@ def plant_cache_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds, with or without a draft, write their keys and values one entry too far."""
     rows = SlotCache.rows
 
-    def off_by_one(self: SlotCache, slots: Tensor, positions: Tensor, length: int) -> object:
-        found = rows(self, slots, positions, min(length + 1, self.capacity))
+    def off_by_one(self: SlotCache, slots: Tensor, positions: Tensor, length: int, **options: bool) -> object:
+        found = rows(self, slots, positions, min(length + 1, self.capacity), **options)
         if int(positions.min()) > 0:
             found.rows = SlotRows(slots, (positions + 1).clamp(max=self.capacity - 1))
         return found
