@@ -42,15 +42,24 @@ class Bounds:
         return " ".join(["a finite number", " and ".join(limits)]).strip()
 
 
-def to_dict(record: object) -> dict[str, object]:
-    """The fields of a dataclass as JSON values; tuples become lists."""
-    return {field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+LATER = {"later": True}  # metadata of a field that is younger than some of the files
 
 
-def _plain(value: object) -> object:
+def to_dict(record: object, *, brief: bool = False) -> dict[str, object]:
+    """The fields of a dataclass as JSON values; tuples become lists.
+
+    `brief` leaves out `LATER` fields that have their default, so that a record has the bytes that it had before them.
+    """
+    fields = dataclasses.fields(record)  # type: ignore[arg-type]
+    values = {field.name: getattr(record, field.name) for field in fields}
+    unsaid = {f.name for f in fields if brief and "later" in f.metadata and values[f.name] == f.default}
+    return {name: _plain(value, brief) for name, value in values.items() if name not in unsaid}
+
+
+def _plain(value: object, brief: bool) -> object:
     if dataclasses.is_dataclass(value):
-        return to_dict(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return to_dict(value, brief=brief)
+    return [_plain(item, brief) for item in value] if isinstance(value, tuple) else value
 
 
 def from_dict(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from draftkit.errors import FormatError, LayoutError
+from draftkit.io.records import LATER
 from draftkit.layout.architecture import MAX_REPEATS, check_range
 from draftkit.layout.schema import Shape
 
@@ -50,7 +51,7 @@ class Decoder:
     qk_norm: bool
     sliding_window: int | None
     rope: Rope
-    full_attention_layers: tuple[int, ...] = ()
+    full_attention_layers: tuple[int, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_hidden_layers")

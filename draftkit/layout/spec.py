@@ -52,7 +52,7 @@ class DraftSpec:
             "kind": self.kind,
             "dtype": self.dtype,
             "quantization": self.quantization,
-            "architecture": to_dict(self.architecture),
+            "architecture": to_dict(self.architecture, brief=True),
         }
 
     @classmethod

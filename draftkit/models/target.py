@@ -22,6 +22,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
+from draftkit.io.jsonfile import read_object
+from draftkit.layout.target import language_model
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
 from draftkit.models.footprint import footprint
@@ -108,7 +110,7 @@ class Target:
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""
-        return _end_ids(self.model.generation_config, self.model.config)
+        return _end_ids(self.model.generation_config, self.model.config.get_text_config().eos_token_id)
 
     @torch.inference_mode()
     def forward(
@@ -257,13 +259,16 @@ def end_token_ids(folder: Path) -> frozenset[int]:
         generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there is none
         generation = None
-    return _end_ids(generation, read_config(folder))
+    try:
+        stated = read_config(folder).get_text_config().eos_token_id
+    except TargetError:  # a class that transformers does not know, of which other engines may
+        stated = language_model(read_object(folder / "config.json")).get("eos_token_id")
+    return _end_ids(generation, stated)
 
 
-def _end_ids(generation: GenerationConfig | None, config: PretrainedConfig) -> frozenset[int]:
-    ids = None if generation is None else generation.eos_token_id
-    ids = config.get_text_config().eos_token_id if ids is None else ids
-    return frozenset([ids] if isinstance(ids, int) else ids or [])
+def _end_ids(generation: GenerationConfig | None, stated: object) -> frozenset[int]:
+    ids = stated if generation is None or generation.eos_token_id is None else generation.eos_token_id
+    return frozenset(token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, int))
 
 
 def read_target_config(folder: Path) -> PretrainedConfig:

@@ -19,7 +19,7 @@ from fixtures.hub_server import HubServer, Refusal
 
 from draftkit import zoo
 from draftkit.errors import SourceError
-from draftkit.hub.locate import locate as hub
+from draftkit.hub import locate as hub
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 LOCATE = """

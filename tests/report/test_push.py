@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError, FormatError, LayoutError, SourceError
-from draftkit.hub.locate import locate as hub
+from draftkit.hub import locate as hub
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import plan_push, push_draft, write_card
