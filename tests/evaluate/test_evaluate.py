@@ -574,7 +574,7 @@ def test_every_turn_of_a_conversation_follows_its_system_message(tmp_path: Path)
     result = draftkit.evaluate_draft(
         "zoo:target", ["ngram"], Settings(prompts=str(path), turns="all", max_new_tokens=4)
     )
-    asked = [sample["prompt"] for sample in result["cells"][0]["samples"]]
+    asked = [sample["prompt"] for sample in result.to_dict()["cells"][0]["samples"]]
     assert len(asked) == 2
     assert all(text.count("system's text") == 1 for text in asked)
 
