@@ -24,8 +24,6 @@ from draftkit.errors import DraftkitError
 if TYPE_CHECKING:
     from draftkit.convert.api import Conversion
 
-DESTINATIONS = ("unified", "vllm", "sglang", "speculators", "eagle", "mlp-speculator", "pard", "hf")
-
 
 def convert(
     source: SourceArgument,
@@ -34,7 +32,7 @@ def convert(
     ] = None,
     target: TargetOption = None,
     revision: RevisionOption = None,
-    to: Annotated[str, typer.Option(help="The layout to write: " + ", ".join(DESTINATIONS) + ".")] = "unified",
+    to: Annotated[str, typer.Option(help="The layout to write; `draftkit formats` lists all.")] = "unified",
     format: FormatOption = None,
     facts: Annotated[
         list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
 from draftkit.convert.api import UNKNOWN, Conversion, Reading
-from draftkit.convert.destinations import destination_of
+from draftkit.convert.destinations import UNIFIED, VLLM, destination_of
 from draftkit.convert.detect import all_formats
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
@@ -121,6 +121,7 @@ def formats_table() -> Table:
     for format in all_formats():
         destination = destination_of(format)
         table.add_row(format.NAME, format.TITLE, f"--to {destination}" if destination else "")
+    table.caption = f"every draft is also written --to {UNIFIED}, the default, and what vLLM runs --to {VLLM}"
     return table
 
 

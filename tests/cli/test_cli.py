@@ -18,6 +18,7 @@ from fixtures import pico
 from fixtures.hub_server import HubServer
 
 from draftkit.cli import app
+from draftkit.convert.destinations import destinations
 from draftkit.convert.detect import all_formats
 from draftkit.layout.folder import read_draft
 from draftkit.version import __version__
@@ -272,6 +273,7 @@ def test_formats(draftkit: Command) -> None:
     assert (ran.code, ran.err) == (0, "")
     assert {"causal-lm", "eagle", "eagle3"} <= {format.NAME for format in all_formats()}
     assert all(format.NAME in ran.out and format.TITLE in ran.out for format in all_formats())
+    assert all(f"--to {name}" in ran.out for name in destinations())
 
 
 @pytest.fixture

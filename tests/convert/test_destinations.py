@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from draftkit.cli.convert import DESTINATIONS
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destinations
 from draftkit.convert.target_tensors import target_embedding, target_head
@@ -168,10 +167,6 @@ def test_the_word_of_the_hub_is_no_digest(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # --- destinations
-
-
-def test_the_command_line_knows_every_destination() -> None:
-    assert set(DESTINATIONS) == set(destinations())
 
 
 def test_an_unknown_destination_lists_those_that_are(eagle3: str, target: Path) -> None:
