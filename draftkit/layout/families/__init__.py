@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+from typing import Any
 
 from draftkit.layout.architecture import Architecture
 
@@ -13,7 +14,8 @@ from draftkit.layout.architecture import Architecture
 @functools.cache
 def families() -> dict[str, type[Architecture]]:
     """The class of every family's facts, by its name in a spec: `eagle`, `causal-lm`, ..."""
-    return {name.replace("_", "-"): _facts_class(name) for _, name, _ in pkgutil.iter_modules(__path__)}
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    return {name.replace("_", "-"): class_in(f"{__name__}.{name}", Architecture) for name in names}
 
 
 def named(source: str) -> Architecture | None:
@@ -25,11 +27,8 @@ def named(source: str) -> Architecture | None:
     return next((architecture for architecture in found if architecture is not None), None)
 
 
-def _facts_class(name: str) -> type[Architecture]:
-    module = importlib.import_module(f"{__name__}.{name}")
-    (found,) = (
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Architecture) and value.__module__ == module.__name__
-    )
+def class_in(module: str, base: type) -> type[Any]:
+    """The one class that a module, imported for it, defines of a kind."""
+    values = vars(importlib.import_module(module)).values()
+    (found,) = (cls for cls in values if inspect.isclass(cls) and issubclass(cls, base) and cls.__module__ == module)
     return found

@@ -7,12 +7,10 @@ name them by the suffix, or by the family where there is none: `eagle`, `eagle_e
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 import pkgutil
 from typing import TYPE_CHECKING
 
-from draftkit.layout.families import families
+from draftkit.layout.families import class_in, families
 
 if TYPE_CHECKING:
     from draftkit.train.recipes.recipe import Recipe
@@ -28,13 +26,7 @@ def recipe_class(name: str) -> type[Recipe]:
     """The class of a recipe, by a name of `recipe_names`."""
     from draftkit.train.recipes.recipe import Recipe
 
-    module = importlib.import_module(f"{__name__}.{_files()[name]}")
-    (found,) = (
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Recipe) and value.__module__ == module.__name__
-    )
-    return found
+    return class_in(f"{__name__}.{_files()[name]}", Recipe)
 
 
 def name_of(file: str) -> str | None:
