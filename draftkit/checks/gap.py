@@ -11,7 +11,7 @@ from torch import Tensor
 from draftkit.checks.registry import check, check_unless
 from draftkit.data.samples import Sample
 from draftkit.finding import Finding
-from draftkit.runtime import Generation
+from draftkit.runtime.records import Generation
 
 CHANCE = 0.05  # share of answers in which a rounding error may have turned a tie
 STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch shapes stay far below

@@ -26,11 +26,14 @@ from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.models.target import FINAL, Target
+from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length
-from draftkit.runtime import ATTENTION, DraftSampling, Engine, Generation, Request, SamplingParameters
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.validation import acceptance, judge

@@ -17,7 +17,7 @@ from draftkit.io.finite import NonFinite, find_non_finite_loaded
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target, load_target
 from draftkit.requests import SamplingParameters
-from draftkit.runtime import ATTENTION
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 
 NAN, INF = float("nan"), float("inf")

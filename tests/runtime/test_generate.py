@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from draftkit.errors import DraftkitError
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Target
-from draftkit.runtime import Engine, Generation, Request, SamplingParameters
-from draftkit.runtime.records import TextStream
+from draftkit.requests import Request, SamplingParameters
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation, TextStream
 from draftkit.zoo import path
 
 TOKENIZER = load_tokenizer(path("target"), "target")

@@ -13,8 +13,8 @@ from fixtures.zoo_models import zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
-from draftkit.runtime import Engine
 from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.engine import Engine
 from draftkit.runtime.memory import MemoryPlan
 
 

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.runtime import ATTENTION
 from draftkit.runtime import engine as engine_module
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine

@@ -17,7 +17,8 @@ from draftkit.data.states.online import ATTENTION as TARGET_ATTENTION
 from draftkit.data.states.online import OnlineStates, States, load_training_target
 from draftkit.loading import open_draft
 from draftkit.models.target import AuxLayers, Target
-from draftkit.runtime import ATTENTION, Engine
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.engine import Engine
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.gap import Gap, report_gap
