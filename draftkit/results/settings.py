@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, SamplingParameters
-
-if TYPE_CHECKING:  # it needs torch
-    from draftkit.runtime.verification import Verification
+from draftkit.requests import DraftSampling, SamplingParameters, Verification
 
 Turns = Literal["first", "all"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
@@ -29,7 +29,6 @@ from draftkit.runtime.memory import require_memory
 from draftkit.runtime.non_finite import explained
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
-from draftkit.runtime.verification import Verification
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 MAX_SPECULATIVE_TOKENS = 16

@@ -16,12 +16,13 @@ from torch.nn.functional import pad
 
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
+from draftkit.requests import Verification
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.drawing import RoundDraw, draw_greedy
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
-from draftkit.runtime.verification import Verification, verify_coupled, verify_greedy, verify_rejection
+from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance, verify_synthetic
 

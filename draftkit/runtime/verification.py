@@ -11,7 +11,7 @@ fused kernels (`ops.fused_verification`), which run on a GPU. B requests, K draf
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ from draftkit.runtime.ops.random import Stream, acceptance_stream, exponential, 
 from draftkit.runtime.ops.residual_mass import residual_mass
 from draftkit.runtime.ops.sample import sample
 from draftkit.runtime.verdict import Drafted, Verdict, emit, emit_chosen
-
-Verification = Literal["rejection", "coupled", "block", "synthetic"]
 
 
 class Accepted(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.ngram import NgramDrafter
@@ -24,7 +24,6 @@ from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import Replay
 from draftkit.runtime.rounds import Rounds
-from draftkit.runtime.verification import Verification
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,7 @@ from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
 from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.requests import Request, SamplingParameters
-from draftkit.runtime.verification import Verification
+from draftkit.requests import Request, SamplingParameters, Verification
 
 LENGTH = 3  # the first token is the prefill's, the others come from rounds
 FEWEST = 20  # continuations of a text, below which their next token is not looked at

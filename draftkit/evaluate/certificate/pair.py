@@ -13,11 +13,10 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
-from draftkit.runtime.verification import Verification
 
 SHARES = (1.0, 0.5, 0.75, 0.35)  # of `max_new_tokens`: sequences of a batch end at different times
 
