@@ -12,7 +12,7 @@ MIN_TEMPERATURE = 1e-5
 EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
 
 DraftSamplingMode = Literal["auto", "greedy", "probabilistic"]
-Verification = Literal["rejection", "coupled", "block", "synthetic"]
+Verification = Literal["rejection", "block", "coupled", "synthetic"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ import typer
 
 from draftkit.cli.shared import JsonOption, ProgressLines, TrustOption, console, print_json, quiet_transformers
 from draftkit.errors import DraftkitError
+from draftkit.requests import DraftSamplingMode, Verification
+from draftkit.results.settings import Turns
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
@@ -38,7 +40,7 @@ def evaluate(
     ] = "zoo",
     limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the set.")] = None,
     turns: Annotated[
-        Literal["first", "all"], typer.Option(help="Of prompts with several: the first, or all with their answers.")
+        Turns, typer.Option(help="Of prompts with several: the first, or all with their answers.")
     ] = "first",
     thinking: Annotated[
         bool | None, typer.Option("--thinking/--no-thinking", help="The chat template's enable_thinking.")
@@ -65,9 +67,7 @@ def evaluate(
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Draw from tokens with this share of the best one's probability.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the first request; the others count on.")] = 0,
-    draft_sampling: Annotated[
-        Literal["auto", "greedy", "probabilistic"], typer.Option(help="How drafts are drawn; all are lossless.")
-    ] = "auto",
+    draft_sampling: Annotated[DraftSamplingMode, typer.Option(help="How drafts are drawn; all are lossless.")] = "auto",
     draft_greedy_below: Annotated[
         float, typer.Option(help="auto drafts greedily for requests below this temperature.")
     ] = 0.75,
@@ -75,7 +75,7 @@ def evaluate(
         float | None, typer.Option(help="For sampled drafts, instead of the request's temperature.")
     ] = None,
     verification: Annotated[
-        Literal["rejection", "block", "coupled", "synthetic"],
+        Verification,
         typer.Option(help="rejection and block keep the distribution, coupled the very tokens of plain decoding."),
     ] = "rejection",
     acceptance_rates: Annotated[
