@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.measure import Run
-from draftkit.results.record import Cell, Heading, Memory, NearTie, Transcript, TranscriptRound
+from draftkit.results.record import Cell, Heading, NearTie, Transcript, TranscriptRound
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import (
     acceptance_length,
@@ -21,7 +21,7 @@ from draftkit.results.statistics import (
     quantiles,
     repetition,
 )
-from draftkit.runtime.memory import MemoryPlan
+from draftkit.runtime.memory_plan import MemoryPlan
 from draftkit.runtime.records import Generation
 
 SAMPLES = 3  # generations that are kept token by token
@@ -80,7 +80,7 @@ def cell_of(
         num_matching_prompts=matching if settings.exact else None,
         samples=transcripts(run.generations, tokenizer),
         near_ties=None if near_ties is None else tuple(near_ties),
-        memory=Memory(**plan.to_dict()),  # type: ignore[arg-type]
+        memory=plan,
     )
 
 

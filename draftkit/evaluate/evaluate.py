@@ -39,7 +39,7 @@ from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarn
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.memory import MemoryPlan
+from draftkit.runtime.memory_plan import MemoryPlan
 
 T = TypeVar("T", bound=Heading)
 

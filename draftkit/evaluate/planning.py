@@ -13,7 +13,8 @@ from draftkit.layout.folder import Draft
 from draftkit.models.footprint import footprint
 from draftkit.models.target import read_target_config
 from draftkit.runtime.drafters import family_of
-from draftkit.runtime.memory import MemoryPlan, available_memory, slot_bytes
+from draftkit.runtime.memory import available_memory
+from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 
 
 def plan_memory(

@@ -5,36 +5,19 @@ All sizes are bytes. KV: the keys and values that are cached for each position o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from draftkit.results.record import Cell
+from draftkit.runtime.memory_plan import MemoryPlan
 
 RANKS = (2, 4, 8)
-
-
-class PlannedMemory(Protocol):
-    """A memory plan, of a run or of a result file."""
-
-    @property
-    def fixed(self) -> Mapping[str, int]: ...
-
-    @property
-    def per_slot(self) -> Mapping[str, int]: ...
-
-    @property
-    def available(self) -> int: ...
-
-    @property
-    def capacity(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
 class MemoryCost:
     """Of one draft beside its target on one device with `available` bytes.
 
-    `target_kv` and `draft_kv`: for a sequence of `capacity` positions (None: the file does not say how many).
+    `target_kv` and `draft_kv`: for a sequence of `capacity` positions.
     `plain_slot` and `slot`: all that a sequence takes without the draft, and with it.
     """
 
@@ -45,7 +28,7 @@ class MemoryCost:
     plain_slot: int
     slot: int
     available: int
-    capacity: int | None
+    capacity: int
 
     @property
     def plain_batch(self) -> int:
@@ -85,7 +68,7 @@ def memory_cost(cell: Cell) -> MemoryCost | None:
     return cost_of(plan, cell.draft, cell.num_speculative_tokens)
 
 
-def cost_of(plan: PlannedMemory, draft: str, k: int) -> MemoryCost:
+def cost_of(plan: MemoryPlan, draft: str, k: int) -> MemoryCost:
     """What `draft` costs by a plan for rounds of `k` draft tokens.
 
     Without a draft, a sequence takes the target's KV and the logits of one position instead of K + 1.

@@ -17,7 +17,7 @@ from draftkit.results.record import Cell, Predicted, Result, SpeedModel
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
-    from draftkit.runtime.memory import MemoryPlan
+    from draftkit.runtime.memory_plan import MemoryPlan
 
 GIB = 1 << 30
 

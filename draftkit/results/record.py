@@ -18,6 +18,7 @@ from draftkit.errors import FormatError, SourceError
 from draftkit.finding import Finding
 from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
+from draftkit.runtime.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
     from draftkit.results.settings import Settings
@@ -84,26 +85,6 @@ class NearTie:
     request: str
     position: int
     margin: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes by what they are for, whatever the number of slots and for each; `capacity` positions in a slot.
-
-    `largest_batch`: the most slots that fit into the `available` bytes; `total` is taken by `num_slots`.
-    """
-
-    fixed: dict[str, int]
-    per_slot: dict[str, int]
-    num_slots: int
-    capacity: int | None = None
-    available: int
-    total: int | None = None
-    largest_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(f"capacity is {self.capacity}, and is at least 1")
 
 
 @dataclass(frozen=True)
@@ -247,7 +228,7 @@ class Cell(Heading):
     num_matching_prompts: int | None = None
     samples: tuple[Transcript, ...] | None = field(default=None, metadata=OWN)
     near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
-    memory: Memory | None = field(default=None, metadata=OWN)
+    memory: MemoryPlan | None = field(default=None, metadata=OWN)
     predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
@@ -288,6 +269,8 @@ class Cell(Heading):
         if self.num_drafts == 0:
             cell |= {name: cell[name] or NOTHING for name in ("acceptance_length", "expected_acceptance_length")}
         cell["by_category"] = {name: interval or NOTHING for name, interval in cell["by_category"].items()}
+        if self.memory is not None:
+            cell["memory"] = self.memory.to_dict()
         return cell
 
 

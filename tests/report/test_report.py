@@ -278,7 +278,6 @@ def test_memory_cost_counts_the_draft_alone(full: Result) -> None:
     cost = memory_cost(join([full])[0].main)
     assert cost is not None
     assert (cost.target_weights, cost.draft_weights) == (16 * GIB, 700 << 20)
-    assert cost.capacity is not None
     assert (cost.target_kv // cost.capacity, cost.draft_kv // cost.capacity) == (131072, 4096)
     assert cost.batch < cost.plain_batch
     assert cost.lost_share == pytest.approx(1 - cost.batch / cost.plain_batch)
@@ -293,7 +292,7 @@ def test_memory_of_another_shape_is_not_guessed(old: Result) -> None:
 def test_a_draft_on_one_rank_costs_every_rank_the_same() -> None:
     # By hand: 2 ranks of 20 GiB, 16 GiB of target, 2 GiB of draft, 1 GiB and 0.5 GiB of KV a sequence.
     # Plain: (20 − 8) / 0.5 = 24. Split: (20 − 8 − 1) / 0.75 = 14.67. One rank: (20 − 8 − 2) / (0.5 + 0.5) = 10.
-    cost = MemoryCost(16 * GIB, 2 * GIB, GIB, GIB // 2, GIB, GIB, 20 * GIB, None)
+    cost = MemoryCost(16 * GIB, 2 * GIB, GIB, GIB // 2, GIB, GIB, 20 * GIB, 2048)
     placed = tensor_parallel(cost, 2)
     assert (placed.plain, placed.split, placed.on_one) == (24, 14, 10)
     assert placed.lost_kv == 14 * GIB // 2

@@ -15,7 +15,7 @@ from draftkit.errors import DraftkitError
 from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.memory import MemoryPlan
+from draftkit.runtime.memory_plan import MemoryPlan
 
 
 def pool_bytes(cache: SlotCache) -> int:
