@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from draftkit.doctor.measure import Sums, gain
 from draftkit.results.record import Interval
+from draftkit.results.statistics import expected_sums, gain
 from draftkit.runtime.records import Generation, Round
 
 FIRST_LOW = 0.35  # of first draft tokens accepted; sound drafts of any kind have more on text of their kind
@@ -41,10 +41,9 @@ def classify(generations: Sequence[Generation], k: int) -> Decay:
     rates = tuple(fmean(expected) if expected else 0.0 for expected in stood)
     answers = [g for g in generations if len(g.rounds) >= 2]
     halves = [(g.rounds[: len(g.rounds) // 2], g.rounds[len(g.rounds) // 2 :]) for g in answers]
-    over_answer = (
-        gain(Sums.of_rounds([a for a, _ in halves]), Sums.of_rounds([b for _, b in halves]), 1) if halves else None
-    )
-    over_context = _over_context(answers, [a for a, _ in halves])
+    first, second = [a for a, _ in halves], [b for _, b in halves]
+    over_answer = gain(expected_sums(first), expected_sums(second), 1) if halves else None
+    over_context = _over_context(answers, first)
     return Decay(rates, before, over_context, over_answer, tuple(_patterns(rates, before, over_context, over_answer)))
 
 
@@ -74,4 +73,4 @@ def _over_context(answers: Sequence[Generation], early: Sequence[Sequence[Round]
     long = [rounds if len(g.request.prompt) > middle else [] for g, rounds in zip(answers, early, strict=True)]
     if not any(long):
         return None
-    return gain(Sums.of_rounds(short), Sums.of_rounds(long), 1)
+    return gain(expected_sums(short), expected_sums(long), 1)

@@ -15,18 +15,15 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from draftkit.doctor.patient import Patient, Setup
 from draftkit.doctor.trial import Trial
 from draftkit.requests import DraftSampling
 from draftkit.results.record import Interval
+from draftkit.results.statistics import Sums, expected_sums, gain, mean_length
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.records import Generation, Round
+from draftkit.runtime.records import Generation
 
 TEMPERATURE = 0.5  # the text stays close to the greedy one, and probabilities are still soft
-RESAMPLES = 10_000
 TrialProgress = Callable[[str, int, int], None]  # what is measured now, measurements done, measurements in all
 MAX_CONFIRMED = 4
 SCREENED = 4  # one prompt in so many is for the first look
@@ -66,19 +63,19 @@ def compare(
     screened, others = [*numbers[::SCREENED]], [i for i in numbers if i % SCREENED] or [*numbers]
     on_progress("as it is", 0, len(trials) + 1)
     generations = run(patient.setup(), k, numbers)
-    before = Sums.of([generations[i] for i in screened])
+    before = expected_sums([generations[i].rounds for i in screened])
     first: list[Tried] = []
     for done, (experiment, trial) in enumerate(trials, start=1):
         on_progress(trial.change, done, len(trials) + 1)
-        after = Sums.of(run(trial.setup(), k, screened))
+        after = expected_sums([g.rounds for g in run(trial.setup(), k, screened)])
         first.append(_tried(patient, experiment, trial, before, after, len(trials), confirmed=False))
     chosen = _promising(first)
     total = len(trials) + 1 + len(chosen)
-    before = Sums.of([generations[i] for i in others])
+    before = expected_sums([generations[i].rounds for i in others])
     for done, index in enumerate(chosen, start=len(trials) + 1):
         experiment, trial = trials[index]
         on_progress(f"{trial.change}, again", done, total)
-        after = Sums.of(run(trial.setup(), k, others))
+        after = expected_sums([g.rounds for g in run(trial.setup(), k, others)])
         first[index] = _tried(patient, experiment, trial, before, after, len(chosen), confirmed=True)
     on_progress("done", total, total)
     return generations, tuple(sorted(first, key=lambda t: (not t.helps, -t.gain.mean)))
@@ -108,8 +105,8 @@ def _tried(
     return Tried(
         experiment=experiment,
         change=trial.change,
-        before=before.length,
-        after=after.length,
+        before=mean_length(before),
+        after=mean_length(after),
         gain=difference,
         confirmed=confirmed,
         helps=confirmed and difference.mean >= margin and difference.low > 0,
@@ -123,34 +120,6 @@ def _command(patient: Patient, trial: Trial) -> str | None:
         return None
     sets = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in trial.overrides.items())
     return f"draftkit convert {shlex.quote(patient.source)} OUT --target {shlex.quote(patient.target_source)} {sets}"
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Of each prompt, float64 [P]: expected accepted draft tokens, and rounds."""
-
-    accepted: Tensor
-    rounds: Tensor
-
-    @classmethod
-    def of(cls, generations: Sequence[Generation]) -> Sums:
-        return cls.of_rounds([g.rounds for g in generations])
-
-    @classmethod
-    def of_rounds(cls, rounds: Sequence[Sequence[Round]]) -> Sums:
-        """Of the rounds of each prompt."""
-        accepted = [sum(sum(r.expected[: r.accepted + 1]) for r in of_prompt) for of_prompt in rounds]
-        counts = [len(of_prompt) for of_prompt in rounds]
-        return cls(torch.tensor(accepted, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64))
-
-    @property
-    def length(self) -> float:
-        """The acceptance length; NaN without any round."""
-        return float(1 + self.accepted.sum() / self.rounds.sum())
-
-    def resampled(self, counts: Tensor) -> Tensor:
-        """The lengths [R] of samples in which prompt p is `counts` [R, P] times."""
-        return 1 + (counts @ self.accepted) / (counts @ self.rounds)
 
 
 def run(setup: Setup, k: int, numbers: Sequence[int]) -> list[Generation]:
@@ -167,25 +136,3 @@ def run(setup: Setup, k: int, numbers: Sequence[int]) -> list[Generation]:
         eager=True,  # each setup runs once: capturing its graphs would cost more than it saves
     )
     return engine.generate(requests)
-
-
-def gain(before: Sums, after: Sums, comparisons: int, seed: int = 0) -> Interval:
-    """By how much the acceptance length grows, with an interval that holds for all of `comparisons` at 95 %.
-
-    Prompts are resampled, the same ones on both sides (a paired bootstrap); each of the comparisons gets its share of
-    the 5 % (Bonferroni), so that among many changes that do nothing, none seems to help.
-    """
-    counts = _counts(len(before.rounds), seed)
-    differences = (after.resampled(counts) - before.resampled(counts)).nan_to_num()  # a sample without any round
-    tail = 0.025 / max(comparisons, 1)
-    low, high = differences.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(after.length - before.length, low, high)
-
-
-def _counts(prompts: int, seed: int) -> Tensor:
-    """How often each prompt is in each resample: float64 [R, P]."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(prompts, (RESAMPLES, prompts), generator=generator)
-    return torch.zeros(RESAMPLES, prompts, dtype=torch.float64).scatter_add_(
-        1, drawn, torch.ones_like(drawn, dtype=torch.float64)
-    )

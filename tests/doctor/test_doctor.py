@@ -17,7 +17,6 @@ from draftkit.doctor.audit import audit
 from draftkit.doctor.decay import classify
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.doctor.experiments import all_experiments
-from draftkit.doctor.measure import Sums, gain
 from draftkit.doctor.patient import Patient, changed, runnable, target_ids, with_target_ids
 from draftkit.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.doctor.trial import as_override
@@ -29,6 +28,7 @@ from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.report.diagnosis import show_diagnosis
 from draftkit.requests import Request
+from draftkit.results.statistics import gain
 from draftkit.runtime.records import Generation, Round
 
 
@@ -174,15 +174,12 @@ def test_steady_acceptance_has_no_pattern() -> None:
 
 def test_gain_is_paired() -> None:
     """Prompts that differ much and a change that helps all of them alike: the interval is about the change alone."""
-    rounds = torch.full((8,), 10.0, dtype=torch.float64)
-    accepted = torch.arange(8, dtype=torch.float64) * 4
-    interval = gain(Sums(accepted, rounds), Sums(accepted + 1, rounds), comparisons=20)
+    interval = gain([(4.0 * n, 10) for n in range(8)], [(4.0 * n + 1, 10) for n in range(8)], comparisons=20)
     assert (interval.mean, interval.low, interval.high) == pytest.approx((0.1, 0.1, 0.1))
 
 
 def test_more_comparisons_widen_the_interval() -> None:
-    rounds = torch.full((8,), 10.0, dtype=torch.float64)
-    before, after = Sums(torch.zeros(8, dtype=torch.float64), rounds), Sums(torch.arange(8).double(), rounds)
+    before, after = [(0.0, 10)] * 8, [(float(n), 10) for n in range(8)]
     alone, among = gain(before, after, 1), gain(before, after, 50)
     assert among.low < alone.low < alone.high < among.high
 
