@@ -18,8 +18,8 @@ from draftkit.checks.checkpoint import problems_of_map
 from draftkit.checks.pair import share_vocabulary
 from draftkit.checks.registry import check
 from draftkit.checks.training_data import Data
-from draftkit.convert.eagle_vocabulary import mapped_tokens
 from draftkit.convert.operations import integers
+from draftkit.convert.vocabulary_map import mapped_tokens
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft

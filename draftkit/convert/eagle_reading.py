@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.decoder_reading import RopeSource, read_decoder
 from draftkit.convert.eagle_config import EagleConfig, read_aux_layer_ids, read_eagle_config
-from draftkit.convert.eagle_decoder import RopeSource, read_decoder
-from draftkit.convert.eagle_vocabulary import read_vocabulary_map, with_map
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
 from draftkit.convert.quantization import read_quantization
+from draftkit.convert.vocabulary_map import read_vocabulary_map, with_map
 from draftkit.errors import FormatError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder

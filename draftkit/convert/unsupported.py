@@ -37,12 +37,9 @@ class Kind:
 # The later ones have parts that the earlier ones have too.
 KINDS = (
     Kind("LiLiCorr", r"\blilicorr\."),
-    Kind("DFlash2", r"\b(candidate_selector|attention_conv)\.", "dflash"),
     Kind("XPress", r"\brefiner_head\."),
     Kind("Domino", r"\bprefix_gru\."),
     Kind("DFlare", r"\b(k_proj_target|layer_fusion_weights)\b"),
-    Kind("DSpark", r"\b(markov_head|confidence_head)\.", "dspark"),
-    Kind("DFlash", r"^(model\.)?hidden_norm\.weight$", "dflash"),
     Kind("Gemma-4 assistant", r"^pre_projection\.weight$", "mtp"),
     Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", "mtp"),
 )
@@ -52,8 +49,6 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     """Raise `FormatError` for a draft of a kind that draftkit does not convert, with its name."""
     kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
     kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
-    if kind is None and "dflash_config" in checkpoint.config:
-        kind = next(kind for kind in KINDS if kind.name == "DFlash")
     if kind is not None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",

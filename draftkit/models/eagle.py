@@ -12,20 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
-)
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from draftkit.errors import LayoutError
-from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.rope import give_rows_their_rope
+from draftkit.models.decoder import DraftAttention, decoder_config, rotary_embedding
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
@@ -143,7 +135,7 @@ class EagleLayer(nn.Module):
         has_input_norm = not self.first or (spec.embedding_norm if self.wide else spec.input_norm)
         self.input_layernorm = LlamaRMSNorm(h, eps) if has_input_norm else nn.Identity()
         self.hidden_norm = LlamaRMSNorm(h, eps) if self.wide and spec.hidden_norm else nn.Identity()
-        self.self_attn = EagleAttention(spec.decoder, config, index, 2 * h if self.wide else h)
+        self.self_attn = DraftAttention(spec.decoder, config, index, 2 * h if self.wide else h)
         self.post_attention_layernorm = LlamaRMSNorm(h, eps)
         self.mlp = LlamaMLP(config)
 
@@ -159,69 +151,6 @@ class EagleLayer(nn.Module):
         residual = normed if self.norm_before_residual else hidden
         hidden = residual + self.self_attn(attended, rotation, **attention)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-
-class EagleAttention(nn.Module):
-    """Grouped-query attention whose q, k and v read `input_size` features; keys and values are kept by the function."""
-
-    def __init__(self, decoder: Decoder, config: LlamaConfig, index: int, input_size: int):
-        super().__init__()
-        self.config = config
-        self.layer_idx = index
-        self.head_dim = decoder.head_dim
-        self.scaling = decoder.head_dim**-0.5
-        self.sliding_window = decoder.windows[index]
-        self.num_key_value_groups = decoder.num_attention_heads // decoder.num_key_value_heads
-        queries = decoder.num_attention_heads * decoder.head_dim
-        keys = decoder.num_key_value_heads * decoder.head_dim
-        self.q_proj = nn.Linear(input_size, queries, bias=decoder.qkv_bias)
-        self.k_proj = nn.Linear(input_size, keys, bias=decoder.qkv_bias)
-        self.v_proj = nn.Linear(input_size, keys, bias=decoder.qkv_bias)
-        self.o_proj = nn.Linear(queries, decoder.hidden_size, bias=decoder.output_bias)
-        eps = decoder.rms_norm_eps
-        self.q_norm = LlamaRMSNorm(decoder.head_dim, eps) if decoder.qk_norm else nn.Identity()
-        self.k_norm = LlamaRMSNorm(decoder.head_dim, eps) if decoder.qk_norm else nn.Identity()
-
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], **attention: object) -> Tensor:
-        rows = hidden.shape[:-1]
-        heads = (*rows, -1, self.head_dim)
-        query = self.q_norm(self.q_proj(hidden).view(heads)).transpose(1, 2)
-        key = self.k_norm(self.k_proj(hidden).view(heads)).transpose(1, 2)
-        value = self.v_proj(hidden).view(heads).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *rotation)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        if self.sliding_window is not None:
-            attention["sliding_window"] = self.sliding_window
-        attention.setdefault("attention_mask", None)
-        out, _ = attend(self, query, key, value, scaling=self.scaling, **attention)
-        return self.o_proj(out.reshape(*rows, -1))
-
-
-def rotary_embedding(config: LlamaConfig) -> LlamaRotaryEmbedding:
-    """Rotary positions in which no sequence depends on its neighbors."""
-    rotary = LlamaRotaryEmbedding(config)
-    give_rows_their_rope(rotary)
-    return rotary
-
-
-def decoder_config(decoder: Decoder, attention: str) -> LlamaConfig:
-    """The transformers configuration that norms, MLP and rotary embedding are built from."""
-    rope = decoder.rope
-    config = LlamaConfig(
-        hidden_size=decoder.hidden_size,
-        intermediate_size=decoder.intermediate_size,
-        num_hidden_layers=decoder.num_hidden_layers,
-        num_attention_heads=decoder.num_attention_heads,
-        num_key_value_heads=decoder.num_key_value_heads,
-        head_dim=decoder.head_dim,
-        hidden_act=decoder.hidden_act,
-        rms_norm_eps=decoder.rms_norm_eps,
-        mlp_bias=decoder.mlp_bias,
-        max_position_embeddings=rope.max_position_embeddings,
-        rope_parameters={"rope_type": "default", **(rope.scaling or {}), "rope_theta": rope.base},
-    )
-    config._attn_implementation = attention
-    return config
 
 
 def load_eagle(

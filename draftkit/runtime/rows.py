@@ -54,17 +54,29 @@ class SlotRows:
             return pool.index_select(0, part)
         return pool if part == slice(0, pool.shape[0]) else pool[part]
 
-    def bias(self, length: int, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
+    def bias(
+        self,
+        length: int,
+        window: int | None,
+        repeats: int,
+        dtype: torch.dtype,
+        *,
+        bidirectional: bool = False,
+        anchored: bool = False,
+    ) -> Tensor:
         """What is added to scores over positions 0 … `length` − 1: [B, 1, repeats · T, length], the T rows repeated.
 
-        0 where a row may look: at itself and at earlier positions, `window` of them in all; −∞ elsewhere. Rows that are
-        not there may look anywhere; what they see is not used.
+        0 where a row may look: at itself and at earlier positions, `window` of them in all, and where it is
+        `bidirectional` at the sequence's later rows; −∞ elsewhere. `anchored`: the window of all rows is that of the
+        sequence's first. Rows that are not there may look anywhere; what they see is not used.
         """
-        key = length, window, repeats, dtype
+        key = length, window, repeats, dtype, bidirectional, anchored
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
             row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
-            hidden = index > row if window is None else (index > row) | (index <= row - window)
+            hidden = index > (row.amax(2, keepdim=True).expand_as(row) if bidirectional else row)
+            if window is not None:
+                hidden = hidden | (index <= (row[:, :, :1] if anchored else row) - window)
             if not self.complete:  # a row that sees nothing is NaN, which some bfloat16 products spread
                 hidden &= row >= 0
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)

@@ -24,6 +24,7 @@ from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Proposal
@@ -122,7 +123,8 @@ def test_proposals_equal_the_reference(case: Case, num_slots: int) -> None:
             known = decoding.known[slot]
             expected = case.reference(decoding.tokens[slot, :known], decoding.features[slot, : known - 1])
             logits = torch.stack([step[row] for step in draw.logits])
-            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.std()))
+            atol = 1e-3 * float(expected[expected.isfinite()].std())
+            torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
             best = expected.argmax(-1)
             assert proposal.tokens[row].tolist() == (best if case.ids is None else case.ids[best]).tolist()
 
@@ -132,7 +134,7 @@ def test_proposals_equal_the_reference(case: Case, num_slots: int) -> None:
 )
 def test_caches_equal_those_of_a_fresh_prefill(case: Case) -> None:
     drafter = case.drafter
-    assert isinstance(drafter, CausalLMDrafter | EagleDrafter)
+    assert isinstance(drafter, CausalLMDrafter | EagleDrafter | DFlashDrafter)
     decoding = started(case, 4)
     seen: dict[int, int] = {}
     for slots, _, _ in decoding.rounds(6):
@@ -142,7 +144,8 @@ def test_caches_equal_those_of_a_fresh_prefill(case: Case) -> None:
         drafter.allocate(1, Decoding.LENGTH)
         features = decoding.features[slot, :known] if case.feature_size else None
         drafter.prefill(0, decoding.tokens[slot, :known], features)
-        valid = known - isinstance(drafter, EagleDrafter)  # a head's last row waits for the token after it
+        waiting = isinstance(drafter, EagleDrafter | DFlashDrafter)  # the last state waits for the token after it
+        valid = known - waiting
         assert len(drafter.cache.layers) == len(used.layers) > 0
         for layer, pools in drafter.cache.layers.items():
             for fresh, pool in zip(pools, used.layers[layer], strict=True):

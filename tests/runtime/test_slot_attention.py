@@ -55,6 +55,8 @@ class Case:
     sinks: bool = False
     dtype: torch.dtype = torch.float32
     padding: int = 0
+    bidirectional: bool = False
+    anchored: bool = False
     ordered: bool = False
     seed: int = 0
 
@@ -81,7 +83,7 @@ class Case:
             values=normal(2 * count, self.groups, self.capacity, values),
             slots=slots.masked_fill(lengths == 0, -1),
             positions=positions,
-            scoring=Scoring(self.width**-0.5, self.window, self.softcap, sinks),
+            scoring=Scoring(self.width**-0.5, self.window, self.softcap, sinks, self.bidirectional, self.anchored),
         )
         return batch.poisoned()
 
@@ -109,8 +111,10 @@ class Batch:
         """Sequence, row, slot and the entries that it sees, of the rows that are there."""
         for b, t in product(range(len(self.slots)), range(self.positions.shape[1])):
             slot, position, window = int(self.slots[b]), int(self.positions[b, t]), self.scoring.window
+            last = int(self.positions[b].max()) if self.scoring.bidirectional else position
+            origin = int(self.positions[b, 0]) if self.scoring.anchored else position
             if slot >= 0 and position >= 0:
-                yield b, t, slot, slice(0 if window is None else max(position - window + 1, 0), position + 1)
+                yield b, t, slot, slice(0 if window is None else max(origin - window + 1, 0), last + 1)
 
     def poisoned(self) -> Batch:
         """NaN in every entry that no row sees."""
@@ -168,6 +172,11 @@ KERNEL_CASES = [
     Case((20, 290), 290, rows=1, ratio=2, sinks=True, dtype=torch.bfloat16),
     Case((4, 160), 170, rows=3, ratio=2, window=150, softcap=1.0, sinks=True),
     Case((35, 150), 150, rows=2, width=24, value_width=40),
+    # block drafters
+    Case((5, 140, 300), 300, rows=5, ratio=2, bidirectional=True),
+    Case((7, 150), 150, rows=4, groups=2, window=3, bidirectional=True, dtype=torch.bfloat16),
+    Case((9, 290), 290, rows=6, window=140, anchored=True),
+    Case((12, 0, 20), 20, rows=4, window=5, bidirectional=True, anchored=True, padding=1),
     # sequences and rows that are not there
     Case((0, 140, 0), 140, rows=2, ratio=2, sinks=True),
     Case((0,), 5),
@@ -200,6 +209,8 @@ def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
         sinks=draw(st.booleans()),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
         padding=draw(st.integers(0, rows)),
+        bidirectional=draw(st.booleans()),
+        anchored=draw(st.booleans()),
         ordered=draw(st.booleans()),
         seed=draw(st.integers(0, 2**31)),
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle_decoder import has_bias, read_decoder
+from draftkit.convert.decoder_reading import has_bias, read_decoder
 from draftkit.convert.eagle_writing import (
     kept,
     llama_config,

@@ -8,7 +8,7 @@ what is fed back. The config is the whole of the target's with the draft's keys 
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle_decoder import read_decoder
+from draftkit.convert.decoder_reading import read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.convert.formats.eagle_automodel import LAYER_KEYS, check_rope

@@ -9,14 +9,14 @@ Source: NVIDIA/Model-Optimizer `modelopt/torch/export/plugins/mcore_llama.py`,
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.decoder_reading import has_bias, read_decoder
 from draftkit.convert.eagle_config import read_eagle_config
-from draftkit.convert.eagle_decoder import has_bias, read_decoder
-from draftkit.convert.eagle_vocabulary import read_vocabulary_map, with_map
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.convert.formats.eagle_modelopt import eagle_config, extra_heads, is_marked
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
+from draftkit.convert.vocabulary_map import read_vocabulary_map, with_map
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 

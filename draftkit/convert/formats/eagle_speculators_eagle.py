@@ -8,7 +8,7 @@ output are normed. Embedding, head and rope table were the target's. Source: vll
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle_decoder import has_bias, read_decoder
+from draftkit.convert.decoder_reading import has_bias, read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.convert.formats.eagle_speculators import note_target

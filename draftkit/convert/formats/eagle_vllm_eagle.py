@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle_decoder import has_bias, read_decoder
+from draftkit.convert.decoder_reading import has_bias, read_decoder
 from draftkit.convert.eagle_reading import with_unified_names
-from draftkit.convert.eagle_vocabulary import read_vocabulary_map
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.convert.operations import Move, carry_out, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan, renamed
+from draftkit.convert.vocabulary_map import read_vocabulary_map
 from draftkit.errors import FormatError
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts

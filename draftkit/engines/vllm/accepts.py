@@ -16,10 +16,10 @@ def refusal_by_vllm(spec: DraftSpec) -> str | None:
     return reason
 
 
-def settings_without_folder(spec: DraftSpec) -> dict[str, object]:
-    """What `speculative_config` says of a draft without a checkpoint."""
-    settings: dict[str, object] = importlib.import_module(_file(spec)).settings(spec.architecture)
-    return settings
+def family_settings(spec: DraftSpec) -> dict[str, object]:
+    """What `speculative_config` says of a draft besides its folder, its method and the tokens a round."""
+    settings = getattr(importlib.import_module(_file(spec)), "settings", None)
+    return {} if settings is None else settings(spec.architecture)
 
 
 def _file(spec: DraftSpec) -> str:

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from draftkit.engines.vllm.accepts import refusal_by_vllm, settings_without_folder
+from draftkit.engines.vllm.accepts import family_settings, refusal_by_vllm
 from draftkit.layout.spec import DraftSpec
 
 LAYOUTS = ("unified", "vllm", "speculators", "hf", "pard")  # of folders that vLLM loads, as `--to` names them
@@ -19,12 +19,12 @@ def loads(spec: DraftSpec, layout: str) -> bool:
 
 def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, object]:
     """vLLM's `speculative_config` for a draft in `folder` that proposes `tokens` a round."""
-    where = {"model": str(folder)} if spec.architecture.has_checkpoint else settings_without_folder(spec)
-    settings = where | {
+    where: dict[str, object] = {"model": str(folder)} if spec.architecture.has_checkpoint else {}
+    return where | {
         "method": spec.architecture.SERVED_AS["vllm"][spec.method],
         "num_speculative_tokens": tokens,
+        **family_settings(spec),
     }
-    return settings | ({} if spec.architecture.parallel is None else {"parallel_drafting": True})
 
 
 def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:
@@ -35,8 +35,8 @@ def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> st
 
 def method_note(spec: DraftSpec) -> list[str]:
     """What a folder of the unified layout does not tell vLLM; nothing of a draft that vLLM refuses."""
-    if spec.architecture.parallel is None or refusal_by_vllm(spec) is not None:
+    settings = family_settings(spec)
+    if not settings or refusal_by_vllm(spec) is not None:
         return []
-    return [
-        'vLLM cannot read "method" and "parallel_drafting" from the folder: without both it fails or drafts wrongly.'
-    ]
+    names = " and ".join(f'"{name}"' for name in ("method", *settings))
+    return [f"vLLM cannot read {names} from the folder: without both it fails or drafts wrongly."]

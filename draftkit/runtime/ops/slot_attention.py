@@ -33,12 +33,16 @@ class Scoring(NamedTuple):
 
     `window`: a row sees itself and the `window` − 1 positions before, all where None. `softcap` bounds the scores by a
     tanh (Gemma 2). `sinks` [N] are one more score per head, which takes weight and gives no value (gpt-oss).
+    `bidirectional`: a row sees the later rows of its sequence too, those of this forward. `anchored`: the window of all
+    rows is that of the sequence's first one.
     """
 
     scaling: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    bidirectional: bool = False
+    anchored: bool = False
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
@@ -70,7 +74,7 @@ def _folded(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     """The query heads of a key/value head become further rows of it: larger products, at the price of a larger bias."""
     batch, heads, count, width = query.shape
     groups, length = keys.shape[1:3]
-    bias = rows.bias(length, scoring.window, heads // groups, query.dtype)
+    bias = _bias(rows, length, heads // groups, query.dtype, scoring)
     query = query.reshape(batch, groups, -1, width)
     if explicit:
         out = _written_out(query, keys, values, bias, scoring)
@@ -80,12 +84,18 @@ def _folded(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
 
 
 def _by_head(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
-    bias = rows.bias(keys.shape[2], scoring.window, 1, query.dtype)
+    bias = _bias(rows, keys.shape[2], 1, query.dtype, scoring)
     repeats = query.shape[1] // keys.shape[1]
     if query.is_cuda and repeats > 1:  # with a bias, enable_gqa would store all scores there
         keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
     return scaled_dot_product_attention(
         query, keys, values, attn_mask=bias, scale=scoring.scaling, enable_gqa=query.shape[1] != keys.shape[1]
+    )
+
+
+def _bias(rows: SlotRows, length: int, repeats: int, dtype: torch.dtype, scoring: Scoring) -> Tensor:
+    return rows.bias(
+        length, scoring.window, repeats, dtype, bidirectional=scoring.bidirectional, anchored=scoring.anchored
     )
 
 
@@ -132,6 +142,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
         D=query.shape[3],
         BLOCK_M=block_m,
         BLOCK_D=_block(query.shape[3]),
+        BIDIRECTIONAL=scoring.bidirectional,
+        ANCHORED=scoring.anchored,
         WIDEN=not query.is_cuda,
         num_warps=4 if block_m <= 64 else 8,
         num_stages=_device(query.device).stages,
@@ -236,6 +248,8 @@ def _attention_kernel(
     BLOCK_ROWS: tl.constexpr,
     SHORTEST: tl.constexpr,
     LONGEST: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr,
+    ANCHORED: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> None:
     """One program per split, tile of query rows, and sequence.
@@ -283,9 +297,14 @@ def _attention_kernel(
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
         if cap is not None:
             scores = cap * _tanh(scores)
-        visible = stored & (n <= position[:, None])
+        visible = stored & (position[:, None] >= 0)
+        if not BIDIRECTIONAL:
+            visible &= n <= position[:, None]
         if window is not None:
-            visible &= n > position[:, None] - window
+            if ANCHORED:
+                visible &= n > tl.load(positions + sequence * ROWS).to(tl.int32) - window
+            else:
+                visible &= n > position[:, None] - window
         scores = tl.where(visible, scores, -float("inf"))
         top = tl.maximum(peak, tl.max(scores, axis=1))
         shift = tl.where(top == -float("inf"), 0.0, top)

@@ -16,6 +16,11 @@ def refusal(eagle: EagleSpec) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def settings(eagle: EagleSpec) -> dict[str, object]:
+    """That all tokens are drafted in one pass."""
+    return {} if eagle.parallel is None else {"parallel_drafting": True}
+
+
 def _unlike_eagle1(eagle: EagleSpec) -> dict[str, bool]:
     norms = eagle.embedding_norm or eagle.hidden_norm or eagle.input_norm or eagle.final_norm or eagle.decoder.qk_norm
     norms = norms or eagle.feature_norm != "none" or eagle.norm_before_residual

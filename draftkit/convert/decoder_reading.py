@@ -1,4 +1,4 @@
-"""Decoder facts of the EAGLE formats, read from a flat Llama-style config and from tensor shapes.
+"""Decoder facts of drafts, read from a flat Llama-style config and from tensor shapes.
 
 Rotary position embedding is read as a trainer has used it, which is not always what its config says.
 """

@@ -1,0 +1,47 @@
+"""Block drafters in vLLM 0.32: `qwen3_dflash.py`, `qwen3_dspark.py`, `qwen3_dflash2.py`."""
+
+from __future__ import annotations
+
+from draftkit.layout.families.dflash import DFlashSpec
+
+
+def refusal(dflash: DFlashSpec) -> str | None:
+    """The first thing that vLLM's class for this draft computes otherwise."""
+    decoder, layers = dflash.decoder, dflash.decoder.num_hidden_layers
+    uniform = dflash.causal_layers in ((), tuple(range(layers)), dflash.sliding_layers)
+    reasons = {
+        f"vLLM's draft layers have silu, not {decoder.hidden_act}": decoder.hidden_act != "silu",
+        "vLLM's block drafters norm queries and keys": not decoder.qk_norm,
+        "vLLM gives a bias to all four attention projections or to none, and none to the MLP": (
+            decoder.qkv_bias != decoder.output_bias or decoder.mlp_bias
+        ),
+        "vLLM reads the state after the target's last layer before the final norm": dflash.last_state == "after_norm",
+        "vLLM counts a window from each row": dflash.window_rule == "anchor" and bool(dflash.sliding_layers),
+        "vLLM makes all layers causal within the block, none, or those with a window": not uniform,
+    }
+    reasons |= _unlike_dflash2(dflash) if dflash.method == "dflash2" else _unlike_dflash(dflash)
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _unlike_dflash(dflash: DFlashSpec) -> dict[str, bool]:
+    markov = dflash.markov
+    scaled = dflash.embedding_scale != 1.0 or dflash.logit_softcap != 0.0
+    return {
+        "vLLM scales neither embeddings nor caps logits of this draft": scaled,
+        "vLLM has DSpark's plain Markov head only, and the draft's is gated or recurrent": (
+            markov is not None and markov.markov_type != "vanilla"
+        ),
+        "vLLM reads the embedding of the mask from a file of its own, mask_embedding.pt": dflash.mask_embedding,
+    }
+
+
+def _unlike_dflash2(dflash: DFlashSpec) -> dict[str, bool]:
+    complete = dflash.convolution is not None and dflash.selector is not None
+    return {
+        "vLLM's DFlash2 class has both convolutions and a selector": not complete,
+        "vLLM's DFlash2 class drafts from masks alone, without DSpark's heads": (
+            dflash.slots != "fill-in" or dflash.markov is not None or dflash.confidence != "none"
+        ),
+        "vLLM's DFlash2 class has the whole vocabulary": dflash.reduced_vocabulary,
+        "vLLM reads the embedding of the mask from a file of its own, mask_embedding.pt": dflash.mask_embedding,
+    }

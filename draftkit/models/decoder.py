@@ -1,0 +1,111 @@
+"""The attention of a draft's decoder layers, and what these take from transformers. B sequences, T rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    eager_attention_forward,
+    rotate_half,
+)
+
+from draftkit.layout.decoder import Decoder
+from draftkit.models.rope import give_rows_their_rope
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines [B, T, head_dim] of the rows' positions
+
+
+class DraftAttention(nn.Module):
+    """Grouped-query attention whose q, k and v read `input_size` features; keys and values are kept by the function.
+
+    `sinks`: one more score per head, `attention_sink_bias` [N], which takes weight and gives no value.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: LlamaConfig,
+        index: int,
+        input_size: int,
+        *,
+        sinks: bool = False,
+        value_scale: float = 1.0,
+    ):
+        super().__init__()
+        self.config = config
+        self.layer_idx = index
+        self.head_dim = decoder.head_dim
+        self.scaling = decoder.head_dim**-0.5
+        self.value_scale = value_scale
+        self.sliding_window = decoder.windows[index]
+        self.num_key_value_groups = decoder.num_attention_heads // decoder.num_key_value_heads
+        queries = decoder.num_attention_heads * decoder.head_dim
+        keys = decoder.num_key_value_heads * decoder.head_dim
+        self.q_proj = nn.Linear(input_size, queries, bias=decoder.qkv_bias)
+        self.k_proj = nn.Linear(input_size, keys, bias=decoder.qkv_bias)
+        self.v_proj = nn.Linear(input_size, keys, bias=decoder.qkv_bias)
+        self.o_proj = nn.Linear(queries, decoder.hidden_size, bias=decoder.output_bias)
+        eps = decoder.rms_norm_eps
+        self.q_norm = LlamaRMSNorm(decoder.head_dim, eps) if decoder.qk_norm else nn.Identity()
+        self.k_norm = LlamaRMSNorm(decoder.head_dim, eps) if decoder.qk_norm else nn.Identity()
+        self.attention_sink_bias: Tensor | None = None
+        if sinks:
+            self.attention_sink_bias = nn.Parameter(torch.empty(decoder.num_attention_heads))
+
+    def forward(self, hidden: Tensor, rotation: Rotation, **attention: object) -> Tensor:
+        """[B, T, input_size] → [B, T, H]. `attention` goes to the attention function."""
+        query = self._rotated(self.q_norm(self._heads(self.q_proj(hidden))), rotation)
+        key, value = self.keys_values(hidden, rotation)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        if self.sliding_window is not None:
+            attention["sliding_window"] = self.sliding_window
+        if self.attention_sink_bias is not None:
+            attention["s_aux"] = self.attention_sink_bias
+        attention.setdefault("attention_mask", None)
+        out, _ = attend(self, query, key, value, scaling=self.scaling, **attention)
+        return self.o_proj(out.reshape(*hidden.shape[:-1], -1))
+
+    def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values of rows: [B, G, T, head_dim] each."""
+        key = self._rotated(self.k_norm(self._heads(self.k_proj(hidden))), rotation)
+        value = self._heads(self.v_proj(hidden)).transpose(1, 2)
+        return key, value if self.value_scale == 1.0 else value * self.value_scale
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.view(*projected.shape[:-1], -1, self.head_dim)
+
+    def _rotated(self, heads: Tensor, rotation: Rotation) -> Tensor:
+        cos, sin = (part.unsqueeze(1) for part in rotation)
+        heads = heads.transpose(1, 2)
+        return heads * cos + rotate_half(heads) * sin
+
+
+def rotary_embedding(config: LlamaConfig) -> LlamaRotaryEmbedding:
+    """Rotary positions in which no sequence depends on its neighbors."""
+    rotary = LlamaRotaryEmbedding(config)
+    give_rows_their_rope(rotary)
+    return rotary
+
+
+def decoder_config(decoder: Decoder, attention: str) -> LlamaConfig:
+    """The transformers configuration that norms, MLP and rotary embedding are built from."""
+    rope = decoder.rope
+    config = LlamaConfig(
+        hidden_size=decoder.hidden_size,
+        intermediate_size=decoder.intermediate_size,
+        num_hidden_layers=decoder.num_hidden_layers,
+        num_attention_heads=decoder.num_attention_heads,
+        num_key_value_heads=decoder.num_key_value_heads,
+        head_dim=decoder.head_dim,
+        hidden_act=decoder.hidden_act,
+        rms_norm_eps=decoder.rms_norm_eps,
+        mlp_bias=decoder.mlp_bias,
+        max_position_embeddings=rope.max_position_embeddings,
+        rope_parameters={"rope_type": "default", **(rope.scaling or {}), "rope_theta": rope.base},
+    )
+    config._attn_implementation = attention
+    return config

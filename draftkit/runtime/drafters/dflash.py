@@ -1,0 +1,120 @@
+"""Drafting a block in one pass: DFlash, DSpark, DFlash2, JetSpec.
+
+The cache holds keys and values that were made from the target's states, one entry per position of the context. The rows
+of a block, an anchor and masks after it, store theirs behind the context, where the next round's context overwrites
+them. B sequences, J committed tokens, K drafts, T rows of a block, H draft width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.layout.families.dflash import DFlashSpec
+from draftkit.layout.folder import Draft
+from draftkit.models.dflash import DFlashModel, load_dflash
+from draftkit.models.target import FINAL, AuxLayers
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+
+
+class DFlashDrafter:
+    """Drafts up to the tokens of a block. `num_layers`: those of the target."""
+
+    def __init__(self, model: DFlashModel, num_layers: int):
+        self.model = model
+        self.cache = SlotCache(0, 0)
+        self.max_tokens = model.spec.draft_tokens
+        self.max_positions = model.spec.max_positions
+        self.fill_in = model.spec.slots == "fill-in"
+        self._num_layers = num_layers
+
+    @property
+    def aux_layers(self) -> AuxLayers:
+        spec = self.model.spec
+        last = FINAL if spec.last_state == "after_norm" else self._num_layers
+        return AuxLayers(tuple(last if i == self._num_layers else i for i in spec.aux_layer_ids))
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
+
+    @property
+    def position_bytes(self) -> int:
+        return self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
+
+    def allocate(self, num_slots: int, capacity: int) -> None:
+        self.cache = SlotCache(num_slots, capacity)
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        assert features is not None
+        rows = len(prompt) - 1  # the last prompt token's state comes with the token that it emitted
+        if rows:
+            slots = torch.tensor([slot], device=prompt.device)
+            self._take_in(features[None, :-1], slots, torch.arange(rows, device=prompt.device)[None], rows)
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        assert committed.features is not None
+        index = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
+        positions = committed.start[:, None] - 1 + index
+        positions = torch.where(index < committed.counts[:, None], positions, -1)  # padding stores nothing
+        self._take_in(committed.features, committed.slots, positions, committed.length)
+        anchor = committed.tokens.gather(1, committed.counts[:, None] - 1)
+        output = self._block(committed, anchor, k)
+        return self._drafted(anchor[:, 0], output[:, 1:] if self.fill_in else output, draw)
+
+    def _take_in(self, features: Tensor, slots: Tensor, positions: Tensor, length: int) -> None:
+        """Store each layer's keys and values of target features [B, J, F] at `positions` [B, J], −1 for none."""
+        context = self.model.fuse(features)
+        rotation = self.model.rotary(context, positions)
+        rows = self.cache.rows(slots, positions, length)
+        for layer, window in enumerate(self.model.spec.decoder.windows):
+            rows.update(layer, *self.model.context(layer, context, rotation), window)
+
+    def _block(self, committed: Committed, anchor: Tensor, k: int) -> Tensor:
+        """The outputs [B, T, H] of the block that begins with `anchor` [B, 1]."""
+        first = committed.start + committed.counts - 1
+        rows = k + 1 if self.fill_in else k
+        positions = first[:, None] + torch.arange(rows, device=anchor.device)
+        masks = anchor.new_full((len(anchor), rows - 1), self.model.spec.parallel.mask_token_id)
+        hidden = self.model.embed(torch.cat((anchor, masks), dim=1), self.model.fc.weight.dtype)
+        return self.model(hidden, positions, kv=self.cache.rows(committed.slots, positions, committed.length))
+
+    def _drafted(self, previous: Tensor, output: Tensor, draw: Draw) -> Proposal:
+        """Draws the drafts from left to right; `previous` int64 [B] is the anchor, `output` [B, K, H] the rows'."""
+        model = self.model
+        logits, drafted = model.logits(output), []
+        state = None if model.markov_head is None else model.markov_head.start(output)
+        for step in range(output.shape[1]):
+            row = logits[:, step]
+            if model.markov_head is not None:
+                bias, state = model.markov_head(previous, output[:, step], state)
+                row = row + bias
+            if model.candidate_selector is not None:
+                row = self._selected(previous, row, output[:, step])
+            previous = draw(step, row, model.target_ids)
+            drafted.append(previous)
+        return Proposal(torch.stack(drafted, dim=1))
+
+    def _selected(self, previous: Tensor, logits: Tensor, output: Tensor) -> Tensor:
+        """Logits [B, V] of a row's candidates after the token before; those of all other tokens are −∞."""
+        selector = self.model.candidate_selector
+        assert selector is not None
+        values, candidates = logits.topk(selector.top_k, dim=-1)
+        scores = values + selector(previous, candidates, output)
+        return torch.full_like(logits, -torch.inf).scatter_(1, candidates, scores)
+
+
+def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> DFlashDrafter:
+    """The drafter of a block drafter."""
+    model = load_dflash(draft, target, attention=ATTENTION)
+    return DFlashDrafter(model, target.config.get_text_config().num_hidden_layers)
+
+
+def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+    """What keys and values of a position take."""
+    return draft.spec.architecture.expect(DFlashSpec).decoder.cached_numbers * dtype.itemsize
