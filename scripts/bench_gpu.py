@@ -314,9 +314,9 @@ class Bench:
         end = round(length) + k + 1
         scoring = self.milliseconds(self.lm_pass(target, batch, k + 1, end))
         drafting = 0.0 if draft is None else self.milliseconds(draft.forwards(batch, end))
-        moved = read_bytes(self.model) + batch * length * target.position_bytes
+        moved = read_bytes(self.model) + batch * target.slot_bytes(round(length), 0)
         if draft is not None:
-            moved += draft.weights + batch * length * draft.passes * draft.drafter.position_bytes
+            moved += draft.weights + batch * draft.passes * draft.drafter.slot_bytes(round(length), 0)
         needed = moved / self.bandwidth
         speed = batch * (1.0 if draft is None else self.options.acceptance_length) / taken * 1e3
         outside = 1 - (scoring + drafting) / taken

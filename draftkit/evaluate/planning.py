@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from draftkit.layout.folder import Draft
-from draftkit.models.footprint import footprint
+from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.target import read_target_config
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.memory import available_memory
@@ -33,8 +33,9 @@ def plan_memory(
     """
     config = read_target_config(target)
     text = config.get_text_config()
-    weights, position = _causal_lm_bytes(target, config, dtype)
-    fixed = {"target weights": weights}
+    capacity = longest + k + 1
+    own = footprint(config)
+    fixed = {"target weights": _weight_bytes(target, config, own, dtype)}
     for source, draft in drafts.items():
         if draft.tensors:
             fixed[f"weights of {source}"] = sum(math.prod(t.shape) for t in draft.tensors.values()) * dtype.itemsize
@@ -42,23 +43,19 @@ def plan_memory(
     plans = {}
     for source, draft in drafts.items():
         per_slot = slot_bytes(
-            target_position=position,
-            draft_position=family_of(draft).position_bytes(draft, dtype),
+            target_cache=own.slot_bytes(dtype, capacity, k),
+            draft_cache=family_of(draft).slot_bytes(draft, dtype, capacity, k),
             feature_size=draft.spec.architecture.states_read * text.hidden_size,
             vocab_size=text.vocab_size,
             itemsize=dtype.itemsize,
-            capacity=longest + k + 1,
             k=k,
         )
-        plans[source] = MemoryPlan(fixed, per_slot, num_slots, longest + k + 1, available)
+        plans[source] = MemoryPlan(fixed, per_slot, num_slots, capacity, available)
     return plans
 
 
-def _causal_lm_bytes(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Of the weights, and of a position's keys and values. Quantized weights are as large as their files."""
-    parameters, cached = footprint(config)
+def _weight_bytes(folder: Path, config: PretrainedConfig, own: Footprint, dtype: torch.dtype) -> int:
+    """Quantized weights are as large as their files."""
     if getattr(config, "quantization_config", None) is not None:
-        weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    else:
-        weights = parameters * dtype.itemsize
-    return weights, cached * dtype.itemsize
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return own.parameters * dtype.itemsize

@@ -26,6 +26,10 @@ class Footprint(NamedTuple):
     parameters: int
     cached: int
 
+    def slot_bytes(self, dtype: torch.dtype, capacity: int, k: int) -> int:
+        """What the model keeps of a sequence with room for `capacity` positions, of which a round may take back `k`."""
+        return capacity * self.cached * dtype.itemsize
+
 
 def footprint(config: PretrainedConfig) -> Footprint:
     """Run the model without memory (on torch's meta device) and see what its attention would keep.

@@ -26,7 +26,7 @@ from draftkit.io.jsonfile import read_object
 from draftkit.layout.target import language_model
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
-from draftkit.models.footprint import footprint
+from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.positions import Positions
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 from draftkit.models.rope import give_rows_their_rope, sequences_of
@@ -102,10 +102,13 @@ class Target:
         """F: the width of what the aux_layers give."""
         return 0 if self.aux_layers is None else len(self.aux_layers.states) * self.hidden_size
 
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        """What is kept of a sequence with room for `capacity` positions, of which a round may take back `k`."""
+        return self._footprint.slot_bytes(self.dtype, capacity, k)
+
     @cached_property
-    def position_bytes(self) -> int:
-        """What the keys and values of one position take, over all layers."""
-        return footprint(self.model.config).cached * self.dtype.itemsize
+    def _footprint(self) -> Footprint:
+        return footprint(self.model.config)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

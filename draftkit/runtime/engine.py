@@ -207,7 +207,7 @@ class Engine:
         require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
         self._cache = SlotCache(self.num_slots, capacity)
         if self.drafter is not None:
-            self.drafter.allocate(self.num_slots, capacity)
+            self.drafter.allocate(self.num_slots, capacity, self.k)
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
         rounds = Rounds(self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic)

@@ -55,23 +55,22 @@ class MemoryPlan:
 
 def slot_bytes(
     *,
-    target_position: int,
-    draft_position: int,
+    target_cache: int,
+    draft_cache: int,
     feature_size: int,
     vocab_size: int,
     itemsize: int,
-    capacity: int,
     k: int,
 ) -> dict[str, int]:
     """The bytes of one slot by what they are for.
 
-    `target_position`, `draft_position`: what a cached position takes. `itemsize`: of the target's dtype. Logits are
+    `target_cache`, `draft_cache`: what the two keep of a sequence. `itemsize`: of the target's dtype. Logits are
     kept as the target gives them and once in float32, beside the draft's probabilities.
     """
     rows = k + 1
     return {
-        "target cache": capacity * target_position,
-        "draft cache": capacity * draft_position,
+        "target cache": target_cache,
+        "draft cache": draft_cache,
         "hidden states": rows * feature_size * itemsize,
         "logits": rows * vocab_size * (itemsize + FLOAT32),
         "draft probabilities": k * vocab_size * FLOAT32,

@@ -47,7 +47,7 @@ def _features(target: Target, ids: Tensor) -> Tensor | None:
 def _draft(drafter: Drafter, ids: Tensor, features: Tensor | None, k: int) -> None:
     """One round of drafting after `ids`."""
     known, end = len(ids) - 1, len(ids) + k + 1
-    drafter.allocate(1, end)
+    drafter.allocate(1, end, k)
     drafter.prefill(0, ids[:-1], None if features is None else features[0, :-1])
     newest = None if features is None else features[:, known - 1 : known]
     one = torch.ones_like(ids[:1])

@@ -63,7 +63,7 @@ class Decoding:
         self.features = torch.randn(num_slots, self.LENGTH, feature_size, generator=self.generator)
         self.known = [0] * num_slots
         self.pending = [0] * num_slots
-        drafter.allocate(num_slots, self.LENGTH + K)
+        drafter.allocate(num_slots, self.LENGTH + K, K)
 
     def admit(self, slot: int, length: int) -> None:
         """Start a sequence with a prompt, and the target's first token."""
@@ -141,7 +141,7 @@ def test_caches_equal_those_of_a_fresh_prefill(case: Case) -> None:
         seen |= {slot: decoding.known[slot] for slot in slots}
     used = drafter.cache
     for slot, known in seen.items():
-        drafter.allocate(1, Decoding.LENGTH)
+        drafter.allocate(1, Decoding.LENGTH, K)
         features = decoding.features[slot, :known] if case.feature_size else None
         drafter.prefill(0, decoding.tokens[slot, :known], features)
         waiting = isinstance(drafter, EagleDrafter | DFlashDrafter)  # the last state waits for the token after it

@@ -70,7 +70,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
     first = torch.tensor([5])  # what the target answered to the prompt
 
     drafter = EagleDrafter(model)
-    drafter.allocate(1, 64)
+    drafter.allocate(1, 64, 4)
     drafter.prefill(0, prompt, features)
     proposal = drafter.propose(
         Committed(
@@ -98,7 +98,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
     assert proposal.tokens[0].tolist() == expected
 
     positions = torch.arange(9)[None]
-    drafter.allocate(1, 64)
+    drafter.allocate(1, 64, 4)
     rows = drafter.cache.rows(torch.tensor([0]), positions, 9)
     shifted = torch.cat((prompt[1:], first))
     out = model(shifted[None], model.fuse(features[None]), positions, kv=rows)

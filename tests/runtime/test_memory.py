@@ -26,10 +26,10 @@ def test_caches_take_what_was_planned(case: Case) -> None:
     drafter = case.drafter
     engine = Engine(Target(target(), drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=2)
     engine.generate([[5, 6, 7]], max_new_tokens=6)
-    positions = 2 * (3 + 6 + 3 + 1)
-    assert pool_bytes(engine._cache) == positions * engine.target.position_bytes > 0
+    capacity = 3 + 6 + 3 + 1
+    assert pool_bytes(engine._cache) == 2 * engine.target.slot_bytes(capacity, 3) > 0
     kept = getattr(drafter, "cache", SlotCache(0, 0))
-    assert pool_bytes(kept) == positions * drafter.position_bytes
+    assert pool_bytes(kept) == 2 * drafter.slot_bytes(capacity, 3)
 
 
 def test_the_largest_batch_is_the_largest() -> None:

@@ -121,7 +121,7 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     known = (*request.prompt, *generation.tokens)[: generation.rounds[-1].position]  # when it last proposed
     kept = {layer: tuple(pool.clone() for pool in pools) for layer, pools in drafter.cache.layers.items()}
 
-    drafter.allocate(1, len(known))
+    drafter.allocate(1, len(known), 4)
     tokens = torch.tensor(known)
     positions = torch.arange(len(known))[None]
     rows = SlotCache(1, len(known)).rows(torch.tensor([0]), positions, len(known))

@@ -129,7 +129,7 @@ class TrueTokens:
 
 def served(drafter: Drafter, tokens: Tensor, features: Tensor | None, anchor: int) -> Tensor:
     """The logits [K, Vd] of a chain after a fresh prefill up to `anchor`, whose next token starts it."""
-    drafter.allocate(1, len(tokens) + K)
+    drafter.allocate(1, len(tokens) + K, K)
     known = anchor + 1
     drafter.prefill(0, tokens[:known], None if features is None else features[:known])
     draw = TrueTokens(torch.cat((tokens[known + 1 :], torch.zeros(K, dtype=torch.int64))))

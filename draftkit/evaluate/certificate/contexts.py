@@ -75,12 +75,11 @@ class _Recorder:
     def module(self) -> nn.Module | None:
         return self._drafter.module
 
-    @property
-    def position_bytes(self) -> int:
-        return self._drafter.position_bytes
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return self._drafter.slot_bytes(capacity, k)
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
-        self._drafter.allocate(num_slots, capacity)
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        self._drafter.allocate(num_slots, capacity, k)
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         self._drafter.prefill(slot, prompt, features)

@@ -46,11 +46,10 @@ class CausalLMDrafter:
     def module(self) -> nn.Module:
         return self.model.model
 
-    @property
-    def position_bytes(self) -> int:
-        return self.model.position_bytes
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return self.model.slot_bytes(capacity, k)
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
@@ -132,6 +131,6 @@ def _shared_vocabulary(
     )
 
 
-def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
-    """What keys and values of a position take."""
-    return footprint(read_target_config(draft.path)).cached * dtype.itemsize
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+    """What the model keeps."""
+    return footprint(read_target_config(draft.path)).slot_bytes(dtype, capacity, k)

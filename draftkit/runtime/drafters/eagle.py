@@ -39,11 +39,10 @@ class EagleDrafter:
     def module(self) -> nn.Module:
         return self.model
 
-    @property
-    def position_bytes(self) -> int:
-        return self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return capacity * self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
 
     @torch.inference_mode()
@@ -88,6 +87,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return EagleDrafter(model) if model.spec.parallel is None else PEagleDrafter(model)
 
 
-def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
-    """What keys and values of a position take."""
-    return draft.spec.architecture.expect(EagleSpec).decoder.cached_numbers * dtype.itemsize
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+    """Keys and values."""
+    return capacity * draft.spec.architecture.expect(EagleSpec).decoder.cached_numbers * dtype.itemsize

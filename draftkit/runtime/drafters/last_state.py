@@ -21,11 +21,10 @@ class LastStateDrafter:
     def aux_layers(self) -> AuxLayers:
         return AuxLayers((FINAL,))
 
-    @property
-    def position_bytes(self) -> int:
+    def slot_bytes(self, capacity: int, k: int) -> int:
         return 0
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         pass
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:

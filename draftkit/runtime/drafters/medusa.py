@@ -30,6 +30,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return MedusaDrafter(load_medusa(draft, target))
 
 
-def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
     """Heads keep nothing between rounds."""
     return 0

@@ -37,6 +37,6 @@ def load_drafter(
     return MlpSpeculatorDrafter(load_mlp_speculator(draft, target))
 
 
-def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
     """Heads keep nothing between rounds."""
     return 0

@@ -38,11 +38,10 @@ class NgramDrafter:
     def aux_layers(self) -> AuxLayers | None:
         return None
 
-    @property
-    def position_bytes(self) -> int:
-        return self.context.itemsize
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return capacity * TOKENS.itemsize
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.context = self.context.new_zeros(num_slots + 1, capacity)  # the last one for slot −1, which is none
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
@@ -73,9 +72,9 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return NgramDrafter(vocab_size, min_n=spec.min_n, max_n=spec.max_n, device=target.device)
 
 
-def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
-    """What the text takes."""
-    return TOKENS.itemsize
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+    """The text."""
+    return capacity * TOKENS.itemsize
 
 
 def earliest_longest_match(context: Tensor, known: Tensor, max_n: int) -> tuple[Tensor, Tensor]:

@@ -69,12 +69,11 @@ class Drafter(Protocol):
     def module(self) -> nn.Module | None:
         """What computes its logits, None where nothing is learned."""
 
-    @property
-    def position_bytes(self) -> int:
-        """What it keeps for each position of a slot."""
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        """What it keeps of a slot with room for `capacity` positions, drafting up to `k` tokens a round."""
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
-        """Make room for sequences of up to `capacity` positions; everything known about earlier ones is gone."""
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        """Make that room in every slot; everything known about earlier sequences is gone."""
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         """Take in a new sequence: `prompt` int64 [T] and the target's `features` [T, F] at the same positions."""
