@@ -41,11 +41,10 @@ class DFlashDrafter:
     def module(self) -> nn.Module:
         return self.model
 
-    @property
-    def position_bytes(self) -> int:
-        return self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return capacity * self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
 
-    def allocate(self, num_slots: int, capacity: int) -> None:
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
 
     @torch.inference_mode()
@@ -115,6 +114,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return DFlashDrafter(model, target.config.get_text_config().num_hidden_layers)
 
 
-def position_bytes(draft: Draft, dtype: torch.dtype) -> int:
-    """What keys and values of a position take."""
-    return draft.spec.architecture.expect(DFlashSpec).decoder.cached_numbers * dtype.itemsize
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+    """Keys and values."""
+    return capacity * draft.spec.architecture.expect(DFlashSpec).decoder.cached_numbers * dtype.itemsize
