@@ -46,7 +46,8 @@ def footprint(config: PretrainedConfig) -> Footprint:
         recorder = Recorder()
         row = torch.zeros(1, 1, dtype=torch.int64)
         with torch.inference_mode(), _without_values(model):
-            model(input_ids=row, position_ids=row, use_cache=False, kv=recorder)
+            past = recorder.latents if compresses(model) else None
+            model(input_ids=row, position_ids=row, past_key_values=past, use_cache=False, kv=recorder)
     return Footprint(sum(p.numel() for p in model.parameters()), recorder.cached)
 
 
@@ -72,16 +73,39 @@ def cannot_follow(module: nn.Module, problem: str) -> TargetError:
     )
 
 
+class Latents:
+    """What layers with multi-head latent attention would cache: content [B, 1, T, R] and rotary part [B, 1, T, P].
+
+    It is given to the model in the place of a cache, to which such a layer hands its latents before it makes keys and
+    values of them, by its method `expand_kv`, for the attention function. Until that is called they wait here.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, content: Tensor, rotary: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """As the method of transformers' `Cache`; there is nothing cached to be joined with."""
+        self.waiting[layer] = content, rotary
+        return content, rotary
+
+
+def compresses(model: nn.Module) -> bool:
+    """Whether layers of a model cache latents."""
+    return any(hasattr(module, "expand_kv") for module in model.modules())
+
+
 class Recorder:
     """Counts what one row would store."""
 
     def __init__(self) -> None:
         self.cached = 0
+        self.latents = Latents()
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, None]:
-        self.cached += key.numel() + value.numel()
+        stored = self.latents.waiting.pop(int(module.layer_idx), (key, value))  # type: ignore[arg-type]
+        self.cached += sum(part.numel() for part in stored)
         return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
 

@@ -26,12 +26,12 @@ from draftkit.io.jsonfile import read_object
 from draftkit.layout.target import language_model
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
-from draftkit.models.footprint import Footprint, footprint
+from draftkit.models.footprint import Footprint, Latents, compresses, footprint
 from draftkit.models.positions import Positions
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 from draftkit.models.rope import give_rows_their_rope, sequences_of
 
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
 INSTEAD = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
 FINAL = -1  # among the states of `AuxLayers`: the one after the final norm
@@ -54,11 +54,15 @@ class TargetOutput(NamedTuple):
 class KeyValues(Protocol):
     """Where one forward keeps its keys and values; the attention function gets it as the argument `kv`.
 
-    `windows`: the layers that have attended, each with its sliding window, None for full attention.
+    `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
+    those of layers that cache latents.
     """
 
     @property
     def windows(self) -> Mapping[int, int | None]: ...
+
+    @property
+    def latents(self) -> Latents: ...
 
 
 class Target:
@@ -73,6 +77,7 @@ class Target:
         self.layers = _decoder_layers(self.decoder)
         self.positions = Positions.of(model.config)
         self._ropes = give_rows_their_rope(model)
+        self._compresses = compresses(model)
         self._forward_checked = False
         if aux_layers is not None:
             self._check_states(aux_layers.states)
@@ -141,6 +146,7 @@ class Target:
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
                 position_ids=positions,
+                past_key_values=kv.latents if self._compresses else None,
                 use_cache=False,
                 logits_to_keep=keep,
                 kv=kv,
@@ -213,16 +219,11 @@ def check_config(config: PretrainedConfig) -> None:
     """Raise `TargetError` for architectures whose attention draftkit's runtime cannot take over yet."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
-    rope = getattr(text, "rope_parameters", None) or {}
     problem = None
     if config.is_encoder_decoder:
         problem = "an encoder-decoder"
-    elif getattr(text, "kv_lora_rank", None) is not None:
-        problem = "multi-head latent attention (MLA)"
     elif kinds - LAYER_TYPES:
         problem = f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
-    elif "mrope_section" in rope:
-        problem = "multi-axis rotary positions (M-RoPE)"
     if problem is not None:
         raise TargetError(
             f"targets with {problem} are not supported yet ({text.model_type})",

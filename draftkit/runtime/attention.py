@@ -1,7 +1,13 @@
-"""The attention function that draftkit registers with transformers: slot cache in, softmax attention out."""
+"""The attention function that draftkit registers with transformers: slot cache in, softmax attention out.
+
+B sequences, N query heads, G key/value heads, T rows, D and E widths of keys and values; R and P widths of latents.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -43,10 +49,37 @@ def slot_attention(
         unknown.append("attention_mask")
     if unknown or kv is None:
         raise cannot_follow(module, f"passes {', '.join(unknown)}" if unknown else DEAF)
-    keys, values = kv.update(int(module.layer_idx), key, value, sliding_window)  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored)
-    return attend(query, keys, values, kv.rows, scoring).transpose(1, 2).contiguous(), None
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, _chunk(module, layer))
+    if layer in kv.latents.waiting:
+        out = _attend_latents(module, query, kv, layer, scoring)
+    else:
+        keys, values = kv.update(layer, key, value, sliding_window)
+        out = attend(query, keys, values, kv.rows, scoring)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _chunk(module: nn.Module, layer: int) -> int | None:
+    """The chunk within which a layer sees, which transformers says in the mask alone (Llama 4)."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    return config.attention_chunk_size if kinds and kinds[layer] == "chunked_attention" else None
+
+
+def _attend_latents(module: Any, query: Tensor, kv: CacheRows, layer: int, scoring: Scoring) -> Tensor:
+    """Multi-head latent attention over cached latents: [B, N, T, E].
+
+    Keys and values are linear in the latents, and `expand_kv` of a module makes them. So queries are taken to the
+    latents' space instead, and what they gather there to that of values, as in DeepSeek-V2 (arXiv 2405.04434, 2.1.2).
+    """
+    content, rotary = kv.latents.waiting.pop(layer)  # [B, 1, T, R] and [B, 1, T, P]
+    rank, width = content.shape[3], content.shape[3] + rotary.shape[3]
+    each = torch.eye(width, device=content.device, dtype=content.dtype)[None, None]
+    to_keys, to_values = module.expand_kv(each[..., :rank], each[..., rank:])  # [1, N, R + P, D] and [1, N, R + P, E]
+    latents, _ = kv.update(layer, torch.cat((content, rotary), dim=-1), content[..., :0], scoring.window)
+    gathered = attend(query @ to_keys.transpose(2, 3), latents, latents[..., :rank], kv.rows, scoring)
+    return gathered @ to_values[:, :, :rank]
 
 
 AttentionInterface.register(NAME, slot_attention)

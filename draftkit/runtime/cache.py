@@ -3,6 +3,7 @@
 Each slot holds one sequence; position p of it lies at index p. A rejected token is undone by not advancing the length:
 its entry is overwritten before any row may see it. Until then it may hold NaN, which a weight of zero does not stop; so
 on the CPU, whose attention multiplies unseen entries by zero, what lies beyond a sequence's newest row is cleared.
+Of multi-head latent attention, entries are the latents: keys of one head, and values of no width.
 Shapes: S slots, B sequences, T rows, C capacity, G key/value heads, D and E widths of keys and values.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftkit.errors import TargetError
+from draftkit.models.footprint import Latents
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.rows import SlotRows
@@ -60,13 +62,15 @@ class SlotCache:
 class CacheRows:
     """Where the keys and values of one forward are written and read; passed through the model to the attention.
 
-    `windows` tells which layers have attended, each with its sliding window, None for full attention. `left_over`:
-    slots and entries that no row may see, and that may hold anything.
+    `windows` tells which layers have attended, each with its sliding window, None for full attention. `latents`: of
+    layers that are about to attend, see `Latents`. `left_over`: slots and entries that no row may see, and that may
+    hold anything.
     """
 
     def __init__(self, cache: SlotCache, rows: SlotRows, length: int, left_over: list[tuple[int, slice]]):
         self.rows = rows
         self.windows: dict[int, int | None] = {}
+        self.latents = Latents()
         self._cache = cache
         self._length = length
         self._left_over = left_over

@@ -63,20 +63,24 @@ class SlotRows:
         *,
         bidirectional: bool = False,
         anchored: bool = False,
+        chunk: int | None = None,
     ) -> Tensor:
         """What is added to scores over positions 0 … `length` − 1: [B, 1, repeats · T, length], the T rows repeated.
 
         0 where a row may look: at itself and at earlier positions, `window` of them in all, and where it is
         `bidirectional` at the sequence's later rows; −∞ elsewhere. `anchored`: the window of all rows is that of the
-        sequence's first. Rows that are not there may look anywhere; what they see is not used.
+        sequence's first. `chunk`: nothing before a row's own chunk of so many positions. Rows that are not there may
+        look anywhere; what they see is not used.
         """
-        key = length, window, repeats, dtype, bidirectional, anchored
+        key = length, window, repeats, dtype, bidirectional, anchored, chunk
         if key not in self._biases:
             index = torch.arange(length, device=self.positions.device)
             row = self.positions[:, None].expand(-1, repeats, -1).reshape(len(self.slots), 1, -1, 1)
             hidden = index > (row.amax(2, keepdim=True).expand_as(row) if bidirectional else row)
             if window is not None:
                 hidden = hidden | (index <= (row[:, :, :1] if anchored else row) - window)
+            if chunk is not None:
+                hidden = hidden | (index < row // chunk * chunk)
             if not self.complete:  # a row that sees nothing is NaN, which some bfloat16 products spread
                 hidden &= row >= 0
             self._biases[key] = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)

@@ -101,6 +101,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": WINDOW, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "logit_scale": 0.5},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
     "afmoe": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "num_dense_layers": 1, "num_shared_experts": 1},
+    "deepseek_v3": {
+        **EXPERTS,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 40,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
     "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": WINDOW, "layer_types": [SLIDING, FULL] * 2},
 }
 
@@ -284,12 +297,11 @@ NO_INTERFACE = "does not attend through transformers' AttentionInterface"
 @pytest.mark.parametrize(
     ("family", "message"),
     {
-        "deepseek_v3": "multi-head latent attention (MLA) are not supported yet (deepseek_v3)",
         "qwen3_next": "layers of type linear_attention are not supported yet (qwen3_next)",
         "mamba": "layers of type linear_attention are not supported yet (mamba)",
-        "llama4_text": "layers of type chunked_attention are not supported yet (llama4_text)",
+        "deepseek_v4": "layers of type compressed_sparse_attention, heavily_compressed_attention are not supported",
         "t5": "an encoder-decoder are not supported yet (t5)",
-        "qwen2_vl": "multi-axis rotary positions (M-RoPE) are not supported yet (qwen2_vl_text)",
+        "qwen2_vl": "transformers has no causal language model of type qwen2_vl",
         "mistral3": "transformers has no causal language model of type mistral3",
         "falcon": f"FalconForCausalLM {NO_INTERFACE}",
         "bloom": f"BloomForCausalLM {NO_INTERFACE}",
@@ -589,6 +601,19 @@ def test_keys_and_values_may_differ_in_width() -> None:
     stored = rows.update(0, keys, values, None)
     assert torch.equal(stored[0], keys)
     assert torch.equal(stored[1], values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_latents_are_cached_instead_of_keys_and_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    config = config_of("deepseek_v3", **FAMILIES["deepseek_v3"])
+    random_model(config).save_pretrained(tmp_path)
+    target = Target(load_target(tmp_path, device="cpu", dtype=dtype, attention=NAME))
+    cache = prefill(target, [random_tokens(5)])
+    assert {tuple(pool.shape) for pools in cache.layers.values() for pool in pools} == {
+        (2, 1, 64, 24 + 8),
+        (2, 1, 64, 0),
+    }
+    assert target.slot_bytes(64, 0) == 64 * LAYERS * (24 + 8) * dtype.itemsize
 
 
 # Stale entries

@@ -40,7 +40,7 @@ class Case:
     """A decode batch; `lengths` are those of the sequences, their rows included, 0 for one that is not there.
 
     Sequences lie in slots that are neither ordered nor consecutive, unless they are `ordered`. `padding`: rows at the
-    end of every second sequence that are not there.
+    end of every second sequence that are not there. `latent`: values are the first part of keys.
     """
 
     lengths: tuple[int, ...]
@@ -51,8 +51,10 @@ class Case:
     width: int = 16
     value_width: int | None = None
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: bool = False
     dtype: torch.dtype = torch.float32
     padding: int = 0
     bidirectional: bool = False
@@ -77,13 +79,17 @@ class Case:
         if self.padding:
             positions[::2, -self.padding :] = -1
         sinks = normal(self.groups * self.ratio) if self.sinks else None
+        keys = normal(2 * count, self.groups, self.capacity, self.width)
         batch = Batch(
             query=normal(count, self.rows, self.groups * self.ratio, self.width).transpose(1, 2),
-            keys=normal(2 * count, self.groups, self.capacity, self.width),
-            values=normal(2 * count, self.groups, self.capacity, values),
+            keys=keys,
+            values=keys[..., :values] if self.latent else normal(2 * count, self.groups, self.capacity, values),
+            latent=self.latent,
             slots=slots.masked_fill(lengths == 0, -1),
             positions=positions,
-            scoring=Scoring(self.width**-0.5, self.window, self.softcap, sinks, self.bidirectional, self.anchored),
+            scoring=Scoring(
+                self.width**-0.5, self.window, self.softcap, sinks, self.bidirectional, self.anchored, self.chunk
+            ),
         )
         return batch.poisoned()
 
@@ -98,9 +104,11 @@ class Batch:
     slots: Tensor
     positions: Tensor
     scoring: Scoring
+    latent: bool
 
     def attend(self, function: Any = attend) -> Tensor:
-        return function(self.query, self.keys, self.values, SlotRows(self.slots, self.positions), self.scoring)
+        values = self.keys[..., : self.values.shape[3]] if self.latent else self.values
+        return function(self.query, self.keys, values, SlotRows(self.slots, self.positions), self.scoring)
 
     def to(self, device: str) -> Batch:
         parts = vars(self) | {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
@@ -110,11 +118,12 @@ class Batch:
     def seen(self) -> Iterator[tuple[int, int, int, slice]]:
         """Sequence, row, slot and the entries that it sees, of the rows that are there."""
         for b, t in product(range(len(self.slots)), range(self.positions.shape[1])):
-            slot, position, window = int(self.slots[b]), int(self.positions[b, t]), self.scoring.window
+            slot, position, chunk = int(self.slots[b]), int(self.positions[b, t]), self.scoring.chunk
             last = int(self.positions[b].max()) if self.scoring.bidirectional else position
             origin = int(self.positions[b, 0]) if self.scoring.anchored else position
+            begin = 0 if self.scoring.window is None else max(origin - self.scoring.window + 1, 0)
             if slot >= 0 and position >= 0:
-                yield b, t, slot, slice(0 if window is None else max(origin - window + 1, 0), last + 1)
+                yield b, t, slot, slice(begin if chunk is None else max(begin, position // chunk * chunk), last + 1)
 
     def poisoned(self) -> Batch:
         """NaN in every entry that no row sees."""
@@ -177,6 +186,9 @@ KERNEL_CASES = [
     Case((7, 150), 150, rows=4, groups=2, window=3, bidirectional=True, dtype=torch.bfloat16),
     Case((9, 290), 290, rows=6, window=140, anchored=True),
     Case((12, 0, 20), 20, rows=4, window=5, bidirectional=True, anchored=True, padding=1),
+    Case((6, 150, 130), 150, rows=4, ratio=2, chunk=64),
+    Case((3, 300), 300, rows=3, chunk=140, window=150, dtype=torch.bfloat16),
+    Case((35, 150), 150, rows=3, ratio=5, width=72, value_width=64, latent=True),
     # sequences and rows that are not there
     Case((0, 140, 0), 140, rows=2, ratio=2, sinks=True),
     Case((0,), 5),
@@ -195,6 +207,7 @@ def test_kernel(case: Case) -> None:
 @st.composite
 def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
     capacity = draw(st.integers(1, largest))
+    value_width = draw(st.none() | st.just(16))
     rows = draw(st.integers(1, min(most_rows, capacity)))
     return Case(
         lengths=tuple(draw(st.lists(st.just(0) | st.integers(rows, capacity), min_size=1, max_size=most_sequences))),
@@ -203,8 +216,10 @@ def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
         groups=draw(st.integers(1, 2)),
         ratio=draw(st.integers(1, 8)),
         width=draw(st.sampled_from([16, 64, 80, 96, 128])),
-        value_width=draw(st.none() | st.just(32)),
+        value_width=value_width,
+        latent=value_width is not None and draw(st.booleans()),
         window=draw(st.none() | st.integers(1, largest)),
+        chunk=draw(st.none() | st.integers(1, largest)),
         softcap=draw(st.none() | st.just(1.0)),
         sinks=draw(st.booleans()),
         dtype=draw(st.sampled_from(list(TOLERANCE))),
@@ -392,6 +407,7 @@ class Launch:
         (Case((9,), 8192, rows=5, groups=8, ratio=4, width=128, dtype=torch.bfloat16), 90, 3),
         (Case((9,), 8192, rows=17, groups=2, ratio=4, width=256, window=99, softcap=9.0, dtype=torch.float32), 89, 2),
         (Case((9,), 8192, rows=1, groups=8, ratio=8, width=80, sinks=True, dtype=torch.float16), 80, 3),
+        (Case((9,), 8192, rows=5, ratio=20, width=576, value_width=512, latent=True, dtype=torch.bfloat16), 80, 3),
     ],
     ids=str,
 )

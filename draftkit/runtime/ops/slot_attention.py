@@ -34,7 +34,8 @@ class Scoring(NamedTuple):
     `window`: a row sees itself and the `window` − 1 positions before, all where None. `softcap` bounds the scores by a
     tanh (Gemma 2). `sinks` [N] are one more score per head, which takes weight and gives no value (gpt-oss).
     `bidirectional`: a row sees the later rows of its sequence too, those of this forward. `anchored`: the window of all
-    rows is that of the sequence's first one.
+    rows is that of the sequence's first one. `chunk`: positions are cut into chunks of so many, and a row sees nothing
+    before its own (Llama 4).
     """
 
     scaling: float
@@ -43,11 +44,12 @@ class Scoring(NamedTuple):
     sinks: Tensor | None = None
     bidirectional: bool = False
     anchored: bool = False
+    chunk: int | None = None
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
     """Attention of `query` [B, N, T, D] over `keys` [S, G, C, D] and `values` [S, G, C, E], in which the rows'
-    own are stored: [B, N, T, E]; zeros where a row is not there.
+    own are stored: [B, N, T, E]; zeros where a row is not there. `values` may be a part of each entry of `keys`.
 
     C bounds the positions from above: the pools' capacity, or less where the host knows better. In a round on CUDA
     nothing depends on values on the host up to `MAX_ROWS` rows, and entries that no row sees are not read; the
@@ -94,9 +96,12 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scorin
 
 
 def _bias(rows: SlotRows, length: int, repeats: int, dtype: torch.dtype, scoring: Scoring) -> Tensor:
-    return rows.bias(
-        length, scoring.window, repeats, dtype, bidirectional=scoring.bidirectional, anchored=scoring.anchored
-    )
+    seen: dict[str, Any] = {
+        "bidirectional": scoring.bidirectional,
+        "anchored": scoring.anchored,
+        "chunk": scoring.chunk,
+    }
+    return rows.bias(length, scoring.window, repeats, dtype, **seen)
 
 
 def _written_out(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scoring: Scoring) -> Tensor:
@@ -123,7 +128,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     out = query.new_empty(batch, count, heads, width)
     partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
     masses = query.new_empty(batch, heads, count, splits, dtype=torch.float32)
-    arguments = rows.slots, rows.positions, capacity, fill, scoring.window, scoring.sinks, out, partial, masses
+    seen = scoring.window, scoring.chunk
+    arguments = rows.slots, rows.positions, capacity, fill, *seen, scoring.sinks, out, partial, masses
     sizes = _sizes(query, keys, values)
     scale, cap = scoring.scaling * _LOG2_E, None
     if scoring.softcap is not None:
@@ -135,7 +141,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
         values,
         *query.stride()[:3],
         *keys.stride()[:2],
-        *values.stride()[:2],
+        *values.stride()[:3],
         scale,
         cap,
         **sizes,
@@ -220,6 +226,7 @@ def _attention_kernel(
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
+    chunk: tl.tensor,
     sinks: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
@@ -234,6 +241,7 @@ def _attention_kernel(
     keys_group: tl.tensor,
     values_slot: tl.tensor,
     values_group: tl.tensor,
+    values_entry: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
     HEADS: tl.constexpr,
@@ -262,7 +270,7 @@ def _attention_kernel(
     group = tl.program_id(1) // tiles
     sequence = tl.program_id(2).to(tl.int64)
     first, end, size = _span(
-        slots, positions, capacity, fill, window, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
+        slots, positions, capacity, fill, window, chunk, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
     )
     splits = tl.cdiv(end - first, size)
     if split >= tl.maximum(splits, 1):
@@ -290,7 +298,7 @@ def _attention_kernel(
         n = begin + tl.arange(0, BLOCK_N)
         stored = n < end
         k = tl.load(keys + n[:, None] * D + d, mask=stored[:, None] & (d < D), other=0)
-        v = tl.load(values + n[:, None] * E + e, mask=stored[:, None] & (e < E), other=0)
+        v = tl.load(values + n[:, None] * values_entry + e, mask=stored[:, None] & (e < E), other=0)
         if WIDEN:
             k = k.to(tl.float32)
             v = v.to(tl.float32)
@@ -305,6 +313,8 @@ def _attention_kernel(
                 visible &= n > tl.load(positions + sequence * ROWS).to(tl.int32) - window
             else:
                 visible &= n > position[:, None] - window
+        if chunk is not None:
+            visible &= n >= position[:, None] // chunk * chunk
         scores = tl.where(visible, scores, -float("inf"))
         top = tl.maximum(peak, tl.max(scores, axis=1))
         shift = tl.where(top == -float("inf"), 0.0, top)
@@ -335,6 +345,7 @@ def _join_kernel(
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
+    chunk: tl.tensor,
     sinks: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
@@ -357,7 +368,7 @@ def _join_kernel(
     head = index // ROWS % HEADS
     sequence = index // (ROWS * HEADS)
     first, end, size = _span(
-        slots, positions, capacity, fill, window, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
+        slots, positions, capacity, fill, window, chunk, sequence, ROWS, BLOCK_N, BLOCK_ROWS, SHORTEST, LONGEST
     )
     splits = tl.cdiv(end - first, size)
     if splits <= 1:
@@ -392,6 +403,7 @@ def _span(
     capacity: tl.tensor,
     fill: tl.tensor,
     window: tl.tensor,
+    chunk: tl.tensor,
     sequence: tl.tensor,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -405,9 +417,11 @@ def _span(
     end = tl.minimum(tl.max(position, axis=0) + 1, capacity)
     end = tl.where(tl.load(slots + sequence) < 0, 0, end)
     first = end * 0
+    lowest = tl.min(tl.where(position < 0, end, position), axis=0)
     if window is not None:
-        lowest = tl.min(tl.where(position < 0, end, position), axis=0)
         first = tl.minimum(tl.maximum(lowest - window + 1, 0), end)
+    if chunk is not None:
+        first = tl.maximum(first, tl.minimum(lowest // chunk * chunk, end))
     size = tl.minimum(tl.maximum(tl.cdiv(end - first, fill), SHORTEST), LONGEST)
     return first, end, tl.cdiv(size, BLOCK_N) * BLOCK_N
 
