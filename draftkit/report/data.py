@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+from draftkit.report.format import severity
 
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
@@ -30,9 +30,8 @@ def show_checkup(console: Console, checkup: Mapping[str, Any]) -> None:
     console.print(masked_text((piece["text"], piece["supervised"]) for piece in checkup["shown"]))
     table = Table("check", "", "found", "if ignored", "next")
     for finding in checkup["findings"]:
-        severity = Text(finding["severity"], style=STYLES[finding["severity"]])
         found = "\n".join(text for text in (finding["what"], finding["where"]) if text)
-        table.add_row(finding["check"], severity, found, finding["cost"], finding["hint"])
+        table.add_row(finding["check"], severity(finding["severity"]), found, finding["cost"], finding["hint"])
     console.print(table)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-STYLES = {"note": "cyan", "warning": "yellow", "error": "bold red"}
+from draftkit.report.format import severity
 
 
 def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
@@ -45,8 +45,8 @@ def _show_decay(console: Console, decay: Mapping[str, Any]) -> None:
 def _findings(diagnosis: Mapping[str, Any]) -> Table:
     table = Table("found", "", "what", "next", title="Without running the draft", title_justify="left")
     for finding in diagnosis["findings"]:
-        severity = Text(finding["severity"], style=STYLES[finding["severity"]])
-        table.add_row(finding["name"], severity, f"{finding['message']} ({finding['source']})", finding["fix"])
+        what = f"{finding['message']} ({finding['source']})"
+        table.add_row(finding["name"], severity(finding["severity"]), what, finding["fix"])
     return table
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from rich.text import Text
+
+from draftkit.finding import Severity
 from draftkit.results.record import Cell, Interval, Times
 
+SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -45,3 +49,8 @@ def size(count: float | None) -> str:
     while abs(count) >= 1024 and power < len(UNITS) - 1:
         count, power = count / 1024, power + 1
     return f"{count:.4g} {UNITS[power]}" if count < 1000 else f"{count:.0f} {UNITS[power]}"
+
+
+def severity(name: Severity) -> Text:
+    """How bad a finding is, in its color."""
+    return Text(name, style=SEVERITY_STYLES[name])
