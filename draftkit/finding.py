@@ -13,7 +13,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note", "ok")  # the wor
 class Finding:
     """One thing that was found; `ok` says what was looked at and is as it should be.
 
-    `where`: the file, tensor or document that shows it. `cost`: what happens to whoever ignores it. `fix`: the option
+    `where`: the file, tensor or sample that shows it. `cost`: what happens to whoever ignores it. `fix`: the option
     or command that mends it. `source`: where it is documented.
     """
 

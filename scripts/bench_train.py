@@ -1,15 +1,15 @@
 """EAGLE-3 trained by draftkit and by speculators on the embedded target: speed, memory, and acceptance by two engines.
 
 `python scripts/bench_train.py --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
-[--draftkit-python ENV/bin/python] [--documents 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]
+[--draftkit-python ENV/bin/python] [--samples 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]
 [--prompts 80] [--recipe p-eagle | pard]`
 
-The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same documents, the
+The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same samples, the
 same states of the target from files, draft vocabulary, architecture, loss, optimiser, schedule and number of optimiser
 steps, in float32 with the same number of threads, one after the other, each in a process of its own. speculators packs
-the documents itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read every
-document as often. speculators keeps the draft's head frozen; so does draftkit in the run that is compared, and trains
-it, its default, in another. Tokens are those of documents, not padding. Times are those of steps, from fetching a row
+the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read every
+sample as often. speculators keeps the draft's head frozen; so does draftkit in the run that is compared, and trains
+it, its default, in another. Tokens are those of samples, not padding. Times are those of steps, from fetching a row
 to the optimiser; the median counts. The peak of memory is that of the whole process, libraries included: Triton, which
 a CPU has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
 
@@ -110,22 +110,22 @@ class Bench:
         self.options = options
         self.work: Path = options.work.resolve()
         self.work.mkdir(parents=True, exist_ok=True)
-        self.documents_file = self._documents()
-        self.documents = read_training_samples(self.documents_file)
-        self.training, self.judging = held_out(self.documents, HELD_OUT)
+        self.samples_file = self._samples()
+        self.samples = read_training_samples(self.samples_file)
+        self.training, self.judging = held_out(self.samples, HELD_OUT)
         self.states = self.work / "states"
         if not self.states.exists():
-            draftkit("data", "states", self.documents_file, self.states, "--target", TARGET, "--encoding", "float32")
+            draftkit("data", "states", self.samples_file, self.states, "--target", TARGET, "--encoding", "float32")
 
-    def _documents(self) -> Path:
-        prompts, responses, documents = (self.work / f"{name}.jsonl" for name in ("prompts", "responses", "documents"))
-        if not documents.exists():
-            questions = training_questions(self.options.documents)
+    def _samples(self) -> Path:
+        prompts, responses, samples = (self.work / f"{name}.jsonl" for name in ("prompts", "responses", "samples"))
+        if not samples.exists():
+            questions = training_questions(self.options.samples)
             prompts.write_text("".join(json.dumps({"id": f"q{i:05}", "prompt": q}) + "\n" for i, q in questions))
             answering = ("--target", TARGET, "--max-new-tokens", 96, "--concurrency", 32)
             draftkit("data", "regenerate", prompts, responses, *answering)
-            draftkit("data", "prepare", responses, documents, "--target", TARGET, "--max-length", 512)
-        return documents
+            draftkit("data", "prepare", responses, samples, "--target", TARGET, "--max-length", 512)
+        return samples
 
     def speculators(self) -> tuple[Run, Path]:
         """Its training and its last checkpoint, as draftkit converts it."""
@@ -135,7 +135,7 @@ class Bench:
         if not result.exists():
             self._write_speculators_data(folder, data / "hidden_states")
             job = {
-                "documents": str(folder / "documents.jsonl"),
+                "samples": str(folder / "samples.jsonl"),
                 "data": str(data),
                 "arguments": [str(argument) for argument in self._speculators_arguments(folder, data)],
             }
@@ -164,12 +164,12 @@ class Bench:
             self._train(
                 self.options.draftkit_python, "draftkit_train.py", {"settings": settings | {"options": options}}, result
             )
-        tokens = sum(len(self.documents[number]) for number in self.training)
+        tokens = sum(len(self.samples[number]) for number in self.training)
         return read_run(result, self.options.epochs * tokens), out / "draft"
 
     def _row_size(self, rows: int) -> int:
-        """The most tokens a row with which the documents fill as many rows."""
-        lengths = [len(self.documents[number]) for number in self.training]
+        """The most tokens a row with which the samples fill as many rows."""
+        lengths = [len(self.samples[number]) for number in self.training]
         return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
 
     def parallel(self, recipe: str) -> tuple[str, Path]:
@@ -224,23 +224,21 @@ class Bench:
         return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
 
     def _write_speculators_data(self, folder: Path, states: Path) -> None:
-        """Documents, the held-out ones last, with states of the layers and before the final norm; the vocabulary."""
+        """Samples, the held-out ones last, with states of the layers and before the final norm; the vocabulary."""
         states.mkdir(parents=True, exist_ok=True)
         target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
         config = target.config
         online = OnlineStates(target, AuxLayers((*LAYERS, config.num_hidden_layers)))
-        with (folder / "documents.jsonl").open("w") as file:
+        with (folder / "samples.jsonl").open("w") as file:
             for index, number in enumerate([*self.training, *self.judging]):
-                document = self.documents[number]
-                row = row_tensors([document], len(document))
-                features, _ = online.states(*(row[name][None] for name in ("tokens", "positions", "documents")))
+                sample = self.samples[number]
+                row = row_tensors([sample], len(sample))
+                features, _ = online.states(*(row[name][None] for name in ("tokens", "positions", "sample_ids")))
                 assert features is not None
-                hidden = features.view(len(document), len(LAYERS) + 1, config.hidden_size)
+                hidden = features.view(len(sample), len(LAYERS) + 1, config.hidden_size)
                 save_file({"token_ids": row["tokens"], "hidden_states": hidden}, states / f"hs_{index}.safetensors")
-                file.write(json.dumps(speculators_row(document)) + "\n")
-        ids = choose_vocabulary(
-            token_counts(self.documents, self.training, config.vocab_size), DRAFT_VOCABULARY
-        ).numpy()
+                file.write(json.dumps(speculators_row(sample)) + "\n")
+        ids = choose_vocabulary(token_counts(self.samples, self.training, config.vocab_size), DRAFT_VOCABULARY).numpy()
         np.save(folder / "d2t.npy", ids - np.arange(len(ids)))
         np.save(folder / "t2d.npy", np.isin(np.arange(config.vocab_size), ids))
 
@@ -260,7 +258,7 @@ class Bench:
             "loss-fn": "kl_div",
             "hidden-states-dtype": "float32",
             "total-seq-len": self.options.tokens_per_row,
-            "train-data-ratio": (len(self.training) + 0.5) / len(self.documents),
+            "train-data-ratio": (len(self.training) + 0.5) / len(self.samples),
             "num-workers": 0,
             "on-missing": "raise",
             "ttt-steps": STEPS,
@@ -280,11 +278,11 @@ class Bench:
         yield from LAYERS
 
     def _settings(self, recipe: str, out: Path, row_size: int, length: Mapping[str, int]) -> dict[str, object]:
-        """A run of draftkit that optimises as speculators does; `length`: its steps or epochs."""
+        """A run of draftkit that optimizes as speculators does; `length`: its steps or epochs."""
         return {
             "recipe": recipe,
             "target": TARGET,
-            "data": str(self.documents_file),
+            "data": str(self.samples_file),
             "states": str(self.states),
             "out": str(out),
             "draft_vocab_size": DRAFT_VOCABULARY,
@@ -315,11 +313,11 @@ def training_questions(count: int) -> Iterator[tuple[int, str]]:
     return enumerate(questions[:count])
 
 
-def speculators_row(document: Sample) -> dict[str, object]:
+def speculators_row(sample: Sample) -> dict[str, object]:
     return {
-        "input_ids": document.tokens.tolist(),
-        "loss_mask": document.loss_mask.tolist(),
-        "seq_len": len(document),
+        "input_ids": sample.tokens.tolist(),
+        "loss_mask": sample.loss_mask.tolist(),
+        "seq_len": len(sample),
     }
 
 
@@ -372,7 +370,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--speculators-python", required=True, help="the Python of an environment with speculators")
     parser.add_argument("--draftkit-python", default=sys.executable, help="the Python that draftkit trains with")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
-    parser.add_argument("--documents", type=int, default=1000)
+    parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=80, help="held-out prompts, for all measurements of acceptance")
@@ -397,9 +395,7 @@ def main() -> None:
     their_length = bench.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     today = datetime.now(UTC).date().isoformat()
-    sizes = (
-        f"{len(bench.training)} documents, rows of {options.tokens_per_row} tokens, {options.threads} threads, K={K}"
-    )
+    sizes = f"{len(bench.training)} samples, rows of {options.tokens_per_row} tokens, {options.threads} threads, K={K}"
     table = Table(
         *COLUMNS, title=f"EAGLE-3 on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
     )

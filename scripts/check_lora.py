@@ -89,22 +89,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
-    target, answers, documents = work / "target", work / "answers.jsonl", work / "documents.jsonl"
+    target, answers, samples = work / "target", work / "answers.jsonl", work / "samples.jsonl"
     if not target.exists():
         tune_target(target, options.tune_steps, options.tune_lr, options.seed)
-    if not documents.exists():
+    if not samples.exists():
         prompts = work / "prompts.jsonl"
         rows = [json.dumps({"id": f"q{i}", "prompt": text}) for i, text in training_questions(options.prompts)]
         prompts.write_text("\n".join(rows) + "\n", encoding="utf-8")
         regenerate = ("data", "regenerate", prompts, answers, "--target", target)
         draftkit(*regenerate, "--max-new-tokens", 96, "--concurrency", 16)
-        draftkit("data", "prepare", answers, documents, "--target", target)
+        draftkit("data", "prepare", answers, samples, "--target", target)
     lengths = {"as it was": acceptance(target, "zoo:eagle3")}
     runs = {"full": (options.lr, ()), f"LoRA {options.lora}": (options.lora_lr, ("--lora", options.lora))}
     for name, (lr, flags) in runs.items():
         out = work / name.replace(" ", "-").replace(",", "-").replace("=", "")
         if not (out / "draft").exists():
-            where = ("--recipe", "eagle3", "--target", target, "--data", documents, "--out", out)
+            where = ("--recipe", "eagle3", "--target", target, "--data", samples, "--out", out)
             settings = (f"optimization.max_steps={options.steps}", f"optimization.lr={lr}", "tokens_per_row=1024")
             chosen = (part for setting in settings for part in ("--set", setting))
             draftkit("train", *where, "--draft", "zoo:eagle3", *chosen, *flags)

@@ -1,9 +1,9 @@
 """Does the ceiling of a pruned draft vocabulary tell what acceptance becomes? Predicted against measured, size by size.
 
-`python scripts/check_pruning.py [--draft zoo:eagle3]… [--data DOCUMENTS.jsonl] [--sizes 64,128] [--limit 16]`
+`python scripts/check_pruning.py [--draft zoo:eagle3]… [--data SAMPLES.jsonl] [--sizes 64,128] [--limit 16]`
 
 Without `--data`, the embedded target first answers training questions, and what it says is counted. The ceiling is that
-of a draft without mistakes: on those documents, as the command prints it, and on the very answers that acceptance is
+of a draft without mistakes: on those samples, as the command prints it, and on the very answers that acceptance is
 then measured on, greedily, where nothing can be above it.
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-import zoo_documents
+import zoo_samples
 from rich.console import Console
 from rich.table import Table
 
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import ceiling, token_counts
-from draftkit.evaluate.evaluate import Settings, evaluate_draft
+from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import load_prompts
 from draftkit.layout.folder import read_draft
@@ -30,6 +30,8 @@ from draftkit.loading import load_model
 from draftkit.models.target import Target
 from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import Pruning, plan_pruning
+from draftkit.report import format
+from draftkit.results.settings import Settings
 from draftkit.runtime.engine import Engine
 
 TARGET = "zoo:target"
@@ -37,9 +39,9 @@ K = 4
 
 
 def write_answers(path: Path, count: int) -> Path:
-    """Documents of the target's greedy answers."""
+    """Samples of the target's greedy answers."""
     served = load_tokenizer(TARGET)
-    answers = zoo_documents.greedy_answers(served.tokenizer, count, seed=0, device="cpu")
+    answers = zoo_samples.greedy_answers(served.tokenizer, count, seed=0, device="cpu")
     write_samples(path, answers, SamplesOrigin(TARGET, served.sha256, served.template_sha256))
     return path
 
@@ -68,18 +70,20 @@ def check(
         title=f"{draft}: acceptance length at K={K}, {settings.limit} prompts of {settings.max_new_tokens} tokens",
     )  # fmt: skip
     counts = token_counts(answers, range(len(answers)), plan.owner.size)
-    whole = measured[draft]["acceptance_length"]["mean"]
+    whole = measured[draft].acceptance_length
+    assert whole is not None
     for predicted, source in zip(plan.ceilings, [*drafts[1:], draft], strict=True):
         ids = open_head(read_draft(Path(source)), plan.owner).ids if source != draft else plan.head.ids
-        length = measured[source]["acceptance_length"]
+        length = measured[source].acceptance_length
+        assert length is not None
         table.add_row(
             f"{predicted.size:,}",
             f"{predicted.coverage:.1%}",
             f"{predicted.acceptance_length:.2f}",
             f"{ceiling(answers, counts, ids, K).acceptance_length:.2f}",
-            f"{length['mean']:.2f} [{length['low']:.2f}, {length['high']:.2f}]",
-            f"{(length['mean'] - 1) / (whole - 1):.0%}",
-            "yes" if measured[source]["matches_greedy"] else "NO",
+            format.length(length),
+            f"{(length.mean - 1) / (whole.mean - 1):.0%}",
+            "yes" if measured[source].matches_greedy else "NO",
         )
     return table
 

@@ -1,6 +1,6 @@
 """What does a transplant gain? A model with another tokenizer drafts for the embedded target, before and after.
 
-`python scripts/check_transplant.py --work DIR [--steps 200] [--documents FILE] [--vllm-python ENV/bin/python]`
+`python scripts/check_transplant.py --work DIR [--steps 200] [--samples FILE] [--vllm-python ENV/bin/python]`
 
 A donor is trained (make_zoo.py) and drafts with the tokens that it shares with the target. `prepare transplant` gives
 it the target's tokenizer, and the recipe `draft-model` distils it on the target's answers and source text. A new model
@@ -24,7 +24,7 @@ from check_vllm import Comparison
 from make_zoo import SEED, make_donor
 from rich.console import Console
 from rich.table import Table
-from zoo_documents import TARGET, write_training_documents
+from zoo_samples import TARGET, write_training_samples
 
 K = 4
 # Those of the zoo's drafts. A step's 2048 tokens are in four rows: attention over shorter ones is cheaper.
@@ -63,12 +63,12 @@ def sizes_of(model: Path) -> list[str]:
     return [f"options.{option}={config[key]}" for option, key in SIZES.items()]
 
 
-def train(out: Path, documents: Path, steps: int, lr: float, *arguments: str, settings: Sequence[str] = ()) -> Path:
+def train(out: Path, samples: Path, steps: int, lr: float, *arguments: str, settings: Sequence[str] = ()) -> Path:
     """Train with the zoo's settings, or go on with it; returns the draft."""
     draft = out / "draft"
     if not draft.exists():
         given = (f"optimization.max_steps={steps}", f"optimization.lr={lr}", *SETTINGS, *settings)
-        where = ("--recipe", "draft-model", "--target", TARGET, "--data", documents, "--out", out, "--resume")
+        where = ("--recipe", "draft-model", "--target", TARGET, "--data", samples, "--out", out, "--resume")
         draftkit("train", *where, *arguments, *(part for setting in given for part in ("--set", setting)))
     return draft
 
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--documents", type=Path, help="documents of the target; default: they are made")
-    parser.add_argument("--answers", type=int, default=1200, help="answers of the target to make documents of")
+    parser.add_argument("--samples", type=Path, help="samples of the target; default: they are made")
+    parser.add_argument("--answers", type=int, default=1200, help="answers of the target to make samples of")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM")
     options = parser.parse_args(arguments)
@@ -109,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_held_out(held_out)
     where = ("prepare", "transplant", donor, "--tokenizer-of", TARGET, "--out", transplanted, "--corpus", held_out)
     print(draftkit(*where, "--force"), flush=True)
-    documents: Path = options.documents or work / "documents.jsonl"
-    if not documents.exists():
-        write_training_documents(documents, answers=options.answers, seed=SEED, device="cpu")
-    budget = (documents, options.steps, options.lr)
+    samples: Path = options.samples or work / "samples.jsonl"
+    if not samples.exists():
+        write_training_samples(samples, answers=options.answers, seed=SEED, device="cpu")
+    budget = (samples, options.steps, options.lr)
     drafts = {
         "before surgery: shared tokens": donor,
         "after surgery": transplanted,

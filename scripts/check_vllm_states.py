@@ -2,7 +2,7 @@
 
 python scripts/check_vllm_states.py --vllm-python ENV/bin/python [--target zoo:target] [--dtype bfloat16]
 
-Both engines write shards of the same documents. For each stored state are printed: its root mean square, the largest
+Both engines write shards of the same samples. For each stored state are printed: its root mean square, the largest
 difference between the engines, and relative differences (norm of the difference, of the states'): of vLLM to
 transformers, and of each to transformers in float32. Exits with 1 when the engines differ by more than twice what the
 rounding of the dtype makes of transformers' own states.
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vLLM")
     parser.add_argument("--target", default="zoo:target")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--documents", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,20 +48,20 @@ def compare(options: argparse.Namespace, scratch: Path) -> bool:
     """Print the differences; whether they are within the limit."""
     folder = locate(options.target).path
     tokenizer = load_tokenizer(folder, "target")
-    prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.documents)]
-    documents = [Sample.of(str(i), prompt, [(1, len(prompt))]) for i, prompt in enumerate(prompts)]
-    data = scratch / "documents.jsonl"
-    write_samples(data, documents, SamplesOrigin(options.target, "prompts"))
+    prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.samples)]
+    samples = [Sample.of(str(i), prompt, [(1, len(prompt))]) for i, prompt in enumerate(prompts)]
+    data = scratch / "samples.jsonl"
+    write_samples(data, samples, SamplesOrigin(options.target, "prompts"))
     layers = read_target_facts(folder, options.target, None).default_aux_layer_ids()
 
     def states(name: str, dtype: str, vllm_python: str | None) -> Tensor:
-        """[T, S, H] of all documents, written and read again."""
+        """[T, S, H] of all samples, written and read again."""
         settings = StatesSettings(target=options.target, vllm_python=vllm_python, dtype=dtype, encoding="float32")
         with open_states_job(data, scratch / name, settings) as job:
             job.write()
         aux_layers = AuxLayers((*layers, FINAL))
         source = OfflineStates(scratch / name, data=data, target=folder, aux_layers=aux_layers, dtype=torch.float32)
-        features = source.states_of(range(len(documents)), sum(map(len, documents))).features
+        features = source.states_of(range(len(samples)), sum(map(len, samples))).features
         assert features is not None
         return features[0].unflatten(1, (len(aux_layers.states), -1))
 
@@ -84,7 +84,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> bool:
             f"{rounding:.2e}",
             f"{relative(e, t):.2e}",
         )
-    print(f"{options.target}, {options.dtype}, {len(documents)} documents, {len(exact)} tokens")
+    print(f"{options.target}, {options.dtype}, {len(samples)} samples, {len(exact)} tokens")
     Console(width=120).print(table)
     return fine
 

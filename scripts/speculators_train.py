@@ -1,6 +1,6 @@
 """EAGLE-3 training by speculators' own command, on a CPU; run by bench_train.py with the Python of its environment.
 
-Reads a JSON job from standard input: `documents`, a JSONL file of input_ids, loss_mask and seq_len; `data`, the folder
+Reads a JSON job from standard input: `samples`, a JSONL file of input_ids, loss_mask and seq_len; `data`, the folder
 that gets them as the library's dataset and has the hidden states already; `arguments` of `speculators train`;
 `threads`; `result`, the file that gets the loss, tokens and time of every step, and the peak memory.
 
@@ -48,9 +48,9 @@ class Steps(logging.Handler):
         self._cpu = cpu
 
 
-def write_dataset(documents: str, folder: str) -> None:
+def write_dataset(samples: str, folder: str) -> None:
     """As the library prepares data: an Arrow dataset that gives tensors."""
-    dataset = Dataset.from_list([json.loads(line) for line in Path(documents).read_text().splitlines()])
+    dataset = Dataset.from_list([json.loads(line) for line in Path(samples).read_text().splitlines()])
     dataset.set_format(type="torch")
     dataset.save_to_disk(folder)
 
@@ -58,7 +58,7 @@ def write_dataset(documents: str, folder: str) -> None:
 def main() -> None:
     job = json.load(sys.stdin)
     torch.set_num_threads(job["threads"])
-    write_dataset(job["documents"], job["data"])
+    write_dataset(job["samples"], job["data"])
     trainer.get_local_rank = lambda: "cpu"
     torch.accelerator.synchronize = lambda: None
     steps = Steps()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
-from zoo_documents import TARGET, write_training_documents
+from zoo_samples import TARGET, write_training_samples
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.convert.formats.mlp_speculator import copies_of
@@ -80,16 +80,16 @@ SAID = {"initializer_range": 0.02, "pad_token_id": 0, "transformers_version": "4
 def train_drafts(models: Path, *, steps: int, answers: int, lr: float, seed: int, device: str) -> None:
     """Train all drafts on the embedded target and save them under `models`."""
     with TemporaryDirectory() as scratch:
-        data = Path(scratch) / "documents.jsonl"
+        data = Path(scratch) / "samples.jsonl"
         began = time.monotonic()
-        count = write_training_documents(data, answers=answers, seed=seed, device=device)
-        print(f"  {count} documents in {time.monotonic() - began:.0f} s", flush=True)
+        count = write_training_samples(data, answers=answers, seed=seed, device=device)
+        print(f"  {count} samples in {time.monotonic() - began:.0f} s", flush=True)
         for name in MAKINGS:
             train_one(name, models, data, steps=steps, lr=lr, seed=seed, device=device)
 
 
 def train_one(name: str, models: Path, data: Path, *, steps: int, lr: float, seed: int, device: str) -> None:
-    """Train one draft on prepared documents and save it as `models/name`."""
+    """Train one draft on prepared samples and save it as `models/name`."""
     began = time.monotonic()
     torch.manual_seed(seed)
     with TemporaryDirectory() as scratch:
@@ -139,8 +139,8 @@ def untrained(name: str, models: Path, data: Path, out: Path) -> str:
             target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
             kept = None
             if name == "eagle3":
-                documents = read_training_samples(data)
-                counts = token_counts(documents, range(len(documents)), target.config.vocab_size)
+                samples = read_training_samples(data)
+                counts = token_counts(samples, range(len(samples)), target.config.vocab_size)
                 kept = choose_vocabulary(counts, DRAFT_VOCABULARY)
             origin = Origin(target, None, kept)
             save_eagle(published_spec(name, origin), origin, out)

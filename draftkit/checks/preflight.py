@@ -21,11 +21,11 @@ from draftkit.models.target import read_config
 
 @dataclass(frozen=True)
 class Checkup:
-    """What was found, by check, and one document as text, in pieces that are supervised or not."""
+    """What was found, by check, and one sample as text, in pieces that the loss mask holds or not."""
 
-    documents: int
+    samples: int
     tokens: int
-    supervised: int
+    loss_tokens: int
     findings: list[tuple[str, Finding]]
     shown: list[tuple[str, bool]]
 
@@ -38,14 +38,14 @@ class Checkup:
         """The findings as JSON values."""
         return {
             "schema": 1,
-            "documents": self.documents,
+            "documents": self.samples,
             "tokens": self.tokens,
-            "supervised_tokens": self.supervised,
+            "supervised_tokens": self.loss_tokens,
             "findings": [
                 {"check": check, "what": finding.message, "hint": finding.fix, **asdict(finding)}
                 for check, finding in self.findings
             ],
-            "shown": [{"text": text, "supervised": supervised} for text, supervised in self.shown],
+            "shown": [{"text": text, "supervised": masked} for text, masked in self.shown],
         }
 
 
@@ -59,9 +59,9 @@ def check_data(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Checkup:
-    """Check a file of documents against its target, and a draft to be trained or adapted.
+    """Check a file of samples against its target, and a draft to be trained or adapted.
 
-    `with_model` False leaves out what needs the target's weights. `row` is the id of the document to show; None shows
+    `with_model` False leaves out what needs the target's weights. `row` is the id of the sample to show; None shows
     the first. Raises `DraftkitError` for what cannot be read at all: files, models, a damaged line.
     """
     tokenizer = load_tokenizer(target)
@@ -79,19 +79,19 @@ def check_data(
             model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
             known = replace(known, model=model)
         found = run_checks(known, "training_data", "training_models")
-    return Checkup(counted.documents, counted.tokens, counted.supervised, found, pieces(shown, tokenizer))
+    return Checkup(counted.samples, counted.tokens, counted.loss_tokens, found, pieces(shown, tokenizer))
 
 
-def pieces(document: Sample, target: TargetTokenizer) -> list[tuple[str, bool]]:
-    """A document as the target sees it: its text, special tokens included, in pieces that are supervised or not."""
-    edges = [0, *(edge for span in document.spans for edge in span), len(document)]
-    stretches = [document.tokens[begin:end].tolist() for begin, end in pairwise(edges)]
+def pieces(sample: Sample, target: TargetTokenizer) -> list[tuple[str, bool]]:
+    """A sample as the target sees it: its text, special tokens included, in pieces that the loss mask holds or not."""
+    edges = [0, *(edge for span in sample.spans for edge in span), len(sample)]
+    stretches = [sample.tokens[begin:end].tolist() for begin, end in pairwise(edges)]
     texts = [target.tokenizer.decode(tokens, skip_special_tokens=False) for tokens in stretches]
     return [(text, bool(index % 2)) for index, text in enumerate(texts) if text]
 
 
 def _find(path: Path, row: str) -> Sample:
-    for document in read_samples(path):
-        if document.id == row:
-            return document
-    raise SourceError(f"there is no document {row}", where=path, hint="leave --row out to see the first")
+    for sample in read_samples(path):
+        if sample.id == row:
+            return sample
+    raise SourceError(f"there is no sample {row}", where=path, hint="leave --row out to see the first")

@@ -17,23 +17,23 @@ from draftkit.errors import FormatError
 from draftkit.finding import Finding
 from draftkit.results.statistics import is_looping, repetition
 
-SMALL_SHARE = 0.05  # of the documents, below which a loss is not worth a warning
+SMALL_SHARE = 0.05  # of the samples, below which a loss is not worth a warning
 
 
 @dataclass(frozen=True)
 class DataSurvey:
-    """Counts over a whole file, and its first document.
+    """Counts over a whole file, and its first sample.
 
-    `ended`: documents with an end-of-turn label; `longest`: tokens of the longest. Tallies of documents: `empty` has no
+    `ended`: samples with an end-of-turn label; `longest`: tokens of the longest. Tallies of samples: `empty` has no
     label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
     beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary.
     `uses` int64 [V]: how often each id is a label.
     """
 
     first: Sample
-    documents: int
+    samples: int
     tokens: int
-    supervised: int
+    loss_tokens: int
     longest: int
     ended: int
     empty: Tally
@@ -60,51 +60,55 @@ class Data:
         return len(self.survey.uses)
 
     def share(self, tally: Tally) -> str:
-        """A tally as text: how many documents, which part of all, the first of them."""
-        return f"{tally.count} of {self.survey.documents} documents ({tally.count / self.survey.documents:.0%})"
+        """A tally as text: how many samples, and which part of all."""
+        return f"{tally.count} of {self.survey.samples} samples ({tally.count / self.survey.samples:.0%})"
+
+    def is_large(self, tally: Tally) -> bool:
+        """Whether a tally has so many samples that losing them is worth a warning."""
+        return tally.count > SMALL_SHARE * self.survey.samples
 
     def place(self, tally: Tally) -> str:
-        """The file and the first documents of a tally."""
+        """The file and the first samples of a tally."""
         return f"{self.path}, {', '.join(tally.examples)}"
 
 
-def survey(documents: Iterable[Sample], origin: SamplesOrigin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:
-    """Count over all documents. Raises `FormatError` when there are none."""
+def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:
+    """Count over all samples. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id
     empty, unended, cut, doubled, looping, outside = (Tally() for _ in range(6))
     uses = np.zeros(vocab_size, dtype=np.int64)
-    count = tokens = supervised = longest = ended = 0
+    count = tokens = loss_tokens = longest = ended = 0
     first = None
-    for document in documents:
-        first = first if first is not None else document
-        labels = document.tokens[document.loss_mask]
+    for sample in samples:
+        first = first if first is not None else sample
+        labels = sample.tokens[sample.loss_mask]
         ends = np.isin(labels, end_ids)
         count += 1
-        tokens += len(document)
-        supervised += len(labels)
-        longest = max(longest, len(document))
+        tokens += len(sample)
+        loss_tokens += len(labels)
+        longest = max(longest, len(sample))
         ended += bool(ends.any())
         np.add.at(uses, labels[labels < vocab_size], 1)
         if not len(labels):
-            empty.add(document.id)
+            empty.add(sample.id)
         elif not ends[-1]:
-            unended.add(document.id)
-        if len(document) == origin.max_length and not (len(labels) and document.loss_mask[-1] and ends[-1]):
-            cut.add(document.id)
+            unended.add(sample.id)
+        if len(sample) == origin.max_length and not (len(labels) and sample.loss_mask[-1] and ends[-1]):
+            cut.add(sample.id)
         if is_looping(repetition(labels.tolist())):
-            looping.add(document.id)
-        if bos is not None and document.tokens[:2].tolist() == [bos, bos]:
-            doubled.add(document.id)
-        if (document.tokens >= vocab_size).any():
-            outside.add(document.id, f"token {int(document.tokens.max())}")
+            looping.add(sample.id)
+        if bos is not None and sample.tokens[:2].tolist() == [bos, bos]:
+            doubled.add(sample.id)
+        if (sample.tokens >= vocab_size).any():
+            outside.add(sample.id, f"token {int(sample.tokens.max())}")
     if first is None:
-        raise FormatError("there are no documents", where=target.name, hint="prepare the data again")
+        raise FormatError("there are no samples", where=target.name, hint="prepare the data again")
     return DataSurvey(
         first=first,
-        documents=count,
+        samples=count,
         tokens=tokens,
-        supervised=supervised,
+        loss_tokens=loss_tokens,
         longest=longest,
         ended=ended,
         empty=empty,
@@ -160,20 +164,22 @@ def chat_template(data: Data) -> Iterator[Finding]:
 
 @check
 def mask(data: Data) -> Iterator[Finding]:
-    """Every document has something to learn."""
+    """Every sample has something to learn."""
     survey = data.survey
     if survey.empty.count:
         yield Finding(
             "mask",
-            "error" if survey.empty.count == survey.documents else "warning",
-            f"{data.share(survey.empty)} have no supervised token",
+            "error" if survey.empty.count == survey.samples else "warning",
+            f"{data.share(survey.empty)} have no token in the loss mask",
             data.place(survey.empty),
             "they take time and give no gradient; where all are empty, loss and accuracy stay at zero",
             "prepare the data with `draftkit data prepare`, which leaves them out",
         )
     else:
         yield Finding(
-            "mask", "ok", f"{survey.supervised:,} of {survey.tokens:,} tokens are supervised, in every document some"
+            "mask",
+            "ok",
+            f"{survey.loss_tokens:,} of {survey.tokens:,} tokens are in the loss mask, some of every sample",
         )
 
 
@@ -192,7 +198,7 @@ def end_of_turn(data: Data) -> Iterator[Finding]:
             "it, and short answers lose most",
             "use a template that renders the end of a turn, or rows that `draftkit data regenerate` has made",
         )
-    elif survey.unended.count > SMALL_SHARE * survey.documents:
+    elif data.is_large(survey.unended):
         yield Finding(
             "end of turn",
             "warning",
@@ -202,14 +208,14 @@ def end_of_turn(data: Data) -> Iterator[Finding]:
             "raise --max-length or --max-new-tokens, with which they were cut",
         )
     else:
-        yield Finding("end of turn", "ok", f"{survey.ended} of {survey.documents} documents have an end-of-turn label")
+        yield Finding("end of turn", "ok", f"{survey.ended} of {survey.samples} samples have an end-of-turn label")
 
 
 @check
 def truncation(data: Data) -> Iterator[Finding]:
-    """Few documents are cut at the length limit."""
+    """Few samples are cut at the length limit."""
     survey, limit = data.survey, data.origin.max_length
-    if survey.cut.count > SMALL_SHARE * survey.documents:
+    if data.is_large(survey.cut):
         yield Finding(
             "truncation",
             "warning",
@@ -224,7 +230,7 @@ def truncation(data: Data) -> Iterator[Finding]:
 
 @check
 def beginning(data: Data) -> Iterator[Finding]:
-    """No document begins with the beginning-of-sequence token twice."""
+    """No sample begins with the beginning-of-sequence token twice."""
     doubled = data.survey.doubled
     if doubled.count:
         yield Finding(
@@ -236,18 +242,18 @@ def beginning(data: Data) -> Iterator[Finding]:
             "the row's text holds the token too, or the template was rendered to text and tokenized again: remove one",
         )
     else:
-        yield Finding("beginning", "ok", "no document begins with two beginning-of-sequence tokens")
+        yield Finding("beginning", "ok", "no sample begins with two beginning-of-sequence tokens")
 
 
 @check
 def loops(data: Data) -> Iterator[Finding]:
     """Few answers go round in circles."""
     survey = data.survey
-    if survey.looping.count > SMALL_SHARE * survey.documents:
+    if data.is_large(survey.looping):
         yield Finding(
             "loops",
             "warning",
-            f"{data.share(survey.looping)} repeat themselves in most of their supervised tokens",
+            f"{data.share(survey.looping)} repeat themselves in most tokens of the loss mask",
             data.place(survey.looping),
             "the draft learns loops, which are easy to draft, and its acceptance length is measured on them",
             "regenerate them at the temperature that will be served, with fewer --max-new-tokens, or leave them out",

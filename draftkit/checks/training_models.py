@@ -31,7 +31,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 
 GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained
-MAX_TOKENS = 256  # of the document that is run
+MAX_TOKENS = 256  # of the sample that is run
 # How far two ways of computing the same may lie apart: the norm of the difference over that of the values.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 

@@ -13,7 +13,7 @@ from draftkit.cli.shared import JsonOption, SourceArgument, TrustOption, console
 
 def prune_vocab(
     draft: SourceArgument,
-    data: Annotated[Path, typer.Option(help="Documents that `draftkit data prepare` wrote: what the target says.")],
+    data: Annotated[Path, typer.Option(help="Samples that `draftkit data prepare` wrote: what the target says.")],
     size: Annotated[int | None, typer.Option(min=1, help="Tokens that the draft shall propose, as 32000.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
     target: Annotated[

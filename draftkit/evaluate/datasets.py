@@ -55,7 +55,7 @@ class _Columns:
 def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
     """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
 
-    A row of a file or an unnamed dataset has any shape that `documents.rows` reads: its user messages are taken, or its
+    A row of a file or an unnamed dataset has any shape that `data.rows` reads: its user messages are taken, or its
     plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
     that many prompts are taken evenly over the set, so that every category stays represented. Raises `SourceError` and
     `FormatError` naming file and line.

@@ -41,7 +41,7 @@ class Pruning:
     source: Draft
     name: str
     owner: Vocabulary
-    num_documents: int
+    num_samples: int
     k: int
     head: Head
     kept: Mapping[int, str]
@@ -62,7 +62,7 @@ class Pruning:
             "schema": 1,
             "draft": self.name,
             "tokenizer_of": self.owner.name,
-            "documents": self.num_documents,
+            "documents": self.num_samples,
             "num_speculative_tokens": self.k,
             "draft_vocab_size": len(self.head),
             "kept": self._tokens(self.kept),
@@ -116,36 +116,36 @@ def plan_pruning(
     """Find the `size` tokens of a draft that are the most frequent in what the target wrote, and what others allow.
 
     `draft` and `target` are folders, Hub ids or zoo models. Without `target`, a causal language model has its own
-    tokenizer, and another draft the target that it was made for. `data`: documents that `draftkit data prepare` wrote.
+    tokenizer, and another draft the target that it was made for. `data`: samples that `draftkit data prepare` wrote.
     What ends an answer is always kept, and so is `keep`: ids, or texts of tokens. `sizes` are judged beside `size`, by
     their ceilings at `k` draft tokens a round. Raises `DraftkitError`.
     """
     source = _open(draft, target)
     owner = _owner(draft, source, target)
     head = open_head(source, owner)
-    documents = _read_documents(data, owner)
+    samples = _read_samples(data, owner)
     wanted = _ends(owner) | {_token(text, owner): ASKED for text in keep}
     has = set(head.ids.tolist())
     kept = {token: why for token, why in wanted.items() if token in has}
     absent = {token: why for token, why in wanted.items() if token not in has}
     _check_kept(size, kept, absent, len(head))
-    counts = token_counts(documents, range(len(documents)), owner.size)
+    counts = token_counts(samples, range(len(samples)), owner.size)
     judged = [*sorted({n for n in (*sizes, size or 0) if max(1, len(kept)) <= n < len(head)}), len(head)]
     rows = {n: head.choose(counts, n, list(kept)) for n in judged}
     pruned = None
     if size is not None:
-        note = f"of {len(head)}: the most frequent in {len(documents)} documents of {data.name}"
+        note = f"of {len(head)}: the most frequent in {len(samples)} samples of {data.name}"
         pruned = _noted(with_rows(source, head, rows[size]), size, note)
     return Pruning(
         source=source,
         name=draft,
         owner=owner,
-        num_documents=len(documents),
+        num_samples=len(samples),
         k=k,
         head=head,
         kept=kept,
         absent=absent,
-        ceilings=tuple(ceiling(documents, counts, head.ids[rows[n]], k) for n in judged),
+        ceilings=tuple(ceiling(samples, counts, head.ids[rows[n]], k) for n in judged),
         size=size,
         pruned=pruned,
     )
@@ -177,11 +177,11 @@ def _owner(name: str, draft: Draft, target: str | None) -> Vocabulary:
     return replace(owner, size=size)  # of the same tokens, one may have more rows without a token
 
 
-def _read_documents(data: Path, owner: Vocabulary) -> list[Sample]:
-    """The documents. Raises `FormatError` where their ids are those of another tokenizer."""
+def _read_samples(data: Path, owner: Vocabulary) -> list[Sample]:
+    """The samples. Raises `FormatError` where their ids are those of another tokenizer."""
     if read_origin(data).tokenizer_sha256 != served_with(owner.name, owner.folder, owner.tokenizer).sha256:
         raise FormatError(
-            f"the documents were made with another tokenizer than that of {owner.name}",
+            f"the samples were made with another tokenizer than that of {owner.name}",
             where=data,
             hint=f"draftkit data prepare … --target {owner.name}",
         )

@@ -15,7 +15,7 @@ from draftkit.report.format import severity
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
     """The counts of a run, and a line for each reason why rows are not used as they are."""
-    counts = "{rows:,} rows → {documents:,} samples, {tokens:,} tokens, of which {supervised_tokens:,} supervised"
+    counts = "{rows:,} rows → {documents:,} samples, {tokens:,} tokens, {supervised_tokens:,} of them in the loss mask"
     console.print(counts.format(**report))
     if not report["reasons"]:
         return
@@ -48,8 +48,8 @@ def _size(count: int) -> str:
 
 
 def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:
-    """Text with its supervised pieces in green, and between brackets that are seen without color."""
+    """Text with the pieces that the loss mask holds in green, and between brackets that are seen without color."""
     text = Text()
-    for piece, supervised in pieces:
-        text.append(f"⟦{piece}⟧" if supervised else piece, style="green" if supervised else "dim")
+    for piece, masked in pieces:
+        text.append(f"⟦{piece}⟧" if masked else piece, style="green" if masked else "dim")
     return text

@@ -17,7 +17,7 @@ def show_pruning(console: Console, result: Mapping[str, Any]) -> None:
         f"acceptance length at most, K={result['num_speculative_tokens']}",
         "head, read each step",
         "saved",
-        caption=f"of a draft without mistakes, on the {result['documents']:,} documents that tokens were counted in",
+        caption=f"of a draft without mistakes, on the {result['documents']:,} samples that tokens were counted in",
     )
     for column in table.columns:
         column.justify = "right"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:
     """What draft vocabularies of several sizes allow."""
-    table = Table("draft vocabulary", "of the supervised tokens", f"acceptance length at most, K={k}")
+    table = Table("draft vocabulary", "of the tokens in the loss mask", f"acceptance length at most, K={k}")
     for column in table.columns:
         column.justify = "right"
     for ceiling in ceilings:

@@ -198,10 +198,10 @@ ORIGIN = SamplesOrigin("zoo:target", tokenizer(templates.CHATML).sha256, None, 6
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans())))))
 @settings(max_examples=30, deadline=None)
-def test_documents_are_read_as_written(
+def test_samples_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[str, list[tuple[int, bool]]]]
 ) -> None:
-    path = tmp_path_factory.mktemp("documents") / "data.jsonl"
+    path = tmp_path_factory.mktemp("samples") / "data.jsonl"
     samples = [
         Sample(id, np.array([t for t, _ in pairs], np.int32), np.array([s for _, s in pairs], np.bool_), "code")
         for id, pairs in contents
@@ -228,7 +228,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_document_is_named(case: str, tmp_path: Path) -> None:
+def test_a_damaged_sample_is_named(case: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     write_samples(path, [Sample.of("a", [1, 2], [(1, 2)])], ORIGIN)
     with path.open("ab") as file:
@@ -239,7 +239,7 @@ def test_a_damaged_document_is_named(case: str, tmp_path: Path) -> None:
         next(samples)
 
 
-def test_other_files_are_no_documents(tmp_path: Path) -> None:
+def test_other_files_are_no_samples(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(FormatError, match="draftkit data prepare"):
         read_origin(tmp_path / "rows.jsonl")
@@ -425,7 +425,7 @@ def test_good_data_pass(evidence: Evidence) -> None:
 
 
 BOS, EOT = 4088, 4092
-DOCUMENTS = {
+SAMPLES = {
     "outside": (Sample.of("x", [BOS, 5000, EOT], [(1, 3)]), {"tokenizer": "error"}),
     "unmarked": (Sample.of("x", [BOS, 5, EOT], []), {"mask": "error", "end of turn": "error"}),
     "endless": (Sample.of("x", [BOS, 5, 6], [(1, 3)]), {"end of turn": "error"}),
@@ -438,9 +438,9 @@ DOCUMENTS = {
 }
 
 
-@pytest.mark.parametrize("case", DOCUMENTS)
+@pytest.mark.parametrize("case", SAMPLES)
 def test_bad_data_are_found(case: str, evidence: Evidence) -> None:
-    sample, expected = DOCUMENTS[case]
+    sample, expected = SAMPLES[case]
     assert failing(evidence_of(evidence.data.path, [sample], evidence.data.origin)) == expected
 
 
@@ -452,8 +452,8 @@ def test_another_tokenizer_and_another_template_are_found(evidence: Evidence) ->
     }
 
 
-def test_no_documents_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no documents"):
+def test_no_samples_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no samples"):
         evidence_of(tmp_path, [], ORIGIN)
 
 
@@ -580,7 +580,7 @@ def test_check_fails_on_errors_and_unknown_rows(draftkit: Command, tmp_path: Pat
     write_samples(tmp_path / "data.jsonl", [Sample.of("a", [BOS, 9000], [(1, 2)])], origin)
     ran = draftkit("data", "check", tmp_path / "data.jsonl", "--target", "zoo:target")
     assert (ran.code, "ids beyond the target" in ran.out) == (1, True)
-    with pytest.raises(SourceError, match="no document nobody"):
+    with pytest.raises(SourceError, match="no sample nobody"):
         check_data(tmp_path / "data.jsonl", "zoo:target", with_model=False, row="nobody")
 
 

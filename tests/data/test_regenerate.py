@@ -111,7 +111,7 @@ def test_every_assistant_turn_is_the_targets(tmp_path: Path) -> None:
         assert tuple(sequence["tokens"][begin:end]) == response(prompt, row_seed(0, "three", turn))
 
 
-def test_tokens_that_the_next_prompt_spells_otherwise_make_documents_of_their_own(tmp_path: Path) -> None:
+def test_tokens_that_the_next_prompt_spells_otherwise_make_samples_of_their_own(tmp_path: Path) -> None:
     """What was drawn need not be how the tokenizer writes its text; the target reads both, each in its turn."""
     letters = tuple(TARGET.tokenizer.convert_tokens_to_ids(list("the")))
     assert tuple(TARGET.tokenizer("the", add_special_tokens=False).input_ids) != letters
@@ -129,7 +129,7 @@ def test_tokens_that_the_next_prompt_spells_otherwise_make_documents_of_their_ow
     assert report.tallies[Reason.REWRITTEN].examples == ["three"]
 
 
-def test_served_ids_pass_through_to_the_documents(tmp_path: Path) -> None:
+def test_served_ids_pass_through_to_the_samples(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     answer(path, Echo())
     report = Report()

@@ -77,7 +77,7 @@ def test_encodings_keep_zeros_and_denormals_finite(encoding: Encoding) -> None:
     assert (found - states).abs().max() <= 1e-38
 
 
-def random_documents(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) -> list[Sample]:
+def random_samples(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) -> list[Sample]:
     random = np.random.default_rng(0)
     return [
         Sample.of(f"row-{i}", random.integers(3, vocabulary, length).tolist(), [(length // 2, length)])
@@ -85,7 +85,7 @@ def random_documents(lengths: Sequence[int], vocabulary: int = pico.VOCABULARY) 
     ]
 
 
-def save_documents(path: Path, samples: Sequence[Sample]) -> Path:
+def save_samples(path: Path, samples: Sequence[Sample]) -> Path:
     write_samples(path, samples, SamplesOrigin("pico", "0" * 64), force=True)
     return path
 
@@ -124,8 +124,8 @@ def random_model(family: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
-def test_documents_of_a_row_do_not_see_each_other(family: str) -> None:
-    model, samples = random_model(family), random_documents(LENGTHS)
+def test_samples_of_a_row_do_not_see_each_other(family: str) -> None:
+    model, samples = random_model(family), random_samples(LENGTHS)
     found = dict(TargetExtractor(model, LAYERS, 128)(samples))
     assert found.keys() == set(range(len(samples)))
     for place, sample in enumerate(samples):
@@ -141,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_documents(tmp_path_factory.mktemp("data") / "data.jsonl", random_documents(LENGTHS))
+    return save_samples(tmp_path_factory.mktemp("data") / "data.jsonl", random_samples(LENGTHS))
 
 
 def write(data: Path, out: Path, target: Path, **changes: Any) -> Manifest:
@@ -175,7 +175,7 @@ def test_what_is_read_is_what_the_target_computes(
     aux_layers: AuxLayers | None, stored: Path, data: Path, folder: Path
 ) -> None:
     source = OfflineStates(stored, data=data, target=folder, aux_layers=aux_layers, dtype=torch.float32, verify=True)
-    samples, model, row = random_documents(LENGTHS), pico.llama(), (5, 0, 3, 2)
+    samples, model, row = random_samples(LENGTHS), pico.llama(), (5, 0, 3, 2)
     features, last = source.states_of(row, 200)
     expected = torch.cat([alone(model, samples[i], LAYERS) for i in row])
     size = len(expected)
@@ -223,7 +223,7 @@ def test_states_in_eight_bits_are_near_those_in_full(stored: Path, data: Path, f
 
 
 @given(lengths=st.lists(st.integers(0, 50), max_size=30), shard=st.integers(1, 60))
-def test_shards_hold_every_document_once(lengths: list[int], shard: int) -> None:
+def test_shards_hold_every_sample_once(lengths: list[int], shard: int) -> None:
     ranges = shard_ranges(lengths, shard)
     assert [number for numbers in ranges for number in numbers] == list(range(len(lengths)))
     for numbers in ranges:
@@ -321,7 +321,7 @@ def test_damaged_shards_are_named(
 
 def test_states_of_something_else_are_refused(stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
     other = pico.save_llama(tmp_path / "other", seed=1)
-    changed = save_documents(tmp_path / "changed.jsonl", random_documents(LENGTHS[::-1]))
+    changed = save_samples(tmp_path / "changed.jsonl", random_samples(LENGTHS[::-1]))
     for changes, message in (
         ({"target": other}, "by another target"),
         ({"data": changed}, "of other samples"),
@@ -379,13 +379,13 @@ def test_a_manifest_that_says_nonsense_is_refused(
         OfflineStates(copied, data=data, target=folder, aux_layers=None)
 
 
-def test_documents_with_states_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
+def test_samples_with_states_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
     pico.overflowing(pico.llama(), 5).save_pretrained(tmp_path / "overflowing")
-    samples = random_documents((9, 8, 7))
+    samples = random_samples((9, 8, 7))
     samples[1].tokens[3] = 5
     for i in (0, 2):
         samples[i].tokens[samples[i].tokens == 5] = 6
-    data = save_documents(tmp_path / "data.jsonl", samples)
+    data = save_samples(tmp_path / "data.jsonl", samples)
     message = (
         r"sample row-1: the target's hidden states are not finite, from layers\.0\.mlp\.down_proj on, at position 3"
     )
@@ -407,20 +407,20 @@ def test_states_that_cannot_be_stored_are_named(
             yield place, states
 
     with open_states_job(data, tmp_path, StatesSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
-        samples = random_documents(LENGTHS)
+        samples = random_samples(LENGTHS)
         with pytest.raises(DraftkitError, match="sample row-4: its hidden states are not finite"):
             write_states(tmp_path / "out", job.manifest, samples, spoilt)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"manifest.json", "states-00000.safetensors"}
 
 
-def test_documents_that_the_target_cannot_read_are_named(folder: Path, tmp_path: Path) -> None:
-    samples = random_documents((9, 65))
-    data = save_documents(tmp_path / "data.jsonl", samples)
+def test_samples_that_the_target_cannot_read_are_named(folder: Path, tmp_path: Path) -> None:
+    samples = random_samples((9, 65))
+    data = save_samples(tmp_path / "data.jsonl", samples)
     with pytest.raises(DraftkitError, match="sample row-1 has 65 tokens"):
         write(data, tmp_path / "out", folder)
     samples[1].tokens[7] = pico.VOCABULARY
     with pytest.raises(DraftkitError, match=f"sample row-1 has token {pico.VOCABULARY}"):
-        write(save_documents(data, samples), tmp_path / "out", folder, tokens_per_row=128)
+        write(save_samples(data, samples), tmp_path / "out", folder, tokens_per_row=128)
     assert not (tmp_path / "out").exists()
 
 
@@ -477,7 +477,7 @@ def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> Non
     """It makes the last state of the one before it."""
     model = random_model(family)
     model.save_pretrained(tmp_path)
-    (sample,) = random_documents((20,))
+    (sample,) = random_samples((20,))
     found = dict(TargetExtractor(model, (pico.LAYERS,), 64)([sample]))[0]
     norm = load_final_norm(tmp_path, torch.float32)
     torch.testing.assert_close(norm(found[:, 0]), found[:, 1])
@@ -504,7 +504,7 @@ class StandIn:
 @pytest.mark.parametrize("layers", [LAYERS, (5, 8, 2), ()])
 def test_states_from_vllm_are_the_targets(layers: tuple[int, ...], folder: Path, tmp_path: Path) -> None:
     """Asked for each layer once and in order, the last state normed; scripts/check_vllm_states.py runs vLLM itself."""
-    model, samples = pico.llama(), random_documents(LENGTHS)
+    model, samples = pico.llama(), random_samples(LENGTHS)
     worker = StandIn(model, layer_ids(layers, pico.LAYERS), tmp_path)
     extractor = VllmExtractor(worker, layers, pico.LAYERS, load_final_norm(folder, torch.float32))
     expected = dict(TargetExtractor(model, layers, 64)(samples))

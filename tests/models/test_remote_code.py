@@ -90,7 +90,7 @@ def has_run(modules: Path) -> bool:
 def test_no_code_of_a_tokenizer_runs(
     draftkit: Command, modules: Path, own_tokenizer: Path, rows: Path, tmp_path: Path
 ) -> None:
-    arguments = ("data", "prepare", rows, tmp_path / "documents.jsonl", "--target", own_tokenizer)
+    arguments = ("data", "prepare", rows, tmp_path / "samples.jsonl", "--target", own_tokenizer)
     ran = draftkit(*arguments)
     assert ran.code == 1
     assert "--trust-remote-code" in ran.err
@@ -119,9 +119,9 @@ def test_candidates_run_no_code(draftkit: Command, modules: Path, own_model: Pat
 def test_a_vocabulary_is_planned_without_code(
     draftkit: Command, modules: Path, own_model: Path, running_target: Path, rows: Path, tmp_path: Path
 ) -> None:
-    documents = tmp_path / "documents.jsonl"
-    assert draftkit("data", "prepare", rows, documents, "--target", running_target).code == 0
-    arguments = ("--recipe", "eagle3", "--target", own_model, "--data", documents, "--out", tmp_path / "run")
+    samples = tmp_path / "samples.jsonl"
+    assert draftkit("data", "prepare", rows, samples, "--target", running_target).code == 0
+    arguments = ("--recipe", "eagle3", "--target", own_model, "--data", samples, "--out", tmp_path / "run")
     assert draftkit("train", *arguments, "--plan-vocab").code == 1
     assert not has_run(modules)
 

@@ -93,8 +93,8 @@ def drafter(running_target: Path, model: PreTrainedModel) -> Callable[[Path], Dr
     return load
 
 
-def documents(path: Path, tokens: Iterable[int], target: Path) -> Path:
-    """A file with one document, all of it written by the target but its first token."""
+def samples_file(path: Path, tokens: Iterable[int], target: Path) -> Path:
+    """A file with one sample, all of it written by the target but its first token."""
     ids = [1, *tokens]
     origin = SamplesOrigin(str(target), load_tokenizer(str(target)).sha256)
     write_samples(path, [Sample.of("one", ids, [(1, len(ids))])], origin, force=True)
@@ -156,7 +156,7 @@ def test_tokens_that_end_an_answer_are_kept_by_their_role(tmp_path: Path) -> Non
     tokenizer.eos_token = "<|endoftext|>"
     source = save(tmp_path / "lm", tokenizer)
     (tmp_path / "lm/generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    data = documents(tmp_path / "data.jsonl", [20, 21, 22], Path(source))
+    data = samples_file(tmp_path / "data.jsonl", [20, 21, 22], Path(source))
     special = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|im_end|>", "<|tool|>")}
     assert tokenizer.chat_template == CHATML
     pruning = plan_pruning(source, data, size=6, keep=["21", "the"])
@@ -172,7 +172,7 @@ def test_tokens_that_end_an_answer_are_kept_by_their_role(tmp_path: Path) -> Non
 def test_an_end_that_was_cut_before_is_named(tmp_path: Path, running_target: Path) -> None:
     unified = convert_checkpoint(str(eagle3(tmp_path / "draft")), tmp_path / "out", target=str(running_target))
     assert EOS not in ids_of(unified)
-    data = documents(tmp_path / "data.jsonl", [5], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5], running_target)
     result = plan_pruning(str(unified), data, size=4).to_dict()
     assert result["absent"] == [{"id": EOS, "token": "</s>", "why": "eos"}]
 
@@ -187,7 +187,7 @@ def test_over_the_tokens_that_it_drafts_nothing_changes(
     source = make(tmp_path / "draft")
     before = generate(model, drafter(source))
     drafted = sorted({token for proposal in proposals(before) for token in proposal})
-    data = documents(tmp_path / "data.jsonl", drafted, running_target)
+    data = samples_file(tmp_path / "data.jsonl", drafted, running_target)
     size = len({*drafted, EOS} if make is not eagle3 else drafted)  # eagle3 has no eos
     out = prune_vocabulary(str(source), data, tmp_path / "out", size=size, target=str(running_target))
     after = generate(model, drafter(out))
@@ -201,7 +201,7 @@ def test_logits_of_the_kept_tokens_are_the_same_bits(
     make: Make, tmp_path: Path, running_target: Path, drafter: Callable[[Path], Drafter]
 ) -> None:
     source = make(tmp_path / "draft")
-    data = documents(tmp_path / "data.jsonl", range(3, 200, 3), running_target)
+    data = samples_file(tmp_path / "data.jsonl", range(3, 200, 3), running_target)
     out = prune_vocabulary(str(source), data, tmp_path / "out", size=40, target=str(running_target))
     whole, pruned = drafter(source), drafter(out)
     states = torch.randn(5, pico.HIDDEN, generator=torch.Generator().manual_seed(0))
@@ -218,7 +218,7 @@ def test_a_model_drafts_kept_tokens_only_and_the_output_stays(
 ) -> None:
     source = make(tmp_path / "draft")
     plain = [g.tokens for g in generate(model, None)]
-    data = documents(tmp_path / "data.jsonl", plain[0], running_target)
+    data = samples_file(tmp_path / "data.jsonl", plain[0], running_target)
     out = prune_vocabulary(str(source), data, tmp_path / "out", size=8)
     generations = generate(model, drafter(out))
     drafted = {token for proposal in proposals(generations) for token in proposal}
@@ -251,7 +251,7 @@ def test_columns_of_a_pruned_head_with_another_tokenizer() -> None:
 @pytest.mark.parametrize("make", [eagle3, eagle, causal_lm])
 def test_two_prunings_are_one(make: Make, tmp_path: Path, running_target: Path) -> None:
     source, target = str(make(tmp_path / "draft")), str(running_target)
-    data = documents(
+    data = samples_file(
         tmp_path / "data.jsonl", [t for n, t in enumerate(range(3, 250, 2)) for _ in range(n % 7)], running_target
     )
     once = prune_vocabulary(source, data, tmp_path / "once", size=20, target=target)
@@ -270,7 +270,7 @@ def test_a_map_in_another_order_comes_out_in_order(tmp_path: Path, running_targe
     tensors[D2T] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
     source = pico.write_checkpoint(tmp_path / "draft", pico.eagle3_config(), tensors)
-    data = documents(tmp_path / "data.jsonl", ids[::4].tolist(), running_target)
+    data = samples_file(tmp_path / "data.jsonl", ids[::4].tolist(), running_target)
     out = prune_vocabulary(
         str(source), data, tmp_path / "out", size=len(ids[::4]) + (EOS in ids), target=str(running_target)
     )
@@ -284,7 +284,7 @@ def test_rows_of_a_borrowed_head_are_the_targets(dtype: torch.dtype, tmp_path: P
     target = pico.save_tokenizer(tmp_path / "target")
     pico.llama().to(dtype).save_pretrained(target)
     out = prune_vocabulary(
-        str(eagle(tmp_path / "draft")), documents(tmp_path / "data.jsonl", [9, 5, 9], target), tmp_path / "out",
+        str(eagle(tmp_path / "draft")), samples_file(tmp_path / "data.jsonl", [9, 5, 9], target), tmp_path / "out",
         size=3, target=str(target),
     )  # fmt: skip
     assert ids_of(out) == [EOS, 5, 9]
@@ -299,7 +299,7 @@ def test_rows_of_a_borrowed_head_are_the_targets(dtype: torch.dtype, tmp_path: P
 @pytest.mark.parametrize("to", ["eagle", "speculators"])
 def test_other_layouts_get_map_and_mask(to: str, tmp_path: Path, running_target: Path) -> None:
     source, target = str(eagle3(tmp_path / "draft")), str(running_target)
-    data = documents(tmp_path / "data.jsonl", range(3, 200, 3), running_target)
+    data = samples_file(tmp_path / "data.jsonl", range(3, 200, 3), running_target)
     out = prune_vocabulary(source, data, tmp_path / "out", size=30, target=target)
     foreign = convert_checkpoint(str(out), tmp_path / to, to=to, target=target, allow_lossy=True)
     found, ids = weights(foreign), torch.tensor(ids_of(out))
@@ -313,7 +313,7 @@ def test_other_layouts_get_map_and_mask(to: str, tmp_path: Path, running_target:
 @pytest.mark.parametrize("make", [causal_lm, tied])
 def test_transformers_loads_the_folder_of_a_model_unchanged(make: Make, tmp_path: Path, running_target: Path) -> None:
     source = make(tmp_path / "draft")
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     out = prune_vocabulary(str(source), data, tmp_path / "out", size=3)
     models = [AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True) for folder in (source, out)]
     for _, info in models:
@@ -343,7 +343,7 @@ def test_head_ids_are_tokens_in_order(ids: tuple[int, ...]) -> None:
 
 
 def test_the_layout_of_transformers_would_lose_the_vocabulary(tmp_path: Path, running_target: Path) -> None:
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     out = prune_vocabulary(str(causal_lm(tmp_path / "draft")), data, tmp_path / "out", size=3)
     with pytest.raises(LayoutError, match="head_ids is a list of 3 tokens"):
         convert_checkpoint(str(out), tmp_path / "hf", to="hf")
@@ -360,7 +360,7 @@ def run(*arguments: object) -> Result:
 
 def test_the_plan_writes_nothing(tmp_path: Path, running_target: Path) -> None:
     source = eagle3(tmp_path / "draft")
-    data = documents(tmp_path / "data.jsonl", [*range(3, 200, 3)] * 3, running_target)
+    data = samples_file(tmp_path / "data.jsonl", [*range(3, 200, 3)] * 3, running_target)
     arguments = (source, "--data", data, "--target", running_target, "--size", 30, "--plan")
     shown = run(*arguments, "--out", tmp_path / "out")
     assert shown.exit_code == 0, shown.output
@@ -378,7 +378,7 @@ def test_the_plan_writes_nothing(tmp_path: Path, running_target: Path) -> None:
 
 def test_a_draft_of_fewer_tokens_is_judged_by_its_own(tmp_path: Path, running_target: Path) -> None:
     """The ceiling of the draft as it is counts what it has lost before."""
-    data = documents(tmp_path / "data.jsonl", range(3, 200), running_target)
+    data = samples_file(tmp_path / "data.jsonl", range(3, 200), running_target)
     plan = plan_pruning(str(eagle3(tmp_path / "draft")), data, target=str(running_target), k=2)
     (whole,) = plan.ceilings
     one = [Sample.of("one", [1, *range(3, 200)], [(1, 198)])]
@@ -388,7 +388,7 @@ def test_a_draft_of_fewer_tokens_is_judged_by_its_own(tmp_path: Path, running_ta
 
 
 def test_a_draft_is_written_and_says_how_it_was_made(tmp_path: Path, running_target: Path) -> None:
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     done = run(
         eagle(tmp_path / "draft"), "--data", data, "--target", running_target, "--size", 9, "--out", tmp_path / "o"
     )
@@ -414,32 +414,32 @@ def test_a_draft_is_written_and_says_how_it_was_made(tmp_path: Path, running_tar
 def test_impossible_vocabularies(
     size: int, keep: list[str], message: str, tmp_path: Path, running_target: Path
 ) -> None:
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     with pytest.raises(DraftkitError, match=message):
         plan_pruning(str(causal_lm(tmp_path / "draft")), data, size=size, keep=keep)
 
 
 def test_a_token_that_was_cut_cannot_be_kept(tmp_path: Path, running_target: Path) -> None:
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     with pytest.raises(DraftkitError, match="does not propose the token 2\n"):
         plan_pruning(str(eagle3(tmp_path / "d")), data, size=9, keep=["</s>"], target=str(running_target))
 
 
 def test_data_of_another_tokenizer(tmp_path: Path, running_target: Path) -> None:
     other = save(tmp_path / "other", sentencepiece())
-    data = documents(tmp_path / "data.jsonl", [5, 6], Path(other))
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], Path(other))
     with pytest.raises(FormatError, match="another tokenizer"):
         plan_pruning(str(causal_lm(tmp_path / "draft")), data, size=9)
 
 
 def test_a_model_with_a_tokenizer_of_its_own_is_not_the_targets(tmp_path: Path, running_target: Path) -> None:
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     with pytest.raises(TargetError, match="other tokens than those of"):
         plan_pruning(save(tmp_path / "other", sentencepiece()), data, size=9, target=str(running_target))
 
 
 def test_a_target_is_needed_where_nothing_names_one(tmp_path: Path, running_target: Path) -> None:
-    data = documents(tmp_path / "data.jsonl", [5, 6], running_target)
+    data = samples_file(tmp_path / "data.jsonl", [5, 6], running_target)
     bare = pico.save_llama(tmp_path / "draft", num_hidden_layers=1)
     with pytest.raises(TargetError, match="whose tokens the draft proposes"):
         plan_pruning(str(bare), data, size=9)

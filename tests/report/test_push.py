@@ -98,7 +98,7 @@ def test_no_path_of_this_machine_is_published(server: HubUploads, tmp_path: Path
     config = json.loads((source / "config.json").read_text()) | {"_name_or_path": str(home / "elsewhere" / "base")}
     (source / "config.json").write_text(json.dumps(config))
     draft = convert_checkpoint(str(source), home / "runs" / "draft", target=str(target))
-    settings = {"target": str(target), "data": str(home / "documents.jsonl"), "out": "../runs/draft", "seed": 0}
+    settings = {"target": str(target), "data": str(home / "samples.jsonl"), "out": "../runs/draft", "seed": 0}
     (draft / "train.yaml").write_text(json.dumps(settings))
     (draft / "adapter").mkdir()
     (draft / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(source)}))

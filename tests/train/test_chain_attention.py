@@ -23,8 +23,8 @@ from draftkit.train import attention, packed
 from draftkit.train.attention import ChainSteps, Visible, chain_attention_reference
 from draftkit.train.packed import Packed
 
-DOCUMENTS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
-N = DOCUMENTS.shape[1]
+SAMPLE_IDS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
+N = SAMPLE_IDS.shape[1]
 SMALL = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2,
@@ -48,7 +48,7 @@ def test_joined_attention_and_its_gradients(dtype: torch.dtype, window: int | No
 
     def run(attend: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
         query, key, value, *own = leaves = [x.to(dtype).requires_grad_() for x in inputs]
-        bias = Visible(DOCUMENTS, window).bias(rows, dtype)
+        bias = Visible(SAMPLE_IDS, window).bias(rows, dtype)
         out = attend(query, key, value, tuple(own) if own else None, bias, 0.3)
         return out, *torch.autograd.grad(out, leaves, direction.to(dtype))
 
@@ -69,7 +69,7 @@ def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row: true keys of the sample up to the anchor and own ones after it, within the window of where the row
     stands; also in the FlexAttention that GPUs run."""
-    chain = ChainSteps(DOCUMENTS)
+    chain = ChainSteps(SAMPLE_IDS)
     chosen = torch.tensor([2, 7, 8, 11, 18])
     keys, values = [], []
     for t in range(4):
@@ -93,7 +93,7 @@ def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monke
         for r, anchor in enumerate(rows.tolist()):
             for head in range(4):
                 at = anchor + t
-                first = [j for j in range(anchor + 1) if DOCUMENTS[0, j] == DOCUMENTS[0, anchor]]
+                first = [j for j in range(anchor + 1) if SAMPLE_IDS[0, j] == SAMPLE_IDS[0, anchor]]
                 pairs = [(j, keys[0][0, head // 2, j], values[0][0, head // 2, j]) for j in first]
                 pairs += [(anchor + s, keys[s][0, head // 2, r], values[s][0, head // 2, r]) for s in range(1, t + 1)]
                 seen = [pair for pair in pairs if window is None or pair[0] > at - window]
@@ -117,17 +117,17 @@ def test_packed_documents_are_as_alone(name: str, flex: bool, monkeypatch: pytes
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     tokens = torch.randint(3, 50, (1, N))
-    positions = torch.cat([torch.arange(int(DOCUMENTS.eq(i).sum())) for i in (0, 1, 2, -1)])[None]
+    positions = torch.cat([torch.arange(int(SAMPLE_IDS.eq(i).sum())) for i in (0, 1, 2, -1)])[None]
     model.set_attn_implementation("eager")
-    alone = [model(input_ids=tokens[DOCUMENTS.eq(i)][None]).logits for i in range(3)]
+    alone = [model(input_ids=tokens[SAMPLE_IDS.eq(i)][None]).logits for i in range(3)]
     model.set_attn_implementation(packed.NAME)
     if flex:
 
         def on_a_gpu(self: Packed, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None):
-            return packed._flex(query, key, value, Visible(DOCUMENTS, window).blocks(torch.arange(N)), scaling)
+            return packed._flex(query, key, value, Visible(SAMPLE_IDS, window).blocks(torch.arange(N)), scaling)
 
         monkeypatch.setattr(Packed, "attend", on_a_gpu)
-    together = model(input_ids=tokens, position_ids=positions, use_cache=False, packed=Packed(DOCUMENTS)).logits
+    together = model(input_ids=tokens, position_ids=positions, use_cache=False, packed=Packed(SAMPLE_IDS)).logits
     depth = LAYER * model.config.num_hidden_layers + 1
     assert_close(together[:, : N - 2], torch.cat(alone, dim=1), depth=depth)
 
@@ -137,6 +137,6 @@ def test_models_with_other_scores_are_refused() -> None:
     model.set_attn_implementation(packed.NAME)
     tokens = torch.ones(1, N, dtype=torch.int64)
     with pytest.raises(TargetError, match="caps its scores"):
-        model(input_ids=tokens, use_cache=False, packed=Packed(DOCUMENTS))
+        model(input_ids=tokens, use_cache=False, packed=Packed(SAMPLE_IDS))
     with pytest.raises(TargetError, match="keyword arguments"):
         model(input_ids=tokens, use_cache=False)

@@ -294,7 +294,7 @@ def test_chains_say_what_those_laws_mean(recipe: Recipe) -> None:
         assert_close(found.float(), getattr(expected, name).float(), depth=DEPTH, magnitude=logits)
 
 
-def test_packed_documents_know_nothing_of_each_other(recipe: Recipe) -> None:
+def test_packed_samples_know_nothing_of_each_other(recipe: Recipe) -> None:
     logits = trained(recipe, batch_of(recipe))
     together = recipe.chains(batch_of(recipe), K)
     ends = torch.tensor(LENGTHS).cumsum(0).tolist()

@@ -25,7 +25,7 @@ from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelO
 from draftkit.train.recipes.recipe import Origin
 
 TOKENS = np.random.default_rng(0).integers(3, pico.VOCABULARY, 40).tolist()
-DOCUMENTS = [
+SAMPLES = [
     Sample.of("answer", TOKENS[:20], [(8, 20)], "chat"),
     Sample.of("two turns", TOKENS[5:30], [(4, 9), (14, 22)]),  # a tail that nobody supervises
     Sample.of("from the start", TOKENS[:6], [(0, 6)]),
@@ -43,12 +43,12 @@ def draft() -> LlamaForCausalLM:
 
 def test_documents_go_on_with_what_the_draft_says() -> None:
     model = draft().train()
-    found = continued(DOCUMENTS, model, SamplingParameters())
+    found = continued(SAMPLES, model, SamplingParameters())
     assert model.training
     assert model.config._attn_implementation == PACKED
     plain = pico.llama(seed=4, num_hidden_layers=2)
     plain.set_attn_implementation(ATTENTION)
-    for number, (before, after) in enumerate(zip(DOCUMENTS, found, strict=True)):
+    for number, (before, after) in enumerate(zip(SAMPLES, found, strict=True)):
         if number not in CONTINUED:
             assert after is before
             continue
@@ -64,7 +64,7 @@ def test_documents_go_on_with_what_the_draft_says() -> None:
 
 def test_samples_depend_on_the_seed_alone() -> None:
     def sampled(seed: int) -> list[list[int]]:
-        found = continued(DOCUMENTS, draft(), SamplingParameters(temperature=1, seed=seed))
+        found = continued(SAMPLES, draft(), SamplingParameters(temperature=1, seed=seed))
         return [sample.tokens.tolist() for sample in found]
 
     assert sampled(1) == sampled(1)
@@ -72,7 +72,7 @@ def test_samples_depend_on_the_seed_alone() -> None:
 
 
 def test_nothing_to_continue() -> None:
-    assert continued(DOCUMENTS[2:], draft(), SamplingParameters()) == DOCUMENTS[2:]
+    assert continued(SAMPLES[2:], draft(), SamplingParameters()) == SAMPLES[2:]
 
 
 def recipe(**options: object) -> DraftModel:
@@ -82,9 +82,9 @@ def recipe(**options: object) -> DraftModel:
 
 
 def test_the_share_of_on_policy_steps() -> None:
-    assert all(recipe().resample(DOCUMENTS, seed) is DOCUMENTS for seed in range(20))
-    assert all(recipe(on_policy=1.0).resample(DOCUMENTS, seed) is not DOCUMENTS for seed in range(3))
-    mixed, short = recipe(on_policy=0.3), DOCUMENTS[2:]
+    assert all(recipe().resample(SAMPLES, seed) is SAMPLES for seed in range(20))
+    assert all(recipe(on_policy=1.0).resample(SAMPLES, seed) is not SAMPLES for seed in range(3))
+    mixed, short = recipe(on_policy=0.3), SAMPLES[2:]
     own = sum(mixed.resample(short, seed) is not short for seed in range(1000))
     assert 260 < own < 340
     with pytest.raises(DraftkitError, match=r"on_policy: 1\.5 is not"):
@@ -99,7 +99,7 @@ def test_training_on_own_text() -> None:
     source = OnlineStates(target, None)
     losses = []
     for _ in range(15):
-        row = {k: v[None] for k, v in row_tensors(trained.resample(DOCUMENTS, 0), 70).items()}
+        row = {k: v[None] for k, v in row_tensors(trained.resample(SAMPLES, 0), 70).items()}
         states = source.states(row["tokens"], row["positions"], row["sample_ids"])
         loss = trained(TrainingBatch(**row, features=states.features, last=states.last)).loss
         optimiser.zero_grad()

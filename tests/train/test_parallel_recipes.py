@@ -56,7 +56,7 @@ V, MASK = pico.VOCABULARY, 319
 DEPTH = 3 * LAYER + 2  # products from the states to the logits: a projection, at most three layers, the head
 ALL = ConditionalDrop(retention=1, least=1)
 # Of (tokens, those of the prompt) of each sample; then padding.
-DOCUMENTS = ((14, 4), (11, 1), (3, 1))
+SAMPLES = ((14, 4), (11, 1), (3, 1))
 PADDING = 3
 
 
@@ -96,11 +96,11 @@ def pard2(draft: Draft, **options: object) -> Pard:
 
 def packed(recipe: Recipe) -> TrainingBatch:
     generator = torch.Generator().manual_seed(1)
-    sizes = [size for size, _ in DOCUMENTS]
+    sizes = [size for size, _ in SAMPLES]
     tokens = torch.randint(3, V - 1, (1, sum(sizes) + PADDING), generator=generator)
     positions = torch.cat([torch.arange(size) for size in (*sizes, PADDING)])[None]
     numbers = torch.tensor([n for n, size in enumerate(sizes) for _ in range(size)] + [-1] * PADDING)[None]
-    loss_mask = torch.tensor([i >= prompt for size, prompt in DOCUMENTS for i in range(size)] + [False] * PADDING)
+    loss_mask = torch.tensor([i >= prompt for size, prompt in SAMPLES for i in range(size)] + [False] * PADDING)
     states = OnlineStates(target(), recipe.aux_layers).states(tokens, positions, numbers)
     return TrainingBatch(tokens, positions, numbers, loss_mask[None], *states)
 
@@ -323,7 +323,7 @@ def test_a_loss_is_a_mean_over_all_rows_that_draft() -> None:
     batch = packed(recipe)
     outcome = recipe(batch)
     best = target().lm_head(batch.last[0]).argmax(-1)
-    offset = [sum(size for size, _ in DOCUMENTS[:n]) for n in range(len(DOCUMENTS))]
+    offset = [sum(size for size, _ in SAMPLES[:n]) for n in range(len(SAMPLES))]
     losses = []
     for row in drafted(recipe, batch, batch.drafted(K)):
         label = best[offset[row.sample] + row.place + row.depth + 1]
@@ -337,7 +337,7 @@ def test_pard_weighs_rows_by_the_targets_confidence(causal_lm: Draft, loss: str,
     recipe = pard(causal_lm, drop=ALL, loss=loss, confidence=confidence, train_prompt=False)
     batch = packed(recipe)
     law = target().lm_head(batch.last[0]).log_softmax(-1)
-    offset = [sum(size for size, _ in DOCUMENTS[:n]) for n in range(len(DOCUMENTS))]
+    offset = [sum(size for size, _ in SAMPLES[:n]) for n in range(len(SAMPLES))]
     total = weights = torch.tensor(0.0)
     for row in drafted(recipe, batch, batch.drafted(K).roll(1, -1)):
         anchor = offset[row.sample] + row.place

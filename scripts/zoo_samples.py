@@ -20,31 +20,31 @@ from draftkit.runtime import attention
 from draftkit.runtime.engine import Engine
 
 TARGET = "zoo:target"
-WINDOW = 256  # tokens of a document of source text, and of a prompt at most
+WINDOW = 256  # tokens of a sample of source text, and of a prompt at most
 ANSWER_TOKENS = 128
 
 
-def write_training_documents(out: Path, *, answers: int, seed: int, device: str) -> int:
+def write_training_samples(out: Path, *, answers: int, seed: int, device: str) -> int:
     """Write `answers` of the target and as many tokens of source text, so that the drafts have seen what the target was
-    trained on. Returns how many documents there are."""
+    trained on. Returns how many samples there are."""
     served = load_tokenizer(TARGET)
-    documents = greedy_answers(served.tokenizer, answers, seed, device)
-    size = sum(map(len, documents)) // WINDOW * WINDOW
+    samples = greedy_answers(served.tokenizer, answers, seed, device)
+    size = sum(map(len, samples)) // WINDOW * WINDOW
     source = zoo_lm.training_tokens(served.tokenizer, seed)[:size].view(-1, WINDOW)
-    documents += [Sample.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
-    return write_samples(out, documents, SamplesOrigin(TARGET, served.sha256, served.template_sha256))
+    samples += [Sample.of(f"source-{n}", row.tolist(), [(1, WINDOW)]) for n, row in enumerate(source)]
+    return write_samples(out, samples, SamplesOrigin(TARGET, served.sha256, served.template_sha256))
 
 
 def greedy_answers(tokenizer: PreTrainedTokenizerBase, count: int, seed: int, device: str) -> list[Sample]:
-    """Training questions with the target's answers, which alone are supervised."""
+    """Training questions with the target's answers, which alone are in the loss mask."""
     target = load_target(zoo.path("target"), device=device, dtype=torch.float32, attention=attention.NAME)
     engine = Engine(Target(target), None, num_speculative_tokens=0, num_slots=64)
     numbered = zip(range(count), questions(tokenizer, seed), strict=False)
-    documents = []
+    samples = []
     for g in engine.generate([Request(f"answer-{n}", tuple(prompt), ANSWER_TOKENS) for n, prompt in numbered]):
         tokens = [*g.request.prompt, *g.tokens]
-        documents.append(Sample.of(g.request.id, tokens, [(len(g.request.prompt), len(tokens))]))
-    return documents
+        samples.append(Sample.of(g.request.id, tokens, [(len(g.request.prompt), len(tokens))]))
+    return samples
 
 
 def questions(tokenizer: PreTrainedTokenizerBase, seed: int) -> Iterator[list[int]]:
