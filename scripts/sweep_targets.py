@@ -1,0 +1,244 @@
+"""Does every architecture of the installed transformers decode through draftkit as through `generate`?
+
+`python scripts/sweep_targets.py --out FILE.jsonl [--only TYPE …] [--again] [--table]`
+
+For each type of configuration that transformers has a causal LM or a multi-modal one for: a tiny random model
+(`tiny_targets.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
+the time, so that drafts are rejected and several are accepted at once: one sequence at a time, and four together with
+prompts in chunks. Every token must be that of `generate(do_sample=False)`. Each type runs in a process of its own, with
+a time limit; results are kept in FILE, one line each, and what is there is not run again. Exits with 1 when any is
+wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tiny_targets import TEXT, VOCABULARY, auto_class, model_types, tiny_config, tiny_model
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
+
+from draftkit.errors import DraftkitError
+from draftkit.models.target import AuxLayers, Target, load_target
+from draftkit.requests import Request
+from draftkit.runtime.attention import NAME
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation
+
+K = 3
+PROMPTS = ((5, 24), (21, 17), (3, 24), (9, 12), (33, 20), (14, 24))  # tokens, and new ones
+SPOILT = 0.3  # of the draft tokens
+SECONDS = 240
+TRIES = ((0, 0.2), (1, 0.2), (2, 0.4), (3, 0.1))  # seeds, and how large weights are
+CLEAR = 1e-4  # how far apart the logits of the first two tokens must be
+BUILT_NOT, EQUAL, REFUSED, WRONG, BROKEN, LATE = "not built", "equal", "refused", "wrong", "error", "time limit"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a type. `stage`: where it was refused. `drafts`: accepted in how many rounds, by their number."""
+
+    model_type: str
+    outcome: str
+    why: str = ""
+    stage: str = ""
+    model: str = ""
+    distinct: int = 0
+    accepted: dict[str, int] | None = None
+
+
+class SpoiltOracle:
+    """Drafts the tokens that `generate` gave, some of them replaced by another."""
+
+    max_tokens = None
+    max_positions = None
+    module = None
+    aux_layers = AuxLayers((1,))
+
+    def __init__(self, texts: dict[tuple[int, ...], list[int]]):
+        self.texts = texts
+        self.coming: dict[int, list[int]] = {}
+
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return 0
+
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        self.coming = {}
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        tokens = tuple(prompt.tolist())
+        self.coming[slot] = [*tokens, *self.texts[tokens]]
+
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        known = (committed.start + committed.counts).tolist()
+        rows = []
+        for slot, begin in zip(committed.slots.tolist(), known, strict=True):
+            text = self.coming[slot]
+            rows.append([self._spoilt(text[i] if i < len(text) else TEXT.start, i) for i in range(begin, begin + k)])
+        tokens = torch.tensor(rows)
+        logits = torch.full((k, len(rows), VOCABULARY), -torch.inf).scatter(2, tokens.T[..., None], 0.0)
+        return Proposal(torch.stack([draw(step, logits[step]) for step in range(k)], dim=1))
+
+    def _spoilt(self, token: int, position: int) -> int:
+        spoilt = position * 7919 % 100 < 100 * SPOILT
+        return TEXT.start + (token + 1) % len(TEXT) if spoilt else token
+
+
+def prompts() -> list[Request]:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(TEXT.start, TEXT.stop, (length,), generator=generator) for length, _ in PROMPTS]
+    return [Request(str(i), tuple(d.tolist()), new) for i, (d, (_, new)) in enumerate(zip(drawn, PROMPTS, strict=True))]
+
+
+def reference(folder: Path, config: PretrainedConfig) -> tuple[dict[tuple[int, ...], list[int]], float]:
+    """What `generate` makes of each prompt, and how clear its closest decision is."""
+    model = auto_class(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    texts, clear = {}, float("inf")
+    for request in prompts():
+        tokens = torch.tensor([request.prompt])
+        out = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            max_new_tokens=request.max_new_tokens,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        first, second = torch.cat(out.logits).float().topk(2).values.unbind(-1)
+        clear = min(clear, float((first - second).min()))
+        texts[request.prompt] = out.sequences[0, len(request.prompt) :].tolist()
+    return texts, clear
+
+
+def run(model_type: str) -> Finding:
+    """One type, in this process."""
+    finding = Finding(model_type, BUILT_NOT)
+    for seed, scale in TRIES:
+        with tempfile.TemporaryDirectory(prefix="draftkit-sweep-") as scratch:
+            folder = Path(scratch)
+            try:
+                config = tiny_config(model_type)
+                model = tiny_model(config, seed, scale)
+                name = type(model).__name__
+                model.save_pretrained(folder)
+                config = model.config
+                del model
+                texts, clear = reference(folder, config)
+            except Exception as error:
+                return Finding(model_type, BUILT_NOT, _line(error))
+            distinct = min(len(set(text)) / len(text) for text in texts.values())
+            if clear < CLEAR or distinct < 1 / 3:
+                finding = Finding(model_type, BUILT_NOT, f"no clear text: margin {clear:.1e}, distinct {distinct:.2f}")
+                if (seed, scale) != TRIES[-1] or clear < CLEAR:
+                    continue
+            return _compared(model_type, name, folder, texts)
+    return finding
+
+
+def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:
+    expected = list(texts.values())
+    accepted: Counter[str] = Counter()
+    stage = "config"
+    try:
+        model = load_target(folder, device="cpu", dtype=torch.float32, attention=NAME)
+        stage = "forward"
+        for slots, chunk in ((1, 2048), (4, 6)):
+            drafter = SpoiltOracle(texts)
+            engine = Engine(
+                Target(model, drafter.aux_layers),
+                drafter,
+                num_speculative_tokens=K,
+                num_slots=slots,
+                prefill_chunk=chunk,
+            )
+            generations = engine.generate(prompts())
+            accepted.update(str(r.accepted) for g in generations for r in g.rounds)
+            if [g.tokens for g in generations] != expected:
+                return Finding(model_type, WRONG, _difference(generations, expected, slots), model=name)
+    except DraftkitError as error:
+        return Finding(model_type, REFUSED, _line(error), stage, name)
+    except Exception as error:
+        return Finding(model_type, BROKEN, _line(error) + " | " + traceback.format_exc()[-600:], stage, name)
+    distinct = min(len(set(text)) for text in expected)
+    return Finding(model_type, EQUAL, "", "", name, distinct, dict(sorted(accepted.items())))
+
+
+def _difference(generations: list[Generation], expected: list[list[int]], slots: int) -> str:
+    for generation, tokens in zip(generations, expected, strict=True):
+        if generation.tokens != tokens:
+            pairs = enumerate(zip(generation.tokens, tokens, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(generation.tokens), len(tokens)))
+            return f"{slots} together, prompt of {len(generation.request.prompt)}: token {at} differs"
+    return ""
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".split("\n", 1)[0][:300]
+
+
+def _worker(model_type: str, connection: object) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    disable_progress_bar()
+    connection.send(run(model_type))  # type: ignore[attr-defined]
+
+
+def sweep(types: list[str], out: Path) -> None:
+    context = multiprocessing.get_context("fork")  # imports take longer than most types
+    for number, model_type in enumerate(types, 1):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_worker, args=(model_type, theirs))
+        process.start()
+        theirs.close()
+        try:
+            finding = ours.recv() if ours.poll(SECONDS) else Finding(model_type, LATE, f"{SECONDS} s")
+        except EOFError:
+            process.join()
+            finding = Finding(model_type, BROKEN, f"the process ended with {process.exitcode}")
+        process.kill()
+        process.join()
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(finding)) + "\n")
+        print(f"{number}/{len(types)} {model_type}: {finding.outcome} {finding.why[:150]}", flush=True)
+
+
+def read(out: Path) -> dict[str, Finding]:
+    """The last finding of each type."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return {finding.model_type: finding for finding in (Finding(**json.loads(line)) for line in lines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--again", nargs="*", help="run these outcomes once more, or all")
+    options = parser.parse_args()
+    known = read(options.out)
+    types = options.only or model_types()
+    if options.only is None:
+        again = () if options.again is None else options.again or [f.outcome for f in known.values()]
+        types = [t for t in types if t not in known or known[t].outcome in again]
+    sweep(types, options.out)
+    outcomes = Counter(finding.outcome for finding in read(options.out).values())
+    print(dict(outcomes))
+    sys.exit(1 if outcomes[WRONG] or outcomes[BROKEN] else 0)
+
+
+if __name__ == "__main__":
+    main()
