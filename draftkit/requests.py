@@ -58,12 +58,18 @@ class DraftSampling:
 
     `mode` auto drafts greedily for requests below the temperature `greedy_below`: there the draft's top token is
     accepted more often than a sampled one. `temperature` replaces the request's own where a draft is sampled; any
-    value is lossless. Cuts of the request hold for its drafts too.
+    value is lossless. Cuts of the request hold for its drafts too. A round's drafts end before the first whose chance
+    of acceptance, as the draft estimates it, is below `min_confidence`; 0 keeps all. Raises `DraftkitError` for values
+    outside their range.
     """
 
     mode: DraftSamplingMode = "auto"
     greedy_below: float = 0.75
     temperature: float | None = None
+    min_confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.min_confidence < 1, "min_confidence", self.min_confidence, "from 0 to below 1")
 
     def parameters(self, request: SamplingParameters) -> SamplingParameters:
         """What the draft of a request is drawn with; temperature 0 means a greedy, one-hot draft."""

@@ -74,6 +74,10 @@ def evaluate(
     draft_temperature: Annotated[
         float | None, typer.Option(help="For sampled drafts, instead of the request's temperature.")
     ] = None,
+    draft_confidence: Annotated[
+        float,
+        typer.Option(help="Drafts end before the first whose chance, as the draft estimates it, is below."),
+    ] = 0.0,
     verification: Annotated[
         Verification,
         typer.Option(help="rejection and block keep the distribution, coupled the very tokens of plain decoding."),
@@ -172,7 +176,7 @@ def evaluate(
         device=device,
         dtype=dtype,
         sampling=SamplingParameters(temperatures[0], top_k, top_p, min_p, seed),
-        draft_sampling=DraftSampling(draft_sampling, draft_greedy_below, draft_temperature),
+        draft_sampling=DraftSampling(draft_sampling, draft_greedy_below, draft_temperature, draft_confidence),
         verification=verification,
         acceptance_rates=parse_rates(acceptance_rates, ks[-1]),
         k_by_batch=parse_schedule(k_by_batch, disable_above_batch, ks[-1]),

@@ -38,7 +38,7 @@ class Listener:
         """The target's logits [B, K+1, V] for what was drafted last."""
         if self.drafted is None:
             return
-        tokens, lengths = self.drafted
+        tokens, lengths = self.drafted.tokens, self.drafted.lengths
         k = tokens.shape[1]
         valid = torch.ones_like(tokens, dtype=torch.bool)
         if lengths is not None:

@@ -189,6 +189,7 @@ def _drawing(settings: Settings) -> dict[str, object]:
         f"{settings.verification} verification": settings.verification not in ("rejection", "block"),
         "a draft length for each batch size": settings.k_by_batch is not None,
         "a temperature of the draft's own": settings.draft_sampling.temperature is not None,
+        "a floor for the draft's confidence": settings.draft_sampling.min_confidence > 0,
     }
     for what, wanted in beyond.items():
         if wanted:

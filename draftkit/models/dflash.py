@@ -98,6 +98,15 @@ class DFlashModel(nn.Module):
         logits = logits if spec.logit_scale == 1.0 else logits * spec.logit_scale
         return torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap if spec.logit_softcap else logits
 
+    def confidence(self, previous: Tensor, output: Tensor) -> Tensor:
+        """The chance [B] that a row's draft is accepted, from its `output` [B, H] and the token before int64 [B]."""
+        assert self.confidence_head is not None
+        latent = None
+        if self.spec.confidence == "hidden_and_token":
+            assert self.markov_head is not None
+            latent = self.markov_head.markov_w1(previous)
+        return self.confidence_head(output, latent)
+
     @property
     def target_ids(self) -> Tensor | None:
         """int64 [Vd]: the target's id of each draft id; None when they are the same."""
@@ -117,6 +126,8 @@ class BlockLayer(nn.Module):
         self.self_attn = DraftAttention(
             spec.decoder, config, index, h, sinks=spec.attention_sinks, value_scale=spec.value_scale
         )
+        if spec.window_rule == "anchor" and self.self_attn.sliding_window is not None:
+            self.self_attn.sliding_window += 1  # counted before the anchor, which is not one of them (speculators)
         self.post_attention_layernorm = LlamaRMSNorm(h, eps)
         self.mlp = LlamaMLP(config)
         self.attention_conv = self.mlp_conv = None

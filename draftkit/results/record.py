@@ -122,6 +122,7 @@ class Heading:
     min_p: float | None = None
     seed: int | None = None
     draft_sampling: str | None = None
+    min_confidence: float | None = None
     verification: str | None = None
     max_new_tokens: int | None = None
 
@@ -157,6 +158,7 @@ class Heading:
             min_p=settings.sampling.min_p,
             seed=settings.sampling.seed,
             draft_sampling=settings.draft_mode,
+            min_confidence=settings.draft_sampling.min_confidence or None,
             verification=settings.verification,
             max_new_tokens=settings.max_new_tokens,
         )

@@ -210,7 +210,8 @@ class Engine:
             self.drafter.allocate(self.num_slots, capacity, self.k)
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
-        rounds = Rounds(self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic)
+        floor = self.draft_sampling.min_confidence
+        rounds = Rounds(self.target, self.drafter, self._cache, self._state, self.verification, self.synthetic, floor)
         self._rounds: Rounds | GraphedRounds = rounds
         if capturable(self.target) and not self.eager:
             self._rounds = GraphedRounds(rounds, self.num_slots, capacity, CudaCapture())

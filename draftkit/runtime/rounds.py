@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftkit.errors import DraftkitError
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
 from draftkit.requests import Verification
@@ -114,6 +115,7 @@ class Rounds:
         state: SlotState,
         mode: Verification,
         synthetic: SyntheticAcceptance | None,
+        min_confidence: float = 0.0,
     ):
         self.target = target
         self.drafter = drafter
@@ -121,6 +123,7 @@ class Rounds:
         self.state = state
         self.mode: Verification = mode
         self.rates = None if synthetic is None else synthetic.conditional(target.device)
+        self.min_confidence = min_confidence
 
     def size(self, sequences: int) -> int:
         """The rows of a batch of so many sequences."""
@@ -167,8 +170,21 @@ class Rounds:
             features=state.features[slots] if self.drafter.aux_layers is not None else None,
             length=length,
         )
-        tokens, lengths = self.drafter.propose(committed, max(k, 1), draw)
+        tokens, lengths, confidences = self.drafter.propose(committed, max(k, 1), draw)
+        if self.min_confidence:
+            lengths = self._confident(lengths, confidences)
         return Proposal(tokens[:, :k], None if lengths is None else lengths.clamp(max=k))
+
+    def _confident(self, lengths: Tensor | None, confidences: Tensor | None) -> Tensor:
+        """How many drafts int64 [B] come before the first that the draft has too little confidence in."""
+        if confidences is None:
+            raise DraftkitError(
+                "the draft does not estimate its chances of acceptance",
+                expected="a confidence head, as DSpark drafts may have",
+                hint="leave out --draft-confidence",
+            )
+        confident = (confidences >= self.min_confidence).long().cumprod(1).sum(1)
+        return confident if lengths is None else torch.minimum(lengths, confident)
 
     def _score(self, slots: Tensor, drafts: Tensor, length: int) -> Tensor:
         """The target's logits [B, K+1, V] for the anchors and the drafts after them."""

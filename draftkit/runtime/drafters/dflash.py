@@ -86,10 +86,12 @@ class DFlashDrafter:
     def _drafted(self, previous: Tensor, output: Tensor, draw: Draw) -> Proposal:
         """Draws the drafts from left to right; `previous` int64 [B] is the anchor, `output` [B, K, H] the rows'."""
         model = self.model
-        logits, drafted = model.logits(output), []
+        logits, drafted, confidences = model.logits(output), [], []
         state = None if model.markov_head is None else model.markov_head.start(output)
         for step in range(output.shape[1]):
             row = logits[:, step]
+            if model.confidence_head is not None:  # of the row and the token before: not of the one that is drawn
+                confidences.append(model.confidence(previous, output[:, step]))
             if model.markov_head is not None:
                 bias, state = model.markov_head(previous, output[:, step], state)
                 row = row + bias
@@ -97,7 +99,7 @@ class DFlashDrafter:
                 row = self._selected(previous, row, output[:, step])
             previous = draw(step, row, model.target_ids)
             drafted.append(previous)
-        return Proposal(torch.stack(drafted, dim=1))
+        return Proposal(torch.stack(drafted, 1), confidences=torch.stack(confidences, 1) if confidences else None)
 
     def _selected(self, previous: Tensor, logits: Tensor, output: Tensor) -> Tensor:
         """Logits [B, V] of a row's candidates after the token before; those of all other tokens are −∞."""

@@ -33,11 +33,14 @@ class Committed(NamedTuple):
 class Proposal(NamedTuple):
     """`tokens` int64 [B, K] in the target's vocabulary, of which the first `lengths` int64 [B] are drafts.
 
-    The rest is padding: any token of the vocabulary. `lengths` None: all K are drafts, in every row.
+    The rest is padding: any token of the vocabulary. `lengths` None: all K are drafts, in every row. `confidences`
+    float [B, K]: the chances of acceptance as the draft estimates them; None where it does not. That of a token must
+    not depend on the token itself: leaving out what was drawn because of what it is would bias the output.
     """
 
     tokens: Tensor
     lengths: Tensor | None = None
+    confidences: Tensor | None = None
 
 
 class Draw(Protocol):

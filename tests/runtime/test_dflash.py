@@ -1,0 +1,120 @@
+"""Block drafters: their limits, their confidence, and windows counted from the anchor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from fixtures.draft_references import K, block_reference
+from fixtures.drafter_cases import Load, dflash_draft, dspark_draft, load, requests, sampled, target  # noqa: F401
+from fixtures.published import dflash
+from test_drafters import Decoding, Recorder, started
+from torch import Tensor
+
+from draftkit.errors import DraftkitError
+from draftkit.models.target import FINAL, Target
+from draftkit.requests import DraftSampling
+from draftkit.runtime.drafters.dflash import DFlashDrafter
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation
+
+
+def generate(drafter: Drafter | None, k: int, wanted: tuple = (), floor: float = 0.0) -> list[Generation]:
+    engine = Engine(
+        Target(target(), drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=k, num_slots=3,
+        verification="coupled", draft_sampling=DraftSampling("probabilistic", min_confidence=floor),
+    )  # fmt: skip
+    return engine.generate(wanted or requests())
+
+
+@pytest.mark.parametrize("k", [1, 7, 15])
+def test_blocks_of_sixteen(load: Load, k: int) -> None:  # noqa: F811
+    drafter = dflash_draft(load, dflash.dflash_config(block_size=16)).drafter
+    assert [g.tokens for g in generate(drafter, k)] == [g.tokens for g in generate(None, 0)]
+
+
+@pytest.mark.parametrize(("make", "most"), [(dflash_draft, 4), (dspark_draft, 4)])
+def test_more_tokens_than_a_block_drafts_are_refused(load: Load, make: object, most: int) -> None:  # noqa: F811
+    drafter = make(load).drafter  # type: ignore[operator]
+    with pytest.raises(DraftkitError, match=f"K = 5 draft tokens a round\n  expected: 1 to {most}"):
+        generate(drafter, 5)
+
+
+def confident(load: Load) -> DFlashDrafter:  # noqa: F811
+    """A DSpark draft whose estimates differ from row to row."""
+    tensors = dflash.dspark_tensors(torch.float32)
+    tensors["confidence_head.proj.weight"] *= 8
+    drafter = load(dflash.deepspec_config(), tensors)
+    assert isinstance(drafter, DFlashDrafter)
+    return drafter
+
+
+def test_drafts_end_where_confidence_does(load: Load) -> None:  # noqa: F811
+    drafter = confident(load)
+    for wanted in (requests(), sampled()):
+        plain = [g.tokens for g in generate(None, 0, wanted)]
+        free, bound = generate(drafter, 4, wanted), generate(drafter, 4, wanted, floor=0.5)
+        assert [g.tokens for g in free] == [g.tokens for g in bound] == plain
+        assert {r.drafted for g in free for r in g.rounds} == {4}
+        assert len({r.drafted for g in bound for r in g.rounds}) > 2
+    with pytest.raises(DraftkitError, match="does not estimate its chances of acceptance"):
+        generate(dflash_draft(load).drafter, 4, floor=0.5)
+
+
+class Other(Recorder):
+    """Draws the least likely token of one step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        return super().__call__(step, -logits if step == self.step else logits, ids)
+
+
+def test_confidence_in_a_token_does_not_depend_on_it(load: Load) -> None:  # noqa: F811
+    """Else leaving out drafts would change the distribution of the output."""
+    decoding = Decoding(confident(load), 3 * dflash.H, 1)
+    decoding.admit(0, 7)
+    usual = decoding.drafter.propose(decoding.committed([0]), K, Recorder())
+    assert usual.confidences is not None
+    for step in range(K):
+        other = decoding.drafter.propose(decoding.committed([0]), K, Other(step))
+        assert other.tokens[0, step] != usual.tokens[0, step]
+        assert other.confidences is not None
+        assert torch.equal(other.confidences[:, : step + 1], usual.confidences[:, : step + 1])
+        assert step == K - 1 or other.confidences[0, step + 1] != usual.confidences[0, step + 1]
+
+
+def test_a_window_counted_from_the_anchor(load: Load) -> None:  # noqa: F811
+    case = dflash_draft(load, dflash.dflash_config(**dflash.SLIDING))
+    drafter = case.drafter
+    assert isinstance(drafter, DFlashDrafter)
+    spec = replace(drafter.model.spec, window_rule="anchor")
+    model = type(drafter.model)(spec, "draftkit")
+    model.load_state_dict(drafter.model.state_dict(), strict=False)  # the borrowed ones come next
+    model.borrow(target().get_input_embeddings(), target().get_output_embeddings())
+    reference = partial(
+        block_reference, dflash.dflash_tensors(torch.float32), dflash.MASK, target().get_input_embeddings().weight,
+        target().lm_head.weight, fill_in=True, windows={0: 8}, causal={0}, anchored=True,
+    )  # fmt: skip
+    decoding = started(replace(case, drafter=DFlashDrafter(model.eval(), 8), reference=reference), 4)
+    for slots, _, draw in decoding.rounds(3):
+        for row, slot in enumerate(slots):
+            known = decoding.known[slot]
+            expected = reference(decoding.tokens[slot, :known], decoding.features[slot, : known - 1])
+            logits = torch.stack([step[row] for step in draw.logits])
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.std()))
+
+
+def test_the_last_layer_before_or_after_the_norm(load: Load) -> None:  # noqa: F811
+    config = dflash.dflash_config({"target_layer_ids": [-1, 4, 7]})
+    drafter = dflash_draft(load, config).drafter
+    assert isinstance(drafter, DFlashDrafter)
+    assert drafter.aux_layers.states == (0, 5, FINAL)
+    before = replace(drafter.model.spec, last_state="before_norm")
+    drafter.model.spec = before
+    assert drafter.aux_layers.states == (0, 5, 8)
