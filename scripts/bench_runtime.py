@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -95,14 +96,14 @@ class Bench:
                 for kind, eager in (("vLLM eager", True), ("vLLM", False)):
                     vllm[kind] = stack.enter_context(self.vllm(draft, eager=eager))
             for batch in BATCHES:
-                runs = {kind: lambda worker=worker, batch=batch: worker(batch) for kind, worker in vllm.items()}
+                runs: dict[str, Run] = {kind: partial(worker, batch) for kind, worker in vllm.items()}
                 runs["draftkit plain"] = self.draftkit(None, batch)
                 if draft is None:
-                    runs["generate"] = lambda batch=batch: self.generate(batch)
+                    runs["generate"] = partial(self.generate, batch)
                 else:
                     runs["draftkit"] = self.draftkit(draft, batch)
                 if draft is not None and batch == 1:
-                    runs["assisted"] = lambda: self.generate(1, assistant_model=self.assistant)
+                    runs["assisted"] = partial(self.generate, 1, assistant_model=self.assistant)
                 yield [str(batch), name or "–", *_cells(speeds(runs, self.options.repeats))]
 
     def draftkit(self, draft: Draft | None, batch: int) -> Run:
@@ -162,16 +163,17 @@ class Bench:
                 text=True,
             ) as worker,
         ):
-            assert worker.stdin is not None
-            assert worker.stdout is not None
+            asked, answers = worker.stdin, worker.stdout
+            assert asked is not None
+            assert answers is not None
 
             def ask(line: str) -> None:
-                worker.stdin.write(line + "\n")
-                worker.stdin.flush()
+                asked.write(line + "\n")
+                asked.flush()
 
             def run(batch: int) -> Timing:
                 ask(str(batch))
-                answer = worker.stdout.readline()
+                answer = answers.readline()
                 if not answer:
                     log.seek(0)
                     sys.exit(f"vLLM failed:\n{log.read()[-3000:]}")
@@ -179,7 +181,7 @@ class Bench:
 
             ask(json.dumps(job))
             yield run
-            worker.stdin.close()
+            asked.close()
 
 
 def _of_transformers(name: str) -> PreTrainedModel:

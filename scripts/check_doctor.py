@@ -50,7 +50,12 @@ class Injection:
 
 def facts(**values: Any) -> Callable[[Draft], Draft]:
     """Other facts of the architecture; weights that these lack are gone, new norms are ones and new biases zero."""
-    return lambda draft: changed(draft, replace(draft.spec.architecture, **values))
+
+    def spoil(draft: Draft) -> Draft:
+        architecture: Any = draft.spec.architecture
+        return changed(draft, replace(architecture, **values))
+
+    return spoil
 
 
 def rope(**values: Any) -> Callable[[Draft], Draft]:

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -136,7 +137,7 @@ def run_draftkit(
         proposals[-1].append(tokens if drafted.lengths is None else tokens[: int(drafted.lengths)])
         return drafted
 
-    drafter.propose = recorded  # type: ignore[method-assign]
+    drafter.propose = recorded  # type: ignore[method-assign, assignment]
     engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
     generations = []
     for request in requests:
@@ -145,7 +146,7 @@ def run_draftkit(
     return generations, proposals
 
 
-def run_vllm(python: str, job: dict[str, object]) -> dict[str, object] | None:
+def run_vllm(python: str, job: dict[str, object]) -> dict[str, Any] | None:
     """vLLM's outputs, proposals and counters, or None when it refused the draft."""
     runner = Path(__file__).with_name("vllm_generate.py")
     with tempfile.TemporaryDirectory() as folder:
@@ -187,9 +188,7 @@ class Comparison:
         self.model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
         prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
         self.requests = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
-        self.table = Table(
-            "draft", "drafts", "accepted at 1…K", "acceptance length", "vLLM: outputs", "drafts", "counts"
-        )
+        self.table = Table(*COLUMNS)
         self.differences = 0
 
     def add_case(self, case: Case) -> None:

@@ -59,7 +59,7 @@ def main() -> None:
         _repeat(options.kind[0], options.case, options.seed, out)
         return
     names = options.kind or list(KINDS)
-    shares = {name: KINDS[name].share for name in names}  # type: ignore[attr-defined]
+    shares = {name: KINDS[name].share for name in names}
     wanted = {name: round(options.cases * share / sum(shares.values())) for name, share in shares.items()}
     runs = [Run(name, wanted[name], options.seed, out) for name in names]
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -60,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     write_dataset(job["samples"], job["data"])
     trainer.get_local_rank = lambda: "cpu"
-    torch.accelerator.synchronize = lambda: None
+    torch.accelerator.synchronize = lambda device=None: None
     steps = Steps()
     logging.getLogger().addHandler(steps)
     cli.main(TrainConfig.resolve(job["arguments"]))

@@ -8,6 +8,8 @@ counters and every proposal in order to the file `result`.
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -26,7 +28,7 @@ def record_proposals() -> list[list[int]]:
     for proposer in (SpecDecodeBaseProposer, NgramProposer):
         propose = proposer.propose
 
-        def recorded(self, *args, propose=propose, **kwargs):
+        def recorded(self: Any, *args: Any, propose: Callable[..., Any] = propose, **kwargs: Any) -> Any:
             drafted = propose(self, *args, **kwargs)
             rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
             proposals.extend([int(token) for token in row] for row in rows)

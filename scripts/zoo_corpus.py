@@ -11,7 +11,7 @@ import hashlib
 import random
 import sysconfig
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def _imports_example(source: list[str], tree: ast.Module) -> Iterator[Example]:
         yield Example("imports", f"Write the imports of this module: {summary}", _clip(code))
 
 
-def training_texts(chat: callable, rng: random.Random) -> list[str]:
+def training_texts(chat: Callable[[str, str], str], rng: random.Random) -> list[str]:
     """Training documents: every file once as text, and every example once as a conversation.
 
     `chat(question, answer)` renders a conversation with the target's template.

@@ -76,7 +76,7 @@ def complete_events() -> None:
 
 def build(arguments: dict[str, Any]) -> Any:
     """The engine, with each request's own counts where this vLLM has them."""
-    from vllm import LLM, EngineArgs  # type: ignore[import-not-found]
+    from vllm import LLM, EngineArgs
 
     drafts = "speculative_config" in arguments and not extracts_states(arguments)
     if drafts and hasattr(EngineArgs, "per_request_spec_decode_metrics"):
@@ -163,7 +163,7 @@ def main() -> None:
     os.dup2(2, 1)  # before vLLM, which logs to standard output
     arguments = json.loads(sys.stdin.readline())
     try:
-        from vllm.platforms import current_platform  # type: ignore[import-not-found]
+        from vllm.platforms import current_platform
     except ModuleNotFoundError as error:
         sys.exit(f"{sys.executable} has no vLLM: {error}")
     on_cpu = current_platform.is_cpu()
