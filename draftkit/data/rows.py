@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 from draftkit.data.samples import Span, parse_tokens
 from draftkit.errors import FormatError, SourceError
-from draftkit.io.jsonfile import loads
+from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
@@ -139,10 +139,7 @@ def _conversation(messages: object, record: dict[str, object], where: str) -> Co
     assert isinstance(messages, list)
     tools = record.get("tools")
     if isinstance(tools, str):  # tables hold nested schemas as text
-        try:
-            tools = loads(tools)
-        except ValueError as error:
-            raise FormatError(f"tools are not valid JSON: {error}", where=where) from error
+        tools = decoded(tools, "the text of tools", where)
     parsed = tuple(_message(message, f"{where}, message {n}") for n, message in enumerate(messages, start=1))
     return Conversation(parsed, tuple(tools) if isinstance(tools, list) and tools else None)
 
@@ -232,13 +229,10 @@ def _read_jsonl(path: Path) -> Iterator[Place]:
 
 def _read_json(path: Path) -> Iterator[Place]:
     try:
-        records = loads(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
-    except ValueError as error:
-        raise FormatError(
-            f"{path.name} is not valid JSON: {error}", where=path, hint="the file is damaged or was cut: fetch it again"
-        ) from error
+    records = decoded(text, path.name, path)
     if not isinstance(records, list):
         raise FormatError(f"{path.name} holds {type(records).__name__}", where=path, expected="a list of rows")
     for number, record in enumerate(records, start=1):

@@ -15,7 +15,6 @@ from draftkit import zoo
 from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_file
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
-from draftkit.io.jsonfile import loads
 
 BUNDLED = "zoo"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
@@ -94,29 +93,14 @@ def registry() -> dict[str, dict[str, str]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if path.suffix in SUFFIXES and path.suffix != ".jsonl":
-        yield from ((where, row) for where, row, _ in read_file(path))
-        return
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    if not path.exists():
         raise SourceError(
-            f"the prompts cannot be read: {error.strerror}",
+            "the prompts cannot be read: there is no such file",
             where=path,
             expected="a JSONL file, a Hub dataset org/name, zoo, or " + ", ".join(registry()),
             hint="--prompts zoo uses the bundled ones",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise FormatError("the prompts are not UTF-8 text", where=path) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = loads(line)
-        except ValueError as error:
-            raise FormatError(f"not valid JSON: {error}", where=where) from error
-        yield where, row if isinstance(row, dict) else {}
+        )
+    return ((where, row) for where, row, _ in read_file(path))
 
 
 def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,7 @@ def read_object(path: Path) -> dict[str, object]:
         ) from None
     except OSError as error:
         raise SourceError(f"{path.name} cannot be read: {error.strerror}", where=path) from error
-    try:
-        value = parse(text)
-    except ValueError as error:
-        raise FormatError(
-            f"{path.name} is not valid JSON: {error}", where=path, hint="download or write the file again"
-        ) from error
+    value = decoded(text, path.name, path, parse)
     if not isinstance(value, dict):
         raise FormatError(f"{path.name} holds {type(value).__name__}, not an object", where=path)
     return value
@@ -66,6 +62,16 @@ def loads(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     return value
+
+
+def decoded(text: str | bytes, what: str, where: object, decode: Callable[[str | bytes], Any] = loads) -> Any:
+    """The value of a JSON text. Raises `FormatError` that calls the text `what`."""
+    try:
+        return decode(text)
+    except ValueError as error:
+        raise FormatError(
+            f"{what} is not valid JSON: {error}", where=where, hint="the file is damaged or was cut: get it again"
+        ) from error
 
 
 def _check_depth(value: object, depth: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftkit.errors import FormatError, SourceError
-from draftkit.io.jsonfile import loads
+from draftkit.io.jsonfile import decoded
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -26,12 +26,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 def parse_line(line: bytes, where: str) -> dict[str, object]:
     """The object of one line. Raises `FormatError`."""
-    try:
-        value = loads(line)
-    except ValueError as error:
-        raise FormatError(
-            f"the line is not valid JSON: {error}", where=where, hint="the file is damaged or was cut: write it again"
-        ) from error
+    value = decoded(line, "the line", where)
     if not isinstance(value, dict):
         raise FormatError(f"the line holds {type(value).__name__}", where=where, expected="one JSON object a line")
     return value
