@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config
@@ -92,7 +93,7 @@ def config_of(head: str | None) -> Qwen3Config:
 
 
 @torch.inference_mode()
-def run_theirs(model: torch.nn.Module, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def run_theirs(model: Any, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Tokens, biased logits and confidence of the block after `tokens` [n], with the states of all but the last."""
     start = len(tokens) - 1
     ids = torch.cat((tokens[-1:], torch.full((BLOCK - 1,), MASK)))[None]
@@ -114,7 +115,7 @@ def run_ours(drafter: DFlashDrafter, tokens: torch.Tensor, features: torch.Tenso
         kept.append(logits[0])
         return logits.argmax(-1)
 
-    drafter.allocate(1, len(tokens) + BLOCK)
+    drafter.allocate(1, len(tokens) + BLOCK, BLOCK)
     drafter.prefill(0, tokens[:-1], features)
     one = torch.ones(1, dtype=torch.int64)
     committed = Committed(
