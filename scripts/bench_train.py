@@ -54,7 +54,8 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import AuxLayers, Target
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import Target
 
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)

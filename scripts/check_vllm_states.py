@@ -27,7 +27,7 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers
 
 ROUNDING = 1e-5  # of float32, which sums in another order
 

@@ -16,7 +16,7 @@ from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.loading import load_model, open_draft
 from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.target import read_config
+from draftkit.models.pretrained import read_config
 
 
 @dataclass(frozen=True)

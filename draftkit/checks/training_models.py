@@ -26,7 +26,8 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.target import default_aux_layer_ids
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.rope import target_rope
-from draftkit.models.target import FINAL, AuxLayers, Target
+from draftkit.models.states import FINAL, AuxLayers
+from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 

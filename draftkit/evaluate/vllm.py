@@ -24,8 +24,9 @@ from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named
+from draftkit.models.pretrained import read_config
 from draftkit.models.remote_code import trusts_remote_code
-from draftkit.models.target import end_token_ids, read_config
+from draftkit.models.target import end_token_ids
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading, Interval
 from draftkit.results.settings import Settings

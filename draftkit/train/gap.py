@@ -19,13 +19,13 @@ from draftkit.checks.gap import GapReplay
 from draftkit.checks.registry import Evidence, findings
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
-from draftkit.data.states.online import ATTENTION as TARGET_ATTENTION
 from draftkit.data.states.online import States
 from draftkit.finding import Finding
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
-from draftkit.models.target import FINAL, Target
+from draftkit.models.states import FINAL
+from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length
@@ -76,6 +76,7 @@ def report_gap(
     answers = [answer for sample in samples if (answer := first_answer(sample)) is not None]
     batches = [_batch(answer, states_of(answer), target) for answer in answers]
     judged = [found for number, batch in enumerate(batches) for found in judge(recipe, batch, [number], k, mode)]
+    own_attention = target.config._attn_implementation
     target.set_attn_implementation(ATTENTION)
     try:
         with temporary_folder() as scratch:
@@ -85,7 +86,7 @@ def report_gap(
             generations = _decode(answers, target, drafter, k, temperature)
         served = _serving_states(answers[0], target, drafter) if answers else None
     finally:
-        target.set_attn_implementation(TARGET_ATTENTION)
+        target.set_attn_implementation(own_attention)
     replay = GapReplay(
         answers=answers,
         generations=generations,

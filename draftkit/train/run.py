@@ -28,7 +28,7 @@ from draftkit.io.atomic import check_writable
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.models.target import read_config
+from draftkit.models.pretrained import read_config
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap

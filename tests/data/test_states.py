@@ -37,7 +37,7 @@ from draftkit.data.states.write import StatesSettings, TargetExtractor, check_ro
 from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.safetensors_file import read_safetensors
-from draftkit.models.target import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers
 
 LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)

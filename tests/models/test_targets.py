@@ -34,7 +34,8 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.eagle import EagleModel
 from draftkit.models.footprint import footprint
 from draftkit.models.positions import Positions
-from draftkit.models.target import FINAL, AuxLayers, Target, load_target
+from draftkit.models.states import FINAL, AuxLayers
+from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
-from draftkit.data.states.online import ATTENTION as TARGET_ATTENTION
 from draftkit.data.states.online import OnlineStates, States, load_training_target
 from draftkit.loading import open_draft
-from draftkit.models.target import AuxLayers, Target
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.train.batch import TrainingBatch
@@ -38,7 +38,7 @@ def answers(target: PreTrainedModel) -> list[Sample]:
     """The target's own greedy answers."""
     target.set_attn_implementation(ATTENTION)
     generations = Engine(Target(target), None, num_speculative_tokens=0, num_slots=6).generate(requests()[:6])
-    target.set_attn_implementation(TARGET_ATTENTION)
+    target.set_attn_implementation("sdpa")
     return [
         Sample.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)])
         for g in generations

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError
 from draftkit.io.tensors import open_checkpoint
-from draftkit.models.footprint import RECORDING, Recorder
-from draftkit.models.target import check_config, read_config
+from draftkit.models.pretrained import empty_model, read_model_config
+from draftkit.models.states import decoder_of
 
 
 def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -34,25 +33,12 @@ def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def _final_norm(folder: Path) -> tuple[str, nn.Module]:
-    """The part of the decoder whose output is the decoder's, with its name; without memory for its weights."""
-    config = read_config(folder)
-    check_config(config)
-    with torch.device("meta"):
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config, attn_implementation=RECORDING)
-        decoder: nn.Module = model.get_decoder()
-        outputs: dict[str, object] = {}
-
-        def keep(part: nn.Module, _arguments: object, output: object) -> None:
-            outputs[names[part]] = output
-
-        names = {part: name for name, part in decoder.named_children()}
-        hooks = [part.register_forward_hook(keep) for part in names]
-        row = torch.zeros(1, 1, dtype=torch.int64)
-        with torch.inference_mode():
-            last = decoder(input_ids=row, position_ids=row, use_cache=False, kv=Recorder()).last_hidden_state
-    for hook in hooks:
-        hook.remove()
-    for name, output in outputs.items():
-        if output is last:
-            return name, decoder.get_submodule(name)
+    """The norm that follows the decoder's layers, with its name; without memory for its weights."""
+    decoder = decoder_of(empty_model(read_model_config(folder), torch.float32))
+    parts = list(decoder.named_children())
+    layers = next(number for number, (_, part) in enumerate(parts) if isinstance(part, nn.ModuleList))
+    for number, (name, part) in enumerate(parts):
+        # OPT's is made before the layers, where others have norms of their embeddings.
+        if "norm" in type(part).__name__.lower() and (number > layers or "final" in name):
+            return name, part
     raise TargetError(f"{type(decoder).__name__} does not end in a norm", where=folder)

@@ -15,7 +15,7 @@ from draftkit.data.states.encoding import LARGEST, Encoded, decode
 from draftkit.data.states.online import States
 from draftkit.data.states.shards import AGAIN, Shard, file_sha256, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
-from draftkit.models.target import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers
 
 
 class Verified(NamedTuple):

@@ -5,33 +5,33 @@ N tokens of a row, F width of the captured features, H target width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import locate
-from draftkit.io.tensors import open_checkpoint
-from draftkit.models.devices import use_device
-from draftkit.models.finite import HINT, first_non_finite, require_finite
+from draftkit.models.ends import load_ends
+from draftkit.models.finite import HINT, first_non_finite
 from draftkit.models.positions import Positions
-from draftkit.models.remote_code import trusts_remote_code
-from draftkit.models.target import AuxLayers, Target, load_target, read_target_config
+from draftkit.models.pretrained import load_pretrained, read_model_config
+from draftkit.models.states import AuxLayers, TappedModel
 
-ATTENTION = "sdpa"  # takes masks, which keep packed samples apart
+MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
 
 
 def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A target (path, Hub id or `zoo:target`) that can be run on packed rows; `device` becomes the current one.
+    """A target (path, Hub id or `zoo:target`) that transformers runs in its own way; `device` becomes the current one.
 
     Raises `DraftkitError`.
     """
-    return load_target(locate(source).path, device=device, dtype=dtype, attention=ATTENTION)
+    folder = locate(source).path
+    return load_pretrained(folder, read_model_config(folder), device=device, dtype=dtype, attention=None)
 
 
 def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
@@ -50,35 +50,12 @@ def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
 
 
 def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A target with its embedding and output layer; its decoder layers stay on torch's meta device. `device` becomes
-    the current one.
+    """The ends of a target (path, Hub id or `zoo:target`) alone, for runs that read its states from files; `device`
+    becomes the current one.
 
-    For runs that read the target's states from files. Raises `DraftkitError`.
+    Raises `DraftkitError`.
     """
-    folder = locate(source).path
-    config = read_target_config(folder)
-    use_device(device)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=trusts_remote_code()
-        )
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = config.get_text_config().tie_word_embeddings
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for module in (embedding,) if tied else (embedding, output):
-        module.weight = _loaded(folder, names[id(module.weight)], device, dtype)
-    if tied:
-        output.weight = embedding.weight
-    return model.eval().requires_grad_(False)
-
-
-def _loaded(folder: Path, name: str, device: str, dtype: torch.dtype) -> nn.Parameter:
-    tensors = open_checkpoint(folder)
-    if name not in tensors:
-        raise TargetError(f"the target's checkpoint has no tensor {name}", where=folder, hint="train without --states")
-    weight = tensors[name].load().to(device, dtype)
-    require_finite([(name, weight)], folder)
-    return nn.Parameter(weight, requires_grad=False)
+    return load_ends(locate(source).path, device=device, dtype=dtype)
 
 
 class States(NamedTuple):
@@ -89,28 +66,82 @@ class States(NamedTuple):
 
 
 class OnlineStates:
-    """Runs the target, loaded by `load_training_target`."""
+    """Runs the target, loaded by `load_training_target`.
+
+    The samples of a row are run in one sequence where masks can keep them apart, else beside each other: a recurrent
+    state would run on from one into the next.
+    """
 
     def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None):
-        self._target = Target(model, aux_layers)
+        self._target = TappedModel(model, aux_layers)
+        self._packed = masks_keep_apart(model)
 
     @torch.no_grad()
     def states(self, tokens: Tensor, positions: Tensor, sample_ids: Tensor) -> States:
+        """Of a row, all int64 [1, N]: `sample_ids` 0, 0, 1, … in order, then −1 for padding, whose states mean nothing.
+
+        Raises `TargetError` for states that are not finite.
+        """
+        if not self._packed:
+            return self._beside_each_other(tokens, sample_ids)
+        mask = attention_masks(self._target.model.config, sample_ids, self._target.dtype)
+        return self._forward(tokens, positions, position_ids=positions, attention_mask=mask)
+
+    def _beside_each_other(self, tokens: Tensor, sample_ids: Tensor) -> States:
+        """Batches of samples of similar lengths, padded at their ends, where nothing before sees it."""
+        lengths = sample_ids[sample_ids >= 0].bincount().tolist()
+        samples = tokens[0, : sum(lengths)].split(lengths)
+        features: list[Tensor] = [tokens.new_empty(0)] * len(lengths)
+        last = list(features)
+        for numbers in similar(lengths):
+            batch = pad_sequence([samples[number] for number in numbers], batch_first=True)
+            found = self._forward(batch, torch.arange(batch.shape[1], device=batch.device)[None])
+            for row, number in enumerate(numbers):
+                last[number] = found.last[row, : lengths[number]]
+                if found.features is not None:
+                    features[number] = found.features[row, : lengths[number]]
+        padding = tokens.shape[1] - sum(lengths)
+
+        def joined(parts: list[Tensor]) -> Tensor:
+            return nn.functional.pad(torch.cat(parts), (0, 0, 0, padding))[None]
+
+        return States(None if self._target.aux_layers is None else joined(features), joined(last))
+
+    def _forward(self, tokens: Tensor, positions: Tensor, **packing: object) -> States:
+        """One forward of tokens [B, T], at `positions` [B, T] of their samples; `packing`: what else it is told."""
         target = self._target
-        inputs = {
-            "input_ids": tokens,
-            "position_ids": positions,
-            "attention_mask": attention_masks(target.model.config, sample_ids, target.dtype),
-        }
+
+        def run() -> Tensor:
+            last: Tensor = target.decoder(input_ids=tokens, use_cache=False, **packing).last_hidden_state
+            return last
+
         with target.captured() as found:
-            output = target.decoder(**inputs, use_cache=False)
-        last = output.last_hidden_state
+            last = run()
         if not torch.isfinite(last).all():
-            place = first_non_finite(target.decoder, lambda: target.decoder(**inputs, use_cache=False))
+            place = first_non_finite(target.decoder, run)
             began = "" if place is None else f", from {place[0]} on, at position {int(positions[0, place[1]])}"
             raise TargetError(f"the target's hidden states are not finite{began}", hint=HINT)
-        aux_layers = target.aux_layers
-        return States(None if aux_layers is None else torch.cat([found[i] for i in aux_layers.states], dim=-1), last)
+        return States(target.features(found, tokens), last)
+
+
+def masks_keep_apart(model: PreTrainedModel) -> bool:
+    """Whether samples in one sequence stay apart by masks and positions: every layer attends, and nothing else."""
+    text = model.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or MASKED)
+    rope = getattr(text, "rope_parameters", None) or {}
+    return type(model).is_backend_compatible() and kinds <= MASKED and "mrope_section" not in rope
+
+
+def similar(lengths: list[int]) -> Iterator[list[int]]:
+    """Groups of samples, by number, the longest first; in each the shortest has half of the longest one's tokens."""
+    group: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and 2 * lengths[number] < lengths[group[0]]:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
 
 
 def attention_masks(config: PretrainedConfig, sample_ids: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:

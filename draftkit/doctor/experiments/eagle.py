@@ -13,7 +13,8 @@ from draftkit.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.eagle import EagleOutput
-from draftkit.models.target import FINAL, AuxLayers, Target
+from draftkit.models.states import FINAL, AuxLayers
+from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter

@@ -15,7 +15,8 @@ from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors
 from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.chat import load_tokenizer, render, token_ids
-from draftkit.models.target import AuxLayers, Target, TargetOutput
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.memory import available_memory
 
 OTHER_FEATURES = "the draft was trained on other states than it is served: ask its author which ones, or train it anew"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.models.target import AuxLayers
+from draftkit.models.states import AuxLayers
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 

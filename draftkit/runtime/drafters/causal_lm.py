@@ -13,7 +13,8 @@ from draftkit.layout.positions import longest_sequence
 from draftkit.models.causal_lm import load_causal_lm, load_pard2
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.footprint import footprint
-from draftkit.models.target import AuxLayers, Target, read_target_config
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import Target, read_target_config
 from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.models.causal_lm import Pard2Model
-from draftkit.models.target import AuxLayers, Target
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import Target
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from draftkit.models.target import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.drafters.protocol import Committed
 
 

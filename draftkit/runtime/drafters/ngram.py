@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.families.ngram import NgramSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.target import AuxLayers
+from draftkit.models.states import AuxLayers
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from draftkit.models.target import AuxLayers
+from draftkit.models.states import AuxLayers
 
 
 class Committed(NamedTuple):

@@ -18,7 +18,8 @@ from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.target import AuxLayers, load_target
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import load_target
 from draftkit.requests import SamplingParameters
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.head import OutputHead

@@ -15,7 +15,7 @@ from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel, load_eagle
-from draftkit.models.target import AuxLayers
+from draftkit.models.states import AuxLayers
 from draftkit.train.attention import NAME as CHAIN_ATTENTION
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.chain import Step, chain_steps

@@ -1,0 +1,76 @@
+"""The two ends of a target, without what lies between: its embedding and its output layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from draftkit.errors import TargetError
+from draftkit.io.handles import TensorHandle
+from draftkit.io.tensors import open_checkpoint
+from draftkit.models.devices import use_device
+from draftkit.models.finite import require_finite
+from draftkit.models.pretrained import empty_model, read_model_config
+
+INSIDE = {"layers", "mtp"}  # parts of names of tensors that lie between the ends, whatever else they are called
+
+
+class TargetEnds(PreTrainedModel):
+    """A target that cannot be run: only its embedding and its output layer are there.
+
+    `size`: parameters of the whole target.
+    """
+
+    def __init__(self, config: PretrainedConfig, embedding: nn.Module, output: nn.Module, size: int):
+        super().__init__(config)
+        self.embedding = embedding
+        self.output = output
+        self._size = size
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+    def num_parameters(self, *_: object, **__: object) -> int:
+        return self._size
+
+
+def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
+    """The ends of the target in a folder, of any architecture that transformers can build; nothing else is read.
+
+    `device` becomes the current one. Raises `DraftkitError`.
+    """
+    config = read_model_config(folder)
+    use_device(device)
+    model = empty_model(config, dtype)
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = output.weight is embedding.weight
+    tensors = open_checkpoint(folder)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for end in (embedding,) if tied else (embedding, output):
+        weights = {own: _find(names[parameter], tensors, folder) for own, parameter in end.named_parameters()}
+        end.to_empty(device=device)
+        model._init_weights(end)  # what is no weight, as the scale of Gemma's embedding
+        loaded = {own: handle.load().to(device, dtype) for own, handle in weights.items()}
+        require_finite(((weights[own].name, tensor) for own, tensor in loaded.items()), folder)
+        end.load_state_dict(loaded, strict=True, assign=True)
+    if tied:
+        output.weight = embedding.weight
+    ends = TargetEnds(config, embedding, output, model.num_parameters())
+    return ends.eval().requires_grad_(False)
+
+
+def _find(name: str, tensors: dict[str, TensorHandle], folder: Path) -> TensorHandle:
+    """The tensor of this name, or the only one that ends as it does: checkpoints differ in what stands before."""
+    if name in tensors:
+        return tensors[name]
+    ending = ".".join(name.split(".")[-2:])
+    found = [other for other in tensors if f".{other}".endswith(f".{ending}") and INSIDE.isdisjoint(other.split("."))]
+    if len(found) != 1:
+        raise TargetError(f"the target's checkpoint has {len(found)} tensors …{ending}", where=folder, expected=name)
+    return tensors[found[0]]

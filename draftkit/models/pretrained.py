@@ -1,0 +1,119 @@
+"""Causal language models as transformers reads, builds and loads them, the text side of multi-modal ones among them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+from draftkit.errors import TargetError
+from draftkit.models.devices import use_device
+from draftkit.models.finite import require_finite
+from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
+
+BY_VLLM = "vLLM may: draftkit data states --vllm-python ENV/bin/python, then draftkit train --states"
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a model. Raises `TargetError` for one that transformers cannot read."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code())
+    except (OSError, ValueError) as error:
+        raise _unloadable(folder, error) from error
+    if trusts_remote_code():
+        _register_own_class(config, folder)
+    return config
+
+
+def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of transformers with the language model of `config` and its output layer; None where it has none."""
+    for known in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
+        if type(config) in known:
+            found: type[PreTrainedModel] = known[type(config)]
+            return found
+    return None
+
+
+def read_model_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a language model that transformers can build. Raises `TargetError` for any other."""
+    config = read_config(folder)
+    if config.is_encoder_decoder:
+        raise TargetError(
+            f"{config.model_type} is an encoder-decoder", where=folder, expected="a causal language model"
+        )
+    if model_class(config) is None:
+        raise TargetError(
+            f"transformers has no causal language model of type {config.model_type}", where=folder, hint=BY_VLLM
+        )
+    return config
+
+
+def empty_model(config: PretrainedConfig, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
+    """A model of the configuration without memory for its weights, on torch's meta device; tied weights are one.
+
+    `attention`: the name of its attention function, None for transformers' choice.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = _auto_class(config).from_config(
+            deepcopy(config),  # which keeps the name of its attention
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=trusts_remote_code(),
+        )
+        model.tie_weights()
+    return model
+
+
+def load_pretrained(
+    folder: Path, config: PretrainedConfig, *, device: str, dtype: torch.dtype, attention: str | None
+) -> PreTrainedModel:
+    """Load a model for inference; `device` becomes the current one. `attention` as in `empty_model`.
+
+    Raises `TargetError` for what cannot be loaded and for weights that are missing from the checkpoint, and
+    `NonFiniteError` for weights with NaN or infinity.
+    """
+    use_device(device)
+    try:
+        model, info = _auto_class(config).from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            trust_remote_code=trusts_remote_code(),
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unloadable(folder, error) from error
+    if info["missing_keys"]:
+        raise TargetError(f"the target lacks weights: {', '.join(sorted(info['missing_keys'])[:5])}", where=folder)
+    require_finite(model.state_dict().items(), folder)
+    loaded: PreTrainedModel = model.to(device).requires_grad_(False)
+    return loaded.eval()
+
+
+def _auto_class(config: PretrainedConfig) -> Any:
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+
+
+def _register_own_class(config: PretrainedConfig, folder: Path) -> None:
+    """Make the causal LM that a model brings as code known to transformers, as loading it would."""
+    name = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if name is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        AutoModelForCausalLM.register(type(config), get_class_from_dynamic_module(name, folder), exist_ok=True)
+
+
+def _unloadable(folder: Path, error: Exception) -> TargetError:
+    first_line = str(error).strip().split("\n", 1)[0]
+    return TargetError(f"transformers cannot load the target: {first_line}", where=folder, hint=remote_code_hint(error))
