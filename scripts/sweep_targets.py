@@ -31,7 +31,8 @@ from transformers import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from draftkit.errors import DraftkitError
-from draftkit.models.target import AuxLayers, Target, load_target
+from draftkit.models.states import AuxLayers
+from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal

@@ -20,6 +20,7 @@ from draftkit.checks.registry import check
 from draftkit.checks.training_data import Data
 from draftkit.convert.operations import integers
 from draftkit.convert.vocabulary_map import mapped_tokens
+from draftkit.data.states.online import AGREEMENT
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
@@ -33,8 +34,6 @@ from draftkit.runtime.cache import SlotCache
 
 GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained
 MAX_TOKENS = 256  # of the sample that is run
-# How far two ways of computing the same may lie apart: the norm of the difference over that of the values.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 class Reference(NamedTuple):
@@ -66,7 +65,7 @@ def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | 
         )
         return
     gaps = [_gap(own, other) for own, other in zip(mine, theirs, strict=True)]
-    wrong = [f"{name}: {gap:.1e}" for name, gap in zip(names, gaps, strict=True) if gap > TOLERANCE[model.dtype]]
+    wrong = [f"{name}: {gap:.1e}" for name, gap in zip(names, gaps, strict=True) if gap > AGREEMENT[model.dtype]]
     if wrong:
         yield Finding(
             "aux layers",
@@ -92,7 +91,7 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
     with torch.inference_mode():
         head = model.get_output_embeddings()(after)
     kind = _norm_kind(model, before, after)
-    if _gap(head, logits) > TOLERANCE[model.dtype]:
+    if _gap(head, logits) > AGREEMENT[model.dtype]:
         yield Finding(
             "final norm",
             "warning",
@@ -124,7 +123,7 @@ def _norm_kind(model: PreTrainedModel, before: Tensor, after: Tensor) -> str:
     plain = before.float() * (before.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
     kinds = {"w": plain * weight.float(), "1 + w": plain * (1 + weight.float())}
     best = min(kinds, key=lambda kind: _gap(kinds[kind], after))
-    return best if _gap(kinds[best], after) <= TOLERANCE[model.dtype] else "neither w nor 1 + w"
+    return best if _gap(kinds[best], after) <= AGREEMENT[model.dtype] else "neither w nor 1 + w"
 
 
 def _tokens(data: Data, model: PreTrainedModel) -> Tensor:

@@ -9,13 +9,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError
-from draftkit.io.handles import TensorHandle
 from draftkit.io.tensors import open_checkpoint
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
-from draftkit.models.pretrained import empty_model, read_model_config
-
-INSIDE = {"layers", "mtp"}  # parts of names of tensors that lie between the ends, whatever else they are called
+from draftkit.models.pretrained import empty_model, read_model_config, stored_names
 
 
 class TargetEnds(PreTrainedModel):
@@ -51,9 +48,13 @@ def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     tied = output.weight is embedding.weight
     tensors = open_checkpoint(folder)
+    stored = stored_names(model, tensors)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for end in (embedding,) if tied else (embedding, output):
-        weights = {own: _find(names[parameter], tensors, folder) for own, parameter in end.named_parameters()}
+        missing = [names[parameter] for parameter in end.parameters() if names[parameter] not in stored]
+        if missing:
+            raise TargetError(f"the target's checkpoint has no tensor {missing[0]}", where=folder)
+        weights = {own: tensors[stored[names[parameter]]] for own, parameter in end.named_parameters()}
         end.to_empty(device=device)
         model._init_weights(end)  # what is no weight, as the scale of Gemma's embedding
         loaded = {own: handle.load().to(device, dtype) for own, handle in weights.items()}
@@ -63,14 +64,3 @@ def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
         output.weight = embedding.weight
     ends = TargetEnds(config, embedding, output, model.num_parameters())
     return ends.eval().requires_grad_(False)
-
-
-def _find(name: str, tensors: dict[str, TensorHandle], folder: Path) -> TensorHandle:
-    """The tensor of this name, or the only one that ends as it does: checkpoints differ in what stands before."""
-    if name in tensors:
-        return tensors[name]
-    ending = ".".join(name.split(".")[-2:])
-    found = [other for other in tensors if f".{other}".endswith(f".{ending}") and INSIDE.isdisjoint(other.split("."))]
-    if len(found) != 1:
-        raise TargetError(f"the target's checkpoint has {len(found)} tensors …{ending}", where=folder, expected=name)
-    return tensors[found[0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
@@ -46,6 +49,11 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     return None
 
 
+def auto_class(config: PretrainedConfig) -> Any:
+    """What of transformers builds and loads models of the configuration."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+
+
 def read_model_config(folder: Path) -> PretrainedConfig:
     """The configuration of a language model that transformers can build. Raises `TargetError` for any other."""
     config = read_config(folder)
@@ -66,7 +74,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype, attention: str | N
     `attention`: the name of its attention function, None for transformers' choice.
     """
     with torch.device("meta"):
-        model: PreTrainedModel = _auto_class(config).from_config(
+        model: PreTrainedModel = auto_class(config).from_config(
             deepcopy(config),  # which keeps the name of its attention
             dtype=dtype,
             attn_implementation=attention,
@@ -74,6 +82,15 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype, attention: str | N
         )
         model.tie_weights()
     return model
+
+
+def stored_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
+    """The names that a checkpoint's tensors have in it, by those that transformers gives them in the model."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    prefix, own = model.base_model_prefix, model.state_dict()
+    return {rename_source_key(name, renamings, converters, prefix, own)[0]: name for name in sorted(names)}
 
 
 def load_pretrained(
@@ -86,7 +103,7 @@ def load_pretrained(
     """
     use_device(device)
     try:
-        model, info = _auto_class(config).from_pretrained(
+        model, info = auto_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -101,10 +118,6 @@ def load_pretrained(
     require_finite(model.state_dict().items(), folder)
     loaded: PreTrainedModel = model.to(device).requires_grad_(False)
     return loaded.eval()
-
-
-def _auto_class(config: PretrainedConfig) -> Any:
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
 def _register_own_class(config: PretrainedConfig, folder: Path) -> None:

@@ -10,7 +10,15 @@ from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.teacher import TargetHead
 
 # Config keys that change logits after the output layer, and the value that does not.
-CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
+CHANGES = {
+    "final_logit_softcapping": None,
+    "logits_soft_cap": None,
+    "output_logit_soft_cap": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "logits_mup_width_multiplier": 1.0,
+    "lm_head_multiplier": 1.0,
+}
 
 
 def target_head(target: PreTrainedModel, d2t_ids: Tensor | None, temperature: float = 1.0) -> TargetHead:

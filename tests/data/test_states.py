@@ -18,6 +18,8 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.precision import LAYER, assert_close
+from fixtures.targets import TARGETS, target_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -37,6 +39,7 @@ from draftkit.data.states.write import StatesSettings, TargetExtractor, check_ro
 from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.safetensors_file import read_safetensors
+from draftkit.models.ends import load_ends
 from draftkit.models.states import FINAL, AuxLayers
 
 LAYERS = (2, 4, 5)
@@ -104,6 +107,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": WINDOW,
     "gemma3_text": {**WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 4},
     "gpt_neox": {"initializer_range": 0.5},
+    "phi": {},
 }
 
 
@@ -115,6 +119,8 @@ def config_of(family: str) -> PretrainedConfig:
 
 
 def random_model(family: str) -> PreTrainedModel:
+    if family in TARGETS:
+        return target_model(family)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(family), attn_implementation="sdpa")
     for name, parameter in model.named_parameters():
@@ -123,13 +129,13 @@ def random_model(family: str) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", *TARGETS])
 def test_samples_of_a_row_do_not_see_each_other(family: str) -> None:
     model, samples = random_model(family), random_samples(LENGTHS)
     found = dict(TargetExtractor(model, LAYERS, 128)(samples))
     assert found.keys() == set(range(len(samples)))
     for place, sample in enumerate(samples):
-        torch.testing.assert_close(found[place], alone(model, sample, LAYERS), rtol=1e-4, atol=1e-4)
+        assert_close(found[place], alone(model, sample, LAYERS), depth=pico.LAYERS * LAYER)
 
 
 @pytest.fixture(scope="module")
@@ -472,15 +478,27 @@ def test_the_command(draftkit: Command, data: Path, folder: Path, tmp_path: Path
     assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,9").code == 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *TARGETS])
 def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> None:
     """It makes the last state of the one before it."""
     model = random_model(family)
     model.save_pretrained(tmp_path)
     (sample,) = random_samples((20,))
-    found = dict(TargetExtractor(model, (pico.LAYERS,), 64)([sample]))[0]
+    found = dict(TargetExtractor(model, (model.config.get_text_config().num_hidden_layers,), 64)([sample]))[0]
     norm = load_final_norm(tmp_path, torch.float32)
     torch.testing.assert_close(norm(found[:, 0]), found[:, 1])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *TARGETS])
+def test_the_ends_alone_are_the_targets(family: str, tmp_path: Path) -> None:
+    """With Gemma's scale of the embedding, Phi's bias of the head, and names that wrappers put before their own."""
+    model = random_model(family)
+    model.save_pretrained(tmp_path)
+    ends = load_ends(tmp_path, device="cpu", dtype=torch.float32)
+    tokens, states = torch.arange(9), torch.randn(9, pico.HIDDEN)
+    assert torch.equal(ends.get_input_embeddings()(tokens), model.get_input_embeddings()(tokens))
+    assert torch.equal(ends.get_output_embeddings()(states), model.get_output_embeddings()(states))
+    assert ends.device == torch.device("cpu")
 
 
 class StandIn:

@@ -14,7 +14,8 @@ from test_drafters import Decoding, Recorder, started
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.target import FINAL, Target
+from draftkit.models.states import FINAL
+from draftkit.models.target import Target
 from draftkit.requests import DraftSampling
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.protocol import Drafter

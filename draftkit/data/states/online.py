@@ -20,9 +20,12 @@ from draftkit.models.ends import load_ends
 from draftkit.models.finite import HINT, first_non_finite
 from draftkit.models.positions import Positions
 from draftkit.models.pretrained import load_pretrained, read_model_config
-from draftkit.models.states import AuxLayers, TappedModel
+from draftkit.models.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
+TRIED = 8  # tokens of a sample with which a model is tried
+# How far two ways of computing the same may lie apart: the norm of the difference over that of the values.
+AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -125,11 +128,24 @@ class OnlineStates:
 
 
 def masks_keep_apart(model: PreTrainedModel) -> bool:
-    """Whether samples in one sequence stay apart by masks and positions: every layer attends, and nothing else."""
+    """Whether samples in one sequence stay apart by masks and positions: where every layer attends, and nothing else.
+
+    Some models do otherwise than their configuration says (Moshi, Doge): two samples are tried.
+    """
     text = model.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or MASKED)
     rope = getattr(text, "rope_parameters", None) or {}
-    return type(model).is_backend_compatible() and kinds <= MASKED and "mrope_section" not in rope
+    if not (type(model).is_backend_compatible() and kinds <= MASKED and "mrope_section" not in rope):
+        return False
+    decoder = decoder_of(model)
+    tokens = torch.arange(2 * TRIED, device=model.device)[None] % text.vocab_size
+    sample_ids = torch.arange(2 * TRIED, device=model.device)[None] // TRIED
+    mask = attention_masks(model.config, sample_ids, model.dtype)
+    with torch.no_grad():
+        both = decoder(input_ids=tokens, position_ids=tokens % TRIED, attention_mask=mask, use_cache=False)
+        alone = decoder(input_ids=tokens[:, TRIED:], use_cache=False)
+    found, expected = both.last_hidden_state[:, TRIED:].float(), alone.last_hidden_state.float()
+    return bool((found - expected).norm() <= AGREEMENT[model.dtype] * expected.norm())
 
 
 def similar(lengths: list[int]) -> Iterator[list[int]]:

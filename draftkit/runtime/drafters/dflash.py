@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.dflash import DFlashModel, load_dflash
-from draftkit.models.target import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal

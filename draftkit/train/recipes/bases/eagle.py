@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import DraftkitError, LayoutError
-from draftkit.layout.decoder import Decoder, rope_of_config
+from draftkit.layout.decoder import Decoder, Rope, rope_of_config
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel, load_eagle
@@ -27,6 +28,8 @@ from draftkit.train.recipes.recipe import Chains, Origin, Recipe
 from draftkit.train.teaching import target_head
 
 INITIAL_STD = 0.02
+HEAD_SIZE, KV_HEADS = 128, 8
+PARTIAL = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")  # of a target's rope
 
 
 class ChainRows(NamedTuple):
@@ -104,16 +107,17 @@ def spread(values: Tensor | None, rows: ChainRows, like: Tensor) -> Tensor:
 
 
 def fresh_decoder(target: PreTrainedModel, num_layers: int) -> Decoder:
-    """Decoder layers with the target's sizes, rotary embedding and activation."""
+    """Decoder layers with the target's sizes, rotary base and activation, whatever its own layers are."""
     config = target.config.get_text_config()
-    heads = config.num_attention_heads
+    wide = getattr(config, "intermediate_size", None)
+    heads, kv_heads, head_dim = _heads(config)
     return Decoder(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=wide if isinstance(wide, int) else 4 * config.hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
         hidden_act="silu",
         rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         qkv_bias=False,
@@ -121,8 +125,30 @@ def fresh_decoder(target: PreTrainedModel, num_layers: int) -> Decoder:
         mlp_bias=False,
         qk_norm=False,
         sliding_window=None,
-        rope=replace(rope_of_config(config.to_dict()), declared_base=None),
+        rope=_rope(config.to_dict()),
     )
+
+
+def _heads(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Heads, those of keys and values, and their width: the target's, or 128 numbers for each head and up to 8 heads of
+    keys and values where it has latent attention or none (as SpecForge has them for DeepSeek V3)."""
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None or getattr(config, "kv_lora_rank", None) is not None:
+        head_dim = min(HEAD_SIZE, config.hidden_size)
+        heads = config.hidden_size // head_dim
+        return heads, math.gcd(heads, KV_HEADS), head_dim
+    own = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, own
+
+
+def _rope(config: dict[str, object]) -> Rope:
+    """The target's, of several kinds of layers that of full attention; the draft rotates all of each head, on one
+    axis."""
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict):
+        rope = rope.get("full_attention", rope)
+        config = config | {"rope_parameters": {key: value for key, value in rope.items() if key not in PARTIAL}}
+    return replace(rope_of_config(config), declared_base=None)
 
 
 def fresh_eagle(spec: EagleSpec, origin: Origin, attention: str = CHAIN_ATTENTION) -> EagleModel:
