@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 MAX_LINES = 100
 MAX_LINE_LENGTH = 500
+ELSEWHERE = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
 
 
 class DraftkitError(Exception):
@@ -50,7 +51,24 @@ class LayoutError(DraftkitError):
 
 
 class TargetError(DraftkitError):
-    """A target that the draft does not fit, or that the runtime does not support."""
+    """A target that the draft does not fit, or that cannot be loaded."""
+
+
+class UnsupportedTarget(TargetError):
+    """A model that draftkit's own runtime does not run, where another engine may.
+
+    `hint`: what makes it run nevertheless; where there is nothing, the message names vLLM, until `otherwise` says what
+    to do for what was asked.
+    """
+
+    def __init__(self, problem: str, *, where: object = None, expected: str | None = None, hint: str | None = None):
+        super().__init__(problem, where=where, expected=expected, hint=hint or ELSEWHERE)
+        self.problem = problem
+        self._place, self._expected, self._hint = where, expected, hint
+
+    def otherwise(self, instead: str) -> UnsupportedTarget:
+        """The same, saying what to do instead of what was asked."""
+        return UnsupportedTarget(self.problem, where=self._place, expected=self._expected, hint=self._hint or instead)
 
 
 class NonFiniteError(DraftkitError):

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.errors import UnsupportedTarget
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.architecture import Architecture
@@ -18,7 +19,8 @@ from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import load_target
+from draftkit.models.footprint import footprint
+from draftkit.models.target import load_target, read_target_config
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
@@ -30,6 +32,24 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
     folder = locate(source).path
     model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION)
     return model, load_tokenizer(folder, "target")
+
+
+def runtime_refusal(target: str) -> UnsupportedTarget | None:
+    """Why draftkit's own runtime does not run a target, from its configuration alone; None where it does.
+
+    Raises `DraftkitError` for what is no target of any engine.
+    """
+    try:
+        footprint(read_target_config(locate(target, weights=False).path))
+    except UnsupportedTarget as refusal:
+        return refusal
+    return None
+
+
+def require_runtime(target: str, otherwise: str) -> None:
+    """Raise `UnsupportedTarget` where draftkit's own runtime does not run a target, saying what to do `otherwise`."""
+    if (refusal := runtime_refusal(target)) is not None:
+        raise refusal.otherwise(otherwise)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from draftkit.results.settings import Turns
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
+    from draftkit.evaluate.certificate.settings import CertificateSettings
     from draftkit.evaluate.measure import Progress
     from draftkit.results.record import Result
     from draftkit.results.settings import Sweep
@@ -116,8 +117,12 @@ def evaluate(
         bool, typer.Option("--eager", help="On a GPU, launch every kernel instead of replaying CUDA graphs.")
     ] = False,
     engine: Annotated[
-        Literal["draftkit", "vllm"], typer.Option(help="vllm runs the prompts through vLLM too, and compares.")
-    ] = "draftkit",
+        Literal["draftkit", "vllm"] | None,
+        typer.Option(
+            help="vllm runs the prompts through vLLM too, and compares; default: vllm with any option of it, else "
+            "draftkit, or vLLM where that does not run the target and vLLM is installed."
+        ),
+    ] = None,
     vllm_python: Annotated[
         str | None, typer.Option(help="Python of an environment with vLLM; default: this one.")
     ] = None,
@@ -183,8 +188,12 @@ def evaluate(
         eager=eager,
     )
     sweep = settings.sweep(k=ks, concurrency=concurrencies, temperature=temperatures)
+    options_of_vllm = (vllm_python, vllm_url, vllm_baseline_url, vllm_arguments, gpu_memory_utilization)
+    wants_vllm = any(option is not None for option in options_of_vllm) or tensor_parallel_size > 1
+    if engine == "draftkit" and wants_vllm:
+        raise DraftkitError("options of vLLM for --engine draftkit", hint="leave out --engine, or them")
     vllm = None
-    if engine == "vllm":
+    if engine == "vllm" or wants_vllm:
         vllm = VllmSettings(
             vllm_python,
             tensor_parallel_size,
@@ -193,8 +202,6 @@ def evaluate(
             vllm_url,
             vllm_baseline_url,
         )
-    elif vllm_python or vllm_url or vllm_baseline_url or vllm_arguments:
-        raise DraftkitError("options of vLLM without it", hint="add --engine vllm")
     if plan_memory:
         plans = plan_evaluation(target, draft, sweep.largest)
         if as_json:
@@ -202,6 +209,7 @@ def evaluate(
         for source, plan in plans.items() if not as_json else ():
             console().print(memory_table(source, plan, ks[-1]))
         return
+    asked_of_certificates = _certificate_settings(target, sweep) if certify else None
     saved = None if out is None else ResultFile(out, resume=resume)
     with _prompt_progress() as on_progress:
         result = evaluate_draft(
@@ -214,8 +222,9 @@ def evaluate(
             saved=saved,
             records=records,
             vllm=vllm,
+            fall_back=engine is None,
         )
-    certificates = _certificates(target, draft, sweep) if certify else []
+    certificates = [] if asked_of_certificates is None else _certificates(target, draft, asked_of_certificates)
     as_file = result.to_dict()
     if certify:
         as_file["certificates"] = [certificate.to_dict() for certificate in certificates]
@@ -247,15 +256,17 @@ def _require_acceptance(result: Result, floor: float) -> None:
         raise typer.Exit(3)
 
 
-def _certificates(target: str, drafts: list[str], sweep: Sweep) -> list[Certificate]:
-    """A certificate for each draft, at all settings of the measurement."""
-    from draftkit.evaluate.certificate.certify import certify
+def _certificate_settings(target: str, sweep: Sweep) -> CertificateSettings:
+    """All settings of the measurement. Raises `DraftkitError` where there is nothing to certify."""
     from draftkit.evaluate.certificate.settings import CertificateSettings
+    from draftkit.loading import require_runtime
+
+    require_runtime(target, "leave out --certify: a certificate is of draftkit's own engine")
 
     settings = sweep.first
     if settings.verification not in ("rejection", "block"):
         raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
-    asked = CertificateSettings(
+    return CertificateSettings(
         num_speculative_tokens=sweep.k,
         concurrency=max(*sweep.concurrency, 2),
         prompts=settings.prompts,
@@ -272,6 +283,11 @@ def _certificates(target: str, drafts: list[str], sweep: Sweep) -> list[Certific
         verification=settings.verification,
         seed=settings.sampling.seed,
     )
+
+
+def _certificates(target: str, drafts: list[str], asked: CertificateSettings) -> list[Certificate]:
+    """A certificate for each draft."""
+    from draftkit.evaluate.certificate.certify import certify
 
     def on_progress(step: str, done: int, total: int) -> None:
         if sys.stderr.isatty():

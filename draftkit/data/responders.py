@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from draftkit.engines.vllm.client import CompletionsClient, RejectedRequest
 from draftkit.errors import SourceError
-from draftkit.loading import load_model
+from draftkit.loading import load_model, require_runtime
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
@@ -83,6 +83,7 @@ def engine_responder(
     target: str, sampling: Sampling, concurrency: int, *, device: str | None = None, dtype: str | None = None
 ) -> EngineResponder:
     """Load a target (path, Hub id or `zoo:target`) to answer; `device` and `dtype` as in `evaluate.Settings`."""
+    require_runtime(target, f"vllm serve {target}, and --endpoint http://HOST:PORT/v1 of that server")
     place = device_named(device)
     model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
     limit_threads(model)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.errors import DraftkitError, NonFiniteError
+from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
@@ -25,12 +25,12 @@ from draftkit.evaluate.measure import Conversations, Progress, measure
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.vllm import check_with_vllm, measure_with_vllm, run_plain
+from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, run_plain, vllm_here
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
-from draftkit.loading import load_drafter, load_model, open_draft
+from draftkit.loading import load_drafter, load_model, open_draft, require_runtime, runtime_refusal
 from draftkit.models.chat import load_tokenizer, template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
@@ -55,6 +55,7 @@ def evaluate_draft(
     saved: ResultFile | None = None,
     records: Path | None = None,
     vllm: VllmSettings | None = None,
+    fall_back: bool = True,
 ) -> Result:
     """Measure drafts against their target.
 
@@ -62,7 +63,8 @@ def evaluate_draft(
     `asked`: how, at one setting or at those of a sweep. `advise` times rounds and says which K would be fastest at
     which batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds
     are not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
-    prompts run through vLLM too, and through it alone where draftkit's engine cannot run the pair.
+    prompts run through vLLM too, and through it alone where draftkit's engine cannot run the pair; without it they do
+    where that does not run the target and this environment has vLLM, unless `fall_back` is False.
 
     Returns a cell for each draft and setting, with provenance, warnings and speed models: `Result.to_dict` is what
     `eval --json` prints. Raises `DraftkitError`.
@@ -73,6 +75,14 @@ def evaluate_draft(
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
             check_records(records)
+        refusal = runtime_refusal(target)
+        if refusal is not None:
+            vllm = vllm or (vllm_here() if fall_back else None)
+            if vllm is None:
+                raise refusal.otherwise(BY_VLLM)
+            own = {"--advise": advise, "--predict": predict, "--records": records is not None}
+            if asked_for := [name for name, given in own.items() if given]:
+                raise refusal.otherwise(f"leave out {', '.join(asked_for)}: vLLM does not tell of single rounds")
         if vllm is not None:
             check_with_vllm(target, drafts, settings, vllm)
         prompts, tokenizer, conversations = _prompts(target, settings)
@@ -92,6 +102,8 @@ def evaluate_draft(
         try:
             opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)
+            if refusal is not None:
+                raise refusal
             plans = _plans(target, opened, conversations, sweep.largest)
             for plan in plans.values():
                 plan.require()
@@ -100,7 +112,8 @@ def evaluate_draft(
         except DraftkitError as error:
             if vllm is None or isinstance(error, NonFiniteError):  # another engine would measure garbage
                 raise
-            warned.append(_warning("vllm-only", f"draftkit's own engine does not run this pair: {error}"))
+            why = error.problem if isinstance(error, UnsupportedTarget) else error
+            warned.append(_warning("vllm-only", f"draftkit's own engine does not run this pair: {why}"))
         if vllm is not None:
             if vllm.url is not None and any(cell.engine == "vllm" for cell in cells):
                 warned.append(_warning("server-resumed", "kept figures of a server, whose weights cannot be compared"))
@@ -194,6 +207,7 @@ class _Digests:
 def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
     """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
     settings = settings or Settings()
+    require_runtime(target, "vLLM plans its memory itself: leave out --plan-memory, and run with --engine vllm")
     with ExitStack() as stack:
         _, _, conversations = _prompts(target, settings)
         opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
@@ -325,7 +339,7 @@ class _Loaded:
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:
     prompts = load_prompt_set(settings.prompts, settings.limit)
-    tokenizer = load_tokenizer(locate(target).path, "target")
+    tokenizer = load_tokenizer(locate(target, weights=False).path, "target")
     return prompts, tokenizer, Conversations(prompts.prompts, tokenizer, settings)
 
 

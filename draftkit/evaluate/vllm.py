@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from statistics import fmean
 
 from draftkit.convert.api import convert_checkpoint
@@ -24,13 +25,20 @@ from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.pretrained import read_config
+from draftkit.models.pretrained import describe
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import end_token_ids
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading, Interval
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import bootstrap_length, conditional_rates, known, percentiles, quantiles, repetition
+
+BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --vllm-url with a server of it"
+
+
+def vllm_here() -> VllmSettings | None:
+    """vLLM of the running environment, None where it has none."""
+    return None if find_spec("vllm") is None else VllmSettings()
 
 
 def check_with_vllm(target: str, drafts: Sequence[str], settings: Settings, vllm: VllmSettings) -> None:
@@ -110,7 +118,7 @@ def _run_offline(
         eager=settings.eager or device == "cpu",
         longest=max(request.max_length for request in requests),
         # A target without such a number, as state space models, has no limit.
-        context=getattr(read_config(folder).get_text_config(), "max_position_embeddings", sys.maxsize),
+        context=getattr(describe(folder), "max_position_embeddings", None) or sys.maxsize,
         num_speculative_tokens=settings.num_speculative_tokens,
         max_num_seqs=min(settings.concurrency, len(requests)),
         trust_remote_code=trusts_remote_code(),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from draftkit.errors import TargetError
+from draftkit.errors import UnsupportedTarget
 from draftkit.models.rope import give_rows_their_rope
 
 DEAF = "drops the model call's keyword arguments"
@@ -34,7 +34,7 @@ class Footprint(NamedTuple):
 def footprint(config: PretrainedConfig) -> Footprint:
     """Run the model without memory (on torch's meta device) and see what its attention would keep.
 
-    Raises `TargetError` for a model that cannot be run so, or that keeps the call's arguments from its attention.
+    Raises `UnsupportedTarget` for a model that cannot be run so, or that keeps the call's arguments from its attention.
     """
     with torch.device("meta"):
         config = deepcopy(config)  # which keeps the name of its attention
@@ -57,19 +57,17 @@ def _without_values(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise TargetError(
+        raise UnsupportedTarget(
             f"{type(model).__name__} looks at values while it runs, so that its memory cannot be planned",
             expected="a forward that can do without, as most of transformers' models",
-            hint="this target is not supported yet",
         ) from error
 
 
-def cannot_follow(module: nn.Module, problem: str) -> TargetError:
+def cannot_follow(module: nn.Module, problem: str) -> UnsupportedTarget:
     """Of a module that calls the attention function in another way than transformers' Llama."""
-    return TargetError(
+    return UnsupportedTarget(
         f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
         expected="keys, values and keyword arguments as in transformers' Llama",
-        hint="this target is not supported yet",
     )
 
 

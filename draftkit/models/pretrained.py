@@ -21,23 +21,40 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-from draftkit.errors import TargetError
+from draftkit.errors import TargetError, UnsupportedTarget
+from draftkit.io.jsonfile import read_object
+from draftkit.layout.target import language_model
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 
-BY_VLLM = "vLLM may: draftkit data states --vllm-python ENV/bin/python, then draftkit train --states"
-
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The configuration of a model. Raises `TargetError` for one that transformers cannot read."""
+    """The configuration of a model. Raises `TargetError` for one that transformers cannot read, `UnsupportedTarget`
+    where that is because it does not know the architecture."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code())
-    except (OSError, ValueError) as error:
-        raise _unloadable(folder, error) from error
+    except ValueError as error:
+        hint = remote_code_hint(error)
+        raise UnsupportedTarget(_said(error), where=folder, hint=hint) from error
+    except OSError as error:
+        raise TargetError(_said(error), where=folder) from error
     if trusts_remote_code():
         _register_own_class(config, folder)
     return config
+
+
+def describe(folder: Path) -> PretrainedConfig:
+    """What is said of the language model in a folder: by its configuration as transformers reads it, or, of an
+    architecture that it does not know and other engines may, by the file alone.
+
+    Raises `DraftkitError` for a folder without a configuration.
+    """
+    try:
+        described: PretrainedConfig = read_config(folder).get_text_config()
+    except UnsupportedTarget:
+        described = PretrainedConfig.from_dict(language_model(read_object(folder / "config.json")))
+    return described
 
 
 def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
@@ -62,9 +79,7 @@ def read_model_config(folder: Path) -> PretrainedConfig:
             f"{config.model_type} is an encoder-decoder", where=folder, expected="a causal language model"
         )
     if model_class(config) is None:
-        raise TargetError(
-            f"transformers has no causal language model of type {config.model_type}", where=folder, hint=BY_VLLM
-        )
+        raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
     return config
 
 
@@ -112,7 +127,7 @@ def load_pretrained(
             trust_remote_code=trusts_remote_code(),
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise _unloadable(folder, error) from error
+        raise TargetError(_said(error), where=folder, hint=remote_code_hint(error)) from error
     if info["missing_keys"]:
         raise TargetError(f"the target lacks weights: {', '.join(sorted(info['missing_keys'])[:5])}", where=folder)
     require_finite(model.state_dict().items(), folder)
@@ -127,6 +142,6 @@ def _register_own_class(config: PretrainedConfig, folder: Path) -> None:
         AutoModelForCausalLM.register(type(config), get_class_from_dynamic_module(name, folder), exist_ok=True)
 
 
-def _unloadable(folder: Path, error: Exception) -> TargetError:
+def _said(error: Exception) -> str:
     first_line = str(error).strip().split("\n", 1)[0]
-    return TargetError(f"transformers cannot load the target: {first_line}", where=folder, hint=remote_code_hint(error))
+    return f"transformers cannot load the target: {first_line}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from draftkit.errors import TargetError
+from draftkit.errors import UnsupportedTarget
 
 VARYING = {"dynamic", "longrope"}  # kinds whose frequencies follow from the length of the sequence
 TURN = "original_max_position_embeddings"  # of longrope: the length beyond which it has other frequencies
@@ -41,10 +41,9 @@ class RowRope:
 
     def __init__(self, rotary: Any):
         if "rope_init_fn" in unwrap(type(rotary).forward).__code__.co_names:
-            raise TargetError(
+            raise UnsupportedTarget(
                 f"{type(rotary).__name__} derives its {kinds_of(rotary)} frequencies from a batch's longest sequence",
                 expected="a rotary embedding whose frequencies are buffers, as in transformers' Llama",
-                hint="this target is not supported yet",
             )
         self.rotary = rotary
         self.lengths: Tensor | None = None
@@ -83,7 +82,7 @@ def kinds_of(rotary: Any) -> str:
 def give_rows_their_rope(module: nn.Module) -> list[RowRope]:
     """Replace the forward of every rotary embedding inside `module` that depends on the length of a sequence.
 
-    Returns those forwards. Raises `TargetError` for one that cannot be replaced.
+    Returns those forwards. Raises `UnsupportedTarget` for one that cannot be replaced.
     """
     ropes = []
     for rotary in module.modules():

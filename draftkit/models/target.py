@@ -15,18 +15,15 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from draftkit.errors import TargetError
-from draftkit.io.jsonfile import read_object
-from draftkit.layout.target import language_model
+from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.models.footprint import Footprint, Latents, compresses, footprint
 from draftkit.models.positions import Positions
-from draftkit.models.pretrained import load_pretrained, read_config
+from draftkit.models.pretrained import describe, load_pretrained, read_config
 from draftkit.models.rope import give_rows_their_rope, sequences_of
 from draftkit.models.states import AuxLayers, TappedModel
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
-INSTEAD = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
 
 
 class TargetOutput(NamedTuple):
@@ -125,33 +122,28 @@ class Target(TappedModel):
                 problem = "does not tell the attention function its sliding window"
             else:
                 continue
-            raise TargetError(f"layer {layer} of {type(self.model).__name__} {problem}", expected=SUPPORTED)
+            raise UnsupportedTarget(f"layer {layer} of {type(self.model).__name__} {problem}", expected=SUPPORTED)
 
 
 def check_config(config: PretrainedConfig) -> None:
-    """Raise `TargetError` for architectures whose attention draftkit's runtime cannot take over yet."""
+    """Raise `UnsupportedTarget` for architectures whose attention draftkit's runtime cannot take over yet."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
-    problem = None
-    if config.is_encoder_decoder:
-        problem = "an encoder-decoder"
-    elif kinds - LAYER_TYPES:
-        problem = f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
-    if problem is not None:
-        raise TargetError(
-            f"targets with {problem} are not supported yet ({text.model_type})",
+    if config.is_encoder_decoder:  # no engine drafts for those
+        raise TargetError(f"targets with an encoder are not supported ({text.model_type})", expected="a decoder alone")
+    if kinds - LAYER_TYPES:
+        raise UnsupportedTarget(
+            f"draftkit's own engine does not run layers of type {', '.join(sorted(kinds - LAYER_TYPES))} yet"
+            f" ({text.model_type})",
             expected=SUPPORTED,
-            hint=None if config.is_encoder_decoder else INSTEAD,  # no engine drafts for those
         )
 
 
 def check_class(model_class: type[PreTrainedModel]) -> None:
-    """Raise `TargetError` for models that say that they have an attention of their own."""
+    """Raise `UnsupportedTarget` for models that say that they have an attention of their own."""
     if not model_class.is_backend_compatible():
-        raise TargetError(
-            f"{model_class.__name__} does not attend through transformers' AttentionInterface",
-            expected=SUPPORTED,
-            hint=INSTEAD,
+        raise UnsupportedTarget(
+            f"{model_class.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
         )
 
 
@@ -161,11 +153,7 @@ def end_token_ids(folder: Path) -> frozenset[int]:
         generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there is none
         generation = None
-    try:
-        stated = read_config(folder).get_text_config().eos_token_id
-    except TargetError:  # a class that transformers does not know, of which other engines may
-        stated = language_model(read_object(folder / "config.json")).get("eos_token_id")
-    return _end_ids(generation, stated)
+    return _end_ids(generation, getattr(describe(folder), "eos_token_id", None))
 
 
 def _end_ids(generation: GenerationConfig | None, stated: object) -> frozenset[int]:
@@ -178,9 +166,7 @@ def read_target_config(folder: Path) -> PretrainedConfig:
     config = read_config(folder)
     check_config(config)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise TargetError(
-            f"transformers has no causal language model of type {config.model_type}", where=folder, hint=INSTEAD
-        )
+        raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
     check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return config
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Command
 from fixtures.fake_vllm.simulation import Simulated, histogram, per_position, simulate
 from fixtures.vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
 from hypothesis import given
@@ -28,7 +29,7 @@ from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.records import DraftCounts
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
 from draftkit.evaluate.vllm import measure_with_vllm, run_plain
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
@@ -121,20 +122,52 @@ def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journa
     assert not any(sampling["detokenize"] for sampling in (*warming, drawn, greedy))
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mamba", "falcon"])
-def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(
-    family: str, journal: Journal, running_target: Path, tmp_path: Path
-) -> None:
-    target = shutil.copytree(running_target, tmp_path / family)
-    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING[family]().to_dict()))
+@pytest.fixture
+def falcon(running_target: Path, tmp_path: Path) -> Path:
+    """A target that draftkit's own runtime does not run."""
+    target = shutil.copytree(running_target, tmp_path / "falcon")
+    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING["falcon"]().to_dict()))
     (target / "generation_config.json").unlink(missing_ok=True)
+    return target
+
+
+def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(falcon: Path, journal: Journal) -> None:
     settings = replace(SETTINGS, limit=3)
-    with pytest.raises(TargetError, match="draftkit eval --engine vllm"):
-        draftkit.evaluate_draft(str(target), ["ngram"], settings)
-    result = draftkit.evaluate_draft(str(target), ["ngram"], settings, vllm=VLLM)
+    with pytest.raises(UnsupportedTarget, match="draftkit eval --engine vllm"):
+        draftkit.evaluate_draft(str(falcon), ["ngram"], settings)
+    result = draftkit.evaluate_draft(str(falcon), ["ngram"], settings, vllm=VLLM)
     assert [cell.engine for cell in result.cells] == ["vllm"]
     assert "vllm-only" in {warning.name for warning in result.warnings}
     assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
+
+
+def test_eval_falls_back_to_a_vllm_that_is_there(
+    falcon: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, draftkit: Command, tmp_path: Path
+) -> None:
+    measure = ("eval", "--target", falcon, "--draft", "ngram", "--limit", 3, "--max-new-tokens", 20, "--device", "cpu")
+    refused = draftkit(*measure)
+    assert refused.code == 1
+    assert "FalconForCausalLM does not attend" in refused.err
+    assert "next: draftkit eval --engine vllm --vllm-python ENV/bin/python" in refused.err
+    monkeypatch.syspath_prepend(FAKE)
+    done = draftkit(*measure, "--json")
+    assert [cell["engine"] for cell in json.loads(done.out)["cells"]] == ["vllm"]
+    (said,) = (w["message"] for w in json.loads(done.out)["warnings"] if w["name"] == "vllm-only")
+    assert said.startswith("draftkit's own engine does not run this pair: FalconForCausalLM does not attend")
+    assert draftkit(*measure, "--engine", "draftkit").code == 1
+    for option in ("--advise", "--predict", "--certify", "--plan-memory", ("--records", tmp_path / "records")):
+        refused = draftkit(*measure, *([option] if isinstance(option, str) else option))
+        assert refused.code == 1
+        assert re.search(r"next: (leave out|vLLM plans its memory)", refused.err)
+
+
+def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None:
+    measure = ("eval", "--target", "zoo:target", "--draft", "ngram", "--limit", 1, "--max-new-tokens", 8)
+    with_vllm = draftkit(*measure, "--device", "cpu", "--vllm-python", sys.executable, "--json")
+    assert {cell["engine"] for cell in json.loads(with_vllm.out)["cells"]} == {"draftkit", "vllm"}
+    refused = draftkit(*measure, "--vllm-python", sys.executable, "--engine", "draftkit")
+    assert refused.code == 1
+    assert "leave out --engine, or them" in refused.err
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda:1", "1,2"), ("cuda", None), (None, None)])

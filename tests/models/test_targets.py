@@ -298,10 +298,10 @@ NO_INTERFACE = "does not attend through transformers' AttentionInterface"
 @pytest.mark.parametrize(
     ("family", "message"),
     {
-        "qwen3_next": "layers of type linear_attention are not supported yet (qwen3_next)",
-        "mamba": "layers of type linear_attention are not supported yet (mamba)",
-        "deepseek_v4": "layers of type compressed_sparse_attention, heavily_compressed_attention are not supported",
-        "t5": "an encoder-decoder are not supported yet (t5)",
+        "qwen3_next": "does not run layers of type linear_attention yet (qwen3_next)",
+        "mamba": "does not run layers of type linear_attention yet (mamba)",
+        "deepseek_v4": "does not run layers of type compressed_sparse_attention, heavily_compressed_attention yet",
+        "t5": "targets with an encoder are not supported (t5)",
         "qwen2_vl": "transformers has no causal language model of type qwen2_vl",
         "mistral3": "transformers has no causal language model of type mistral3",
         "falcon": f"FalconForCausalLM {NO_INTERFACE}",

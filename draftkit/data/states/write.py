@@ -37,7 +37,7 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.models.pretrained import read_config
+from draftkit.models.pretrained import describe
 from draftkit.models.states import AuxLayers
 
 FILE_BYTES = 4096  # at most, of a shard's header and its line in the manifest
@@ -277,7 +277,7 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
     facts = read_target_facts(located.path, located.name, located.revision)
     samples = list(read_samples(data))
     longest = max((len(sample) for sample in samples), default=0)
-    check_lengths(samples, read_config(located.path))
+    check_lengths(samples, describe(located.path))
     check_samples(samples, facts.vocab_size, longest if settings.vllm_python else settings.tokens_per_row)
     manifest = begin(out, _manifest(settings, located, facts, data, samples, schema_of(out)))
     with _extractor(settings, located, facts, manifest, longest, out) as extractor:
