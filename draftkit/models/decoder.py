@@ -67,7 +67,7 @@ class DraftAttention(nn.Module):
             attention["s_aux"] = self.attention_sink_bias
         attention.setdefault("attention_mask", None)
         out, _ = attend(self, query, key, value, scaling=self.scaling, **attention)
-        return self.o_proj(out.reshape(*hidden.shape[:-1], -1))
+        return self.o_proj(out.flatten(-2))
 
     def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values of rows: [B, G, T, head_dim] each."""
@@ -76,7 +76,7 @@ class DraftAttention(nn.Module):
         return key, value if self.value_scale == 1.0 else value * self.value_scale
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.view(*projected.shape[:-1], -1, self.head_dim)
+        return projected.unflatten(-1, (-1, self.head_dim))
 
     def _rotated(self, heads: Tensor, rotation: Rotation) -> Tensor:
         cos, sin = (part.unsqueeze(1) for part in rotation)

@@ -175,9 +175,9 @@ def convolved(rows: Tensor, kernels: Tensor) -> Tensor:
 
 
 class MarkovStep(NamedTuple):
-    """The bias [B, Vd] on a row's logits, and the state [B, r] that the next row gets."""
+    """What the token before says of a row, `latent` [B, r], and the state [B, r] that the next row gets."""
 
-    bias: Tensor
+    latent: Tensor
     state: Tensor
 
 
@@ -200,8 +200,8 @@ class MarkovBias(nn.Module):
         """The state [B, r] before the first row of a block with outputs [B, T, H]."""
         return output.new_zeros(len(output), self.markov_w1.embedding_dim)
 
-    def forward(self, previous: Tensor, output: Tensor, state: Tensor) -> MarkovStep:
-        """One row: `previous` int64 [B], the token before it in the target's vocabulary; its `output` [B, H]."""
+    def latent(self, previous: Tensor, output: Tensor, state: Tensor) -> MarkovStep:
+        """Of one row: `previous` int64 [B], the token before it in the target's vocabulary; its `output` [B, H]."""
         latent = self.markov_w1(previous).to(output.dtype)
         if self.markov_type == "gated":
             latent = latent * torch.sigmoid(self.gate_proj(torch.cat((output, latent), dim=-1)))
@@ -211,8 +211,12 @@ class MarkovBias(nn.Module):
             gate = torch.sigmoid(gate)
             state = gate * state + (1 - gate) * torch.tanh(candidate)
             latent = torch.tanh(shown)
+        return MarkovStep(latent, state)
+
+    def bias(self, latent: Tensor) -> Tensor:
+        """On a row's logits: [B, Vd] of a latent [B, r]."""
         bias = self.markov_w2(latent)
-        return MarkovStep(bias if self.scale == 1.0 else bias * self.scale, state)
+        return bias if self.scale == 1.0 else bias * self.scale
 
 
 class ConfidenceHead(nn.Module):
@@ -225,8 +229,12 @@ class ConfidenceHead(nn.Module):
 
     def forward(self, output: Tensor, latent: Tensor | None = None) -> Tensor:
         """The chance [B] from a row's `output` [B, H], and the Markov embedding [B, r] of the token before, if read."""
+        return torch.sigmoid(self.logits(output, latent).float())
+
+    def logits(self, output: Tensor, latent: Tensor | None = None) -> Tensor:
+        """The same before the sigmoid."""
         read = output if latent is None else torch.cat((output, latent.to(output.dtype)), dim=-1)
-        return torch.sigmoid(self.proj(read).float())[..., 0]
+        return self.proj(read)[..., 0]
 
 
 class CandidateScores(nn.Module):

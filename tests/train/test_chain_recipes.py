@@ -35,8 +35,11 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
+from draftkit.train.recipes.bases.dflash import BlockRecipe
 from draftkit.train.recipes.bases.eagle import EagleFamily
 from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
+from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 from draftkit.train.recipes.eagle import HASS, Eagle, EagleOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.mlp_speculator import MlpSpeculator, MlpSpeculatorOptions
@@ -129,7 +132,7 @@ class TrueTokens:
 
 def served(drafter: Drafter, tokens: Tensor, features: Tensor | None, anchor: int) -> Tensor:
     """The logits [K, Vd] of a chain after a fresh prefill up to `anchor`, whose next token starts it."""
-    drafter.allocate(1, len(tokens) + K, K)
+    drafter.allocate(1, len(tokens) + K + 1, K)
     known = anchor + 1
     drafter.prefill(0, tokens[:known], None if features is None else features[:known])
     draw = TrueTokens(torch.cat((tokens[known + 1 :], torch.zeros(K, dtype=torch.int64))))
@@ -139,7 +142,7 @@ def served(drafter: Drafter, tokens: Tensor, features: Tensor | None, anchor: in
         counts=torch.tensor([1]),
         start=torch.tensor([known]),
         features=None if features is None else features[anchor : anchor + 1][None],
-        length=known + K,
+        length=known + K + 1,
     )
     drafter.propose(committed, K, draw)
     return torch.stack(draw.logits)
@@ -190,6 +193,11 @@ def trained(recipe: Recipe, batch: TrainingBatch) -> Tensor:
         steps, positions, hidden = recipe.rows(batch, drafted)
         head = recipe.draft.head
         found = torch.stack([head[min(t, len(head) - 1)](h) for t, h in zip(steps.tolist(), hidden, strict=True)])
+    elif isinstance(recipe, BlockRecipe):
+        steps, positions, output, latent, _ = recipe.rows(batch, drafted[0].nonzero()[:, 0], K)
+        found = recipe.draft.logits(output)
+        if recipe.draft.markov_head is not None:
+            found = found + recipe.draft.markov_head.bias(latent)
     else:
         assert isinstance(recipe, EagleFamily)
         steps, positions, hidden = recipe.rows(recipe.steps(batch, drafted))
@@ -210,6 +218,16 @@ def eagle3_of(**changes: object) -> Make:
     """Of what only a draft that is gone on with can have."""
     options = Eagle3Options(steps=K)
     return lambda folder: continued_from(replace(pico.EAGLE3_SPEC, **changes), Eagle3, options, folder)
+
+
+def dflash(d2t_ids: bool = False, **options: object) -> Make:
+    made = DFlashOptions(**{"block_size": K + 1, "mask_token_id": V - 1, "layers": (2, 5)} | options)
+    return lambda _: started(DFlash, made, vocabulary() if d2t_ids else None)
+
+
+def dspark(d2t_ids: bool = False, **options: object) -> Make:
+    made = DSparkOptions(**{"block_size": K, "mask_token_id": V - 1, "layers": (1, 4, 8), "markov_rank": 8} | options)
+    return lambda _: started(DSpark, made, vocabulary() if d2t_ids else None)
 
 
 def windowed(spec: EagleSpec) -> dict[str, object]:
@@ -245,6 +263,14 @@ RECIPES: dict[str, Make] = {
         concatenation="hidden_embedding", embedding_norm=False, hidden_norm=False, final_norm=False
     ),
     "eagle3 on the last state": eagle3_of(aux_layer_ids=None),
+    "dflash": dflash(),
+    "dflash, reduced vocabulary": dflash(d2t_ids=True),
+    "dflash, a sliding layer": dflash(sliding_window=4),
+    "jetspec": dflash(causal=True),
+    "dflash, a longer block": dflash(block_size=9),
+    "dspark": dspark(),
+    "dspark, reduced vocabulary, gated": dspark(d2t_ids=True, markov_type="gated"),
+    "dspark, recurrent, fill-in": dspark(markov_type="rnn", slots="fill-in", block_size=K + 1, confidence=False),
     "mlp-speculator": lambda _: started(MlpSpeculator, MlpSpeculatorOptions()),
     "mlp-speculator, untied": lambda _: started(
         MlpSpeculator, MlpSpeculatorOptions(num_heads=5, inner_size=24, tied=False, scale_input=False)
@@ -270,7 +296,7 @@ def test_training_computes_what_serving_does(recipe: Recipe, tmp_path: Path) -> 
 def expected_chains(recipe: Recipe, batch: TrainingBatch, logits: Tensor) -> Chains:
     """What `Recipe.chains` says of these logits [K, N, Vd]."""
     drafted = batch.drafted(K)
-    ids = recipe.draft.target_ids if isinstance(recipe, EagleFamily) else None
+    ids = recipe.draft.target_ids if isinstance(recipe, EagleFamily | BlockRecipe) else None
     ids = torch.arange(V) if ids is None else ids
     p = (batch.last[0] @ target().lm_head.weight.T).softmax(-1)
     fields = [torch.zeros(drafted.shape) for _ in range(4)]

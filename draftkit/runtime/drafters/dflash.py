@@ -87,14 +87,14 @@ class DFlashDrafter:
         """Draws the drafts from left to right; `previous` int64 [B] is the anchor, `output` [B, K, H] the rows'."""
         model = self.model
         logits, drafted, confidences = model.logits(output), [], []
-        state = None if model.markov_head is None else model.markov_head.start(output)
+        state = output[:, 0, :0] if model.markov_head is None else model.markov_head.start(output)
         for step in range(output.shape[1]):
             row = logits[:, step]
             if model.confidence_head is not None:  # of the row and the token before: not of the one that is drawn
                 confidences.append(model.confidence(previous, output[:, step]))
             if model.markov_head is not None:
-                bias, state = model.markov_head(previous, output[:, step], state)
-                row = row + bias
+                latent, state = model.markov_head.latent(previous, output[:, step], state)
+                row = row + model.markov_head.bias(latent)
             if model.candidate_selector is not None:
                 row = self._selected(previous, row, output[:, step])
             previous = draw(step, row, model.target_ids)

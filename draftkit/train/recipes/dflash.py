@@ -1,0 +1,26 @@
+"""DFlash: a block of masks filled in one pass (z-lab/dflash; SpecForge `dflash`, speculators 0.9 `dflash`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe, block_draft
+from draftkit.train.recipes.recipe import Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashOptions(BlockOptions):
+    """Those of all block drafters, with the published defaults."""
+
+
+class DFlash(BlockRecipe):
+    """Trains DFlash drafts, JetSpec's causal ones among them."""
+
+    options_type = DFlashOptions
+
+    def __init__(self, origin: Origin, options: DFlashOptions):
+        super().__init__(block_draft(origin, self.name, ("dflash",), options, None, "none"), origin, options)
+
+    @property
+    def confidence_weight(self) -> float:
+        return 0.0
