@@ -21,7 +21,7 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.dflash import DFlashSpec, MarkovHead
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.dflash import DFlashModel, load_dflash
-from draftkit.models.target import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.block_attention import NAME as BLOCK_ATTENTION
 from draftkit.train.block_attention import Blocks
