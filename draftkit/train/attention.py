@@ -37,7 +37,7 @@ class Visible:
     def bias(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """What is added to the scores of `rows` int64 [R]: [1, 1, R, N]."""
         seen = self(rows[:, None], torch.arange(len(self._sample_ids), device=rows.device))
-        return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
+        return additive(seen, dtype)
 
     def blocks(self, rows: Tensor) -> BlockMask:
         """The same for FlexAttention."""
@@ -46,6 +46,11 @@ class Visible:
             return self(rows[row], position)
 
         return create_block_mask(seen, None, None, len(rows), len(self._sample_ids), device=str(rows.device))
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What hides from scores what is not `seen` bool [R, N]: [1, 1, R, N], to be added."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
 
 
 class ChainSteps:
@@ -81,12 +86,12 @@ class ChainSteps:
             self._later[layer].append((key, value))
         keys, values = self._first[layer]
         repeats = query.shape[1] // keys.shape[1]
-        later = [(_repeated(k, repeats), _repeated(v, repeats)) for k, v in self._later[layer]]
+        later = [(repeated(k, repeats), repeated(v, repeats)) for k, v in self._later[layer]]
         own = None if not later else (torch.stack([k for k, _ in later]), torch.stack([v for _, v in later]))
         if query.is_cuda:
             return _flex(query, keys, values, own, self._blocks(window), scaling)
         mask = self._bias(query.dtype, window)
-        return _joined(query, _repeated(keys, repeats), _repeated(values, repeats), own, mask, scaling)
+        return _joined(query, repeated(keys, repeats), repeated(values, repeats), own, mask, scaling)
 
     def _visible(self, window: int | None) -> Visible:
         return Visible(self._sample_ids, window, self._step)
@@ -111,7 +116,8 @@ def in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     return query.to(value.dtype), key.to(value.dtype), value
 
 
-def _repeated(heads: Tensor, repeats: int) -> Tensor:
+def repeated(heads: Tensor, repeats: int) -> Tensor:
+    """Keys or values [1, G, R, D] for each of the heads that share them: [1, G · repeats, R, D]."""
     return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
 
 

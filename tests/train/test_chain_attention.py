@@ -9,6 +9,7 @@ import torch
 from fixtures import pico
 from fixtures.precision import LAYER, assert_close
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -19,9 +20,9 @@ from transformers import (
 )
 
 from draftkit.errors import TargetError
-from draftkit.train import attention, packed
+from draftkit.train import attention, masked_attention
 from draftkit.train.attention import ChainSteps, Visible, chain_attention_reference
-from draftkit.train.packed import Packed
+from draftkit.train.masked_attention import rows_of_samples
 
 SAMPLE_IDS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
 N = SAMPLE_IDS.shape[1]
@@ -113,30 +114,29 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("flex", [False, True])
 @torch.no_grad()
-def test_packed_documents_are_as_alone(name: str, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_samples_are_as_alone(name: str, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     tokens = torch.randint(3, 50, (1, N))
     positions = torch.cat([torch.arange(int(SAMPLE_IDS.eq(i).sum())) for i in (0, 1, 2, -1)])[None]
     model.set_attn_implementation("eager")
     alone = [model(input_ids=tokens[SAMPLE_IDS.eq(i)][None]).logits for i in range(3)]
-    model.set_attn_implementation(packed.NAME)
-    if flex:
-
-        def on_a_gpu(self: Packed, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None):
-            return packed._flex(query, key, value, Visible(SAMPLE_IDS, window).blocks(torch.arange(N)), scaling)
-
-        monkeypatch.setattr(Packed, "attend", on_a_gpu)
-    together = model(input_ids=tokens, position_ids=positions, use_cache=False, packed=Packed(SAMPLE_IDS)).logits
+    model.set_attn_implementation(masked_attention.NAME)
+    visible = rows_of_samples(SAMPLE_IDS)
+    if flex:  # as on a GPU
+        monkeypatch.setattr(masked_attention, "_compiled_blocks", create_block_mask)
+        monkeypatch.setattr(masked_attention, "_compiled_flex", flex_attention)
+        monkeypatch.setattr(masked_attention, "_dense", masked_attention._flex)
+    together = model(input_ids=tokens, position_ids=positions, use_cache=False, visible=visible).logits
     depth = LAYER * model.config.num_hidden_layers + 1
     assert_close(together[:, : N - 2], torch.cat(alone, dim=1), depth=depth)
 
 
 def test_models_with_other_scores_are_refused() -> None:
     model = Gemma2ForCausalLM(Gemma2Config(**SMALL))
-    model.set_attn_implementation(packed.NAME)
+    model.set_attn_implementation(masked_attention.NAME)
     tokens = torch.ones(1, N, dtype=torch.int64)
     with pytest.raises(TargetError, match="caps its scores"):
-        model(input_ids=tokens, use_cache=False, packed=Packed(SAMPLE_IDS))
+        model(input_ids=tokens, use_cache=False, visible=rows_of_samples(SAMPLE_IDS))
     with pytest.raises(TargetError, match="keyword arguments"):
         model(input_ids=tokens, use_cache=False)

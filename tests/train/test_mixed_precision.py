@@ -17,9 +17,8 @@ from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.train.attention import ChainSteps, attend_chain
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import read_config
-from draftkit.train.packed import Packed, attend_packed
+from draftkit.train.masked_attention import attend_visible, rows_of_chains, rows_of_samples
 from draftkit.train.parallel import ParallelRows
-from draftkit.train.parallel_attention import VisibleRows, attend_rows
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.run import train_draft
 
@@ -118,21 +117,21 @@ def test_a_run_in_bfloat16(
 def chain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     module = nn.Identity()
     module.layer_idx = 0
-    return attend_chain(module, query, key, value, chain=ChainSteps(ONE_DOCUMENT), scaling=0.3)[0]
+    return attend_chain(module, query, key, value, chain=ChainSteps(ONE_SAMPLE), scaling=0.3)[0]
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend_packed(nn.Identity(), query, key, value, packed=Packed(ONE_DOCUMENT), scaling=0.3)[0]
+    return attend_visible(nn.Identity(), query, key, value, visible=rows_of_samples(ONE_SAMPLE), scaling=0.3)[0]
 
 
 def parallel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    batch = TrainingBatch(*[ONE_DOCUMENT] * 3, ONE_DOCUMENT == 0, None, ONE_DOCUMENT)
-    visible = VisibleRows(ParallelRows(torch.ones(1, SIZE, dtype=torch.bool), batch))
-    return attend_rows(nn.Identity(), query, key, value, visible=visible, scaling=0.3)[0]
+    batch = TrainingBatch(*[ONE_SAMPLE] * 3, ONE_SAMPLE == 0, None, ONE_SAMPLE)
+    visible = rows_of_chains(ParallelRows(torch.ones(1, SIZE, dtype=torch.bool), batch))
+    return attend_visible(nn.Identity(), query, key, value, visible=visible, scaling=0.3)[0]
 
 
 SIZE = 6
-ONE_DOCUMENT = torch.zeros(1, SIZE, dtype=torch.int64)
+ONE_SAMPLE = torch.zeros(1, SIZE, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("attend", [chain, packed, parallel])

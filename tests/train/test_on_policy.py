@@ -19,8 +19,8 @@ from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.train.batch import TrainingBatch
+from draftkit.train.masked_attention import NAME as MASKED
 from draftkit.train.on_policy import continued
-from draftkit.train.packed import NAME as PACKED
 from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
 from draftkit.train.recipes.recipe import Origin
 
@@ -37,7 +37,7 @@ CONTINUED = {0: (8, 12), 1: (14, 8)}  # sample → prompt and new tokens, at mos
 @cache
 def draft() -> LlamaForCausalLM:
     model = pico.llama(seed=4, num_hidden_layers=2)
-    model.set_attn_implementation(PACKED)
+    model.set_attn_implementation(MASKED)
     return model
 
 
@@ -45,7 +45,7 @@ def test_documents_go_on_with_what_the_draft_says() -> None:
     model = draft().train()
     found = continued(SAMPLES, model, SamplingParameters())
     assert model.training
-    assert model.config._attn_implementation == PACKED
+    assert model.config._attn_implementation == MASKED
     plain = pico.llama(seed=4, num_hidden_layers=2)
     plain.set_attn_implementation(ATTENTION)
     for number, (before, after) in enumerate(zip(SAMPLES, found, strict=True)):

@@ -44,8 +44,8 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config
 from draftkit.train.mask_token import pick_mask_token
+from draftkit.train.masked_attention import attend_visible, rows_of_chains
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
-from draftkit.train.parallel_attention import VisibleRows, attend_rows
 from draftkit.train.recipes.causal_lm_pard import Pard, PardOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
@@ -185,7 +185,7 @@ def test_pard_rows_equal_serving(causal_lm: Draft, kind: type, train_prompt: boo
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_packed_documents_are_as_alone(causal_lm: Draft, number: int) -> None:
+def test_packed_samples_are_as_alone(causal_lm: Draft, number: int) -> None:
     for recipe in (p_eagle(), pard2(causal_lm)):
         together = packed(recipe)
         own = together.sample_ids[0] == number
@@ -263,7 +263,7 @@ def test_partitions_share_out_the_chains(possible: Tensor, number: int) -> None:
 def test_visible_rows(window: int | None) -> None:
     batch = packed(p_eagle())
     rows = ParallelRows(ConditionalDrop().keep(batch.drafted(K)), batch)
-    visible = VisibleRows(rows)
+    visible = rows_of_chains(rows)
     pairs = list(zip(rows.anchors.tolist(), rows.depths.tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
 
@@ -278,7 +278,7 @@ def test_visible_rows(window: int | None) -> None:
     expected = torch.tensor([[sees(row, other) for other in pairs] for row in pairs])
     assert torch.equal(visible.sees(at[:, None], at, window), expected)
     query, key, value = torch.randn(1, 4, len(at), 16), torch.randn(1, 2, len(at), 16), torch.randn(1, 2, len(at), 16)
-    dense = attend_rows(torch.nn.Identity(), query, key, value, visible=visible, sliding_window=window)[0]
+    dense = attend_visible(torch.nn.Identity(), query, key, value, visible=visible, sliding_window=window)[0]
     blocks = create_block_mask(
         lambda _b, _h, row, other: visible.sees(row, other, window), None, None, len(at), len(at), device="cpu"
     )
@@ -589,9 +589,9 @@ def test_drafts_of_another_kind_are_refused(causal_lm: Draft) -> None:
 
 def test_attention_that_is_more_than_products_is_refused() -> None:
     query = torch.randn(1, 2, 3, 4)
-    with pytest.raises(TargetError, match="does not hand"):
-        attend_rows(torch.nn.Identity(), query, query, query)
+    with pytest.raises(TargetError, match="keyword arguments"):
+        attend_visible(torch.nn.Identity(), query, query, query)
     batch = packed(p_eagle())
-    visible = VisibleRows(ParallelRows(batch.drafted(1), batch))
+    visible = rows_of_chains(ParallelRows(batch.drafted(1), batch))
     with pytest.raises(TargetError, match="caps its scores"):
-        attend_rows(torch.nn.Identity(), query, query, query, visible=visible, softcap=3.0)
+        attend_visible(torch.nn.Identity(), query, query, query, visible=visible, softcap=3.0)

@@ -26,9 +26,9 @@ from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
+from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
+from draftkit.train.masked_attention import rows_of_samples
 from draftkit.train.on_policy import continued
-from draftkit.train.packed import NAME as PACKED_ATTENTION
-from draftkit.train.packed import Packed
 from draftkit.train.ranges import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
@@ -78,7 +78,7 @@ class DraftModel(Recipe):
         else:
             spec = require_causal_lm(origin, (self.name,))
             device = str(origin.target.device)
-            draft = load_target(origin.draft.path, device=device, dtype=torch.float32, attention=PACKED_ATTENTION)
+            draft = load_target(origin.draft.path, device=device, dtype=torch.float32, attention=MASKED_ATTENTION)
         require_plain_logits(draft, "draft")
         super().__init__(draft.requires_grad_(True), DraftSpec(architecture=spec, dtype="F32"))
         require_own_names(self)
@@ -130,7 +130,7 @@ class DraftModel(Recipe):
                 input_ids=batch.tokens,
                 position_ids=batch.positions,
                 use_cache=False,
-                packed=Packed(batch.sample_ids),
+                visible=rows_of_samples(batch.sample_ids),
             )
         ).last_hidden_state
 
@@ -193,5 +193,5 @@ def _require_smaller(config: LlamaConfig, target: PreTrainedModel) -> None:
 def fresh_draft_model(spec: CausalLMSpec) -> LlamaForCausalLM:
     """A new draft in float32, initialized as transformers does."""
     config = LlamaConfig.from_dict(spec.config)
-    config._attn_implementation = PACKED_ATTENTION
+    config._attn_implementation = MASKED_ATTENTION
     return LlamaForCausalLM(config)

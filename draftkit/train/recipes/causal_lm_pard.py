@@ -26,9 +26,9 @@ from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
+from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
+from draftkit.train.masked_attention import rows_of_chains
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, joined, row_weights, spread
-from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
-from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.bases.eagle import INITIAL_STD
@@ -79,7 +79,7 @@ class Pard(Recipe):
         lm = pard_spec(origin, options)
         assert origin.draft is not None
         device = origin.target.device
-        draft = load_target(origin.draft.path, device=str(device), dtype=torch.float32, attention=PARALLEL_ATTENTION)
+        draft = load_target(origin.draft.path, device=str(device), dtype=torch.float32, attention=MASKED_ATTENTION)
         require_plain_logits(draft, "draft")
         if lm.target_features is not None:
             draft.target_proj = _projection(origin, lm.target_features, draft.config.get_text_config().hidden_size)
@@ -157,7 +157,7 @@ class Pard(Recipe):
         if self.features is not None:
             embeddings = embeddings + self.projected(batch, rows, without)
         states = self.draft.get_decoder()(
-            inputs_embeds=embeddings, position_ids=rows.positions, use_cache=False, visible=VisibleRows(rows)
+            inputs_embeds=embeddings, position_ids=rows.positions, use_cache=False, visible=rows_of_chains(rows)
         ).last_hidden_state
         return states[0, rows.drafting]
 

@@ -23,6 +23,8 @@ from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
+from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
+from draftkit.train.masked_attention import rows_of_chains
 from draftkit.train.parallel import (
     ConditionalDrop,
     ParallelRows,
@@ -33,8 +35,6 @@ from draftkit.train.parallel import (
     row_weights,
     spread,
 )
-from draftkit.train.parallel_attention import NAME as PARALLEL_ATTENTION
-from draftkit.train.parallel_attention import VisibleRows
 from draftkit.train.ranges import Index, Positive, Repeats, Size
 from draftkit.train.recipes.bases.eagle import ChainRows, EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
@@ -82,7 +82,7 @@ class PEagle(EagleFamily):
         if origin.draft is not None and origin.draft.spec.method == "eagle3":
             draft = p_eagle_from_eagle3(origin, options)
         else:
-            draft = eagle_draft(origin, self.name, lambda: fresh_p_eagle(origin, options), PARALLEL_ATTENTION)
+            draft = eagle_draft(origin, self.name, lambda: fresh_p_eagle(origin, options), MASKED_ATTENTION)
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
@@ -123,7 +123,7 @@ class PEagle(EagleFamily):
         tokens = rows.place(following, following.new_tensor(parallel.mask_token_id))
         fused = self.draft.fuse(features[:, rows.context].float())  # the draft's parameters are, whatever the target's
         states = rows.place(fused, self.draft.fuse(self.draft.mask_hidden)[0, 0])
-        output = self.draft(tokens, states, rows.positions, visible=VisibleRows(rows))
+        output = self.draft(tokens, states, rows.positions, visible=rows_of_chains(rows))
         return output.head_input[0, rows.drafting]
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ def p_eagle_from_eagle3(origin: Origin, options: PEagleOptions) -> EagleModel:
     """The origin's EAGLE-3 with what a parallel draft has beyond it: its own table, a mask state, and layers up to
     `num_layers`, which add nothing to begin with."""
     assert origin.draft is not None
-    older = load_eagle(origin.draft, origin.target, attention=PARALLEL_ATTENTION, dtype=torch.float32)
+    older = load_eagle(origin.draft, origin.target, attention=MASKED_ATTENTION, dtype=torch.float32)
     depth = older.spec.decoder.num_hidden_layers
     decoder = replace(older.spec.decoder, num_hidden_layers=max(depth, options.num_layers))
     draft = _parallel(
@@ -174,6 +174,6 @@ def _parallel(spec: EagleSpec, origin: Origin, options: PEagleOptions) -> EagleM
         token = default_mask_token(origin.target.name_or_path, vocab_size)
     check_mask_token(token, vocab_size)
     parallel = ParallelDrafting(mask_token_id=token, mask_state=True)
-    draft = fresh_eagle(replace(spec, embed_tokens="draft", parallel=parallel), origin, PARALLEL_ATTENTION)
+    draft = fresh_eagle(replace(spec, embed_tokens="draft", parallel=parallel), origin, MASKED_ATTENTION)
     nn.init.normal_(draft.mask_hidden)
     return draft
