@@ -62,12 +62,7 @@ class Eagle3(EagleFamily):
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
-        if draft.spec.lm_head == "draft":
-            assert draft.lm_head is not None
-            draft.lm_head.requires_grad_(options.train_head)
-        if draft.spec.embed_tokens == "draft":
-            assert draft.embed_tokens is not None
-            draft.embed_tokens.requires_grad_(options.train_embeddings)
+        self.train_own(head=options.train_head, embeddings=options.train_embeddings)
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.options.steps)

@@ -86,13 +86,7 @@ class PEagle(EagleFamily):
         super().__init__(draft, origin, options.temperature)
         self.options = options
         self.loss = parse_loss(options.loss)
-        for mine, layer, trained in (
-            (draft.spec.lm_head, draft.lm_head, options.train_head),
-            (draft.spec.embed_tokens, draft.embed_tokens, options.train_embeddings),
-        ):
-            if mine == "draft":
-                assert layer is not None
-                layer.requires_grad_(trained)
+        self.train_own(head=options.train_head, embeddings=options.train_embeddings)
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         kept = self.options.drop.keep(batch.drafted(self.options.steps))

@@ -49,6 +49,15 @@ class EagleFamily(Recipe):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
         self.head: TargetHead = target_head(origin.target, draft.target_ids, temperature)
 
+    def train_own(self, *, head: bool, embeddings: bool) -> None:
+        """Whether the draft's head and embedding change, where they are its own."""
+        if self.draft.spec.lm_head == "draft":
+            assert self.draft.lm_head is not None
+            self.draft.lm_head.requires_grad_(head)
+        if self.draft.spec.embed_tokens == "draft":
+            assert self.draft.embed_tokens is not None
+            self.draft.embed_tokens.requires_grad_(embeddings)
+
     @property
     def aux_layers(self) -> AuxLayers | None:
         ids = self.draft.spec.aux_layer_ids
