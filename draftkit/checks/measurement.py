@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from draftkit.checks.registry import check
 from draftkit.finding import Finding
+from draftkit.layout.architecture import Architecture
 from draftkit.results.record import Cell
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
@@ -84,6 +85,19 @@ def beyond_positions(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}: in {beyond} of {cell.num_drafts} rounds a sequence was too long for the draft; vLLM "
             "drafts nothing there and counts the round, and so did this measurement",
+        )
+
+
+@check
+def shortened_blocks(cell: Cell, architecture: Architecture) -> Iterator[Finding]:
+    """A row that sees the later rows of its block was trained with all of them there."""
+    most = architecture.draft_tokens
+    if architecture.fixed_length and most is not None and cell.num_speculative_tokens < most:
+        yield Finding(
+            "shortened-blocks",
+            "warning",
+            f"{cell.name}: the draft's block was trained for K={most}; its rows see the masks after them, and with "
+            "fewer of those they draft other tokens",
         )
 
 

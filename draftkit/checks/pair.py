@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from transformers import PreTrainedTokenizerBase
 
@@ -33,8 +34,9 @@ def lost_fc_bias(format: str, config: Mapping[str, object], facts: Mapping[str, 
 @check_unless("layer-ids-as-outputs", "layer-ids-as-states")
 def moved_layers(architecture: Architecture, target: TargetFacts) -> Iterator[Finding]:
     """The captured layers are the default ones, all moved by one: the two numberings differ by that."""
-    default = target.default_aux_layer_ids()
-    for by, numbering in ((-1, "outputs"), (1, "states, counted from one too many")):
+    numberings = ((-1, "outputs"), (1, "states, counted from one too many"))
+    usual = architecture.usual_layers(target.num_hidden_layers)
+    for default, (by, numbering) in product(usual, numberings):
         if architecture.aux_layer_ids == tuple(i + by for i in default):
             yield Finding(
                 "layer-ids",

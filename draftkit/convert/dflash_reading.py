@@ -23,7 +23,7 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.dflash import BlockConvolution, CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.target import TargetFacts
+from draftkit.layout.target import TargetFacts, default_block_layer_ids
 
 NESTED = "dflash_config"
 Slots = Literal["fill-in", "anchor-first"]
@@ -134,14 +134,6 @@ def plan_block_draft(
     return make_plan(layout.name, checkpoint, facts, spec, moves)
 
 
-def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> list[int]:
-    """The layers whose outputs z-lab's drafts read where the config names none (`build_target_layer_ids`)."""
-    if num_draft_layers == 1:
-        return [num_target_layers // 2]
-    step = (num_target_layers - 4) / (num_draft_layers - 1)
-    return [round(1 + i * step) for i in range(num_draft_layers)]
-
-
 def _aux_layer_ids(
     view: Checkpoint, facts: Facts, target_hidden: int, num_draft_layers: int, num_layers: int | None
 ) -> tuple[int, ...]:
@@ -158,7 +150,7 @@ def _aux_layer_ids(
         ids = tuple(i + 1 for i in outputs)
         facts.record("aux_layer_ids", str(list(ids)), "stated", f"the outputs of layers {list(outputs)}")
     elif num_layers is not None:
-        ids = tuple(i + 1 for i in default_target_layer_ids(num_layers, num_draft_layers))
+        ids = default_block_layer_ids(num_layers, num_draft_layers)
         note = f"the reference's layers of {num_layers} for a draft of {num_draft_layers}"
         facts.record("aux_layer_ids", str(list(ids)), "from target", note)
     else:

@@ -97,6 +97,7 @@ def evaluate_draft(
         cells = [] if saved is None else list(saved.cells)
         done = {cell.key for cell in cells}
         measured: list[Iterator[tuple[Cell, tuple[str, ...]]]] = []
+        opened: dict[str, Draft] = {}
         evaluation = None
         digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
         try:
@@ -126,7 +127,8 @@ def evaluate_draft(
             if saved is not None:
                 saved.add(cell)
         for cell in cells:
-            warned += findings(Evidence(cell=cell, settings=settings), "measurement")
+            spec = opened[cell.draft].spec if cell.draft in opened else None
+            warned += findings(Evidence(cell=cell, settings=settings, spec=spec), "measurement")
         models: list[SpeedModel] = []
         if evaluation is not None:
             if predict:

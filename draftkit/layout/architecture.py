@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from draftkit.errors import LayoutError
 from draftkit.layout.schema import TensorSchema
+from draftkit.layout.target import default_aux_layer_ids
 
 if TYPE_CHECKING:
     from draftkit.layout.decoder import Rope
@@ -87,6 +88,15 @@ class Architecture(ABC):
         """The rotary positions of the draft, where the layout holds them as facts."""
         return None
 
+    def usual_layers(self, num_target_layers: int) -> tuple[tuple[int, ...], ...]:
+        """The captured layers, in convention S, that trainers of such drafts take where nobody chooses others."""
+        return (default_aux_layer_ids(num_target_layers),)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer, None for all tokens; empty where the layout does not hold them as facts."""
+        return ()
+
     @property
     def reduced_vocabulary(self) -> bool:
         """Whether the draft proposes only some of the target's tokens, through a map of its ids."""
@@ -96,6 +106,11 @@ class Architecture(ABC):
     def draft_tokens(self) -> int | None:
         """How many tokens a round its weights are made for; None where any number is as good."""
         return None
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether drafting fewer than `draft_tokens` changes each: rows of one pass that see the later ones."""
+        return False
 
     @property
     def states_read(self) -> int:

@@ -46,6 +46,15 @@ def default_aux_layer_ids(num_hidden_layers: int) -> tuple[int, int, int]:
     return (2, num_hidden_layers // 2, num_hidden_layers - 3)
 
 
+def default_block_layer_ids(num_hidden_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+    """The layers in convention S that block drafters capture where their config names none (z-lab/dflash,
+    `build_target_layer_ids`)."""
+    if num_draft_layers == 1:
+        return (num_hidden_layers // 2 + 1,)
+    step = (num_hidden_layers - 4) / (num_draft_layers - 1)
+    return tuple(round(1 + i * step) + 1 for i in range(num_draft_layers))
+
+
 def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFacts:
     """Read a target's sizes. Raises `SourceError`/`FormatError` for a bad file, `TargetError` for missing keys.
 

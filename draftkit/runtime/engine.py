@@ -72,7 +72,8 @@ class Engine:
         own = drafter.max_tokens if drafter is not None else None
         most = MAX_SPECULATIVE_TOKENS if own is None else min(own, MAX_SPECULATIVE_TOKENS)
         if drafter is not None and not 1 <= num_speculative_tokens <= most:
-            raise DraftkitError(f"K = {num_speculative_tokens} draft tokens a round", expected=f"1 to {most}")
+            why = "" if own != most else ", for which the draft's weights are made"
+            raise DraftkitError(f"K = {num_speculative_tokens} draft tokens a round", expected=f"1 to {most}{why}")
         if (verification == "synthetic") != (synthetic is not None):
             raise DraftkitError("acceptance rates go with synthetic verification, and it with them")
         if synthetic is not None and len(synthetic.rates) != num_speculative_tokens:

@@ -16,6 +16,7 @@ from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDraftin
 from draftkit.layout.decoder import Decoder, Rope, layer_keys, layer_tensors, rope_keys
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
+from draftkit.layout.target import default_block_layer_ids
 
 TITLES = {
     "dflash": "A DFlash draft: it fills a block of masked tokens in one pass over hidden states of the target",
@@ -145,6 +146,14 @@ class DFlashSpec(Architecture):
     def rope(self) -> Rope:
         return self.decoder.rope
 
+    def usual_layers(self, num_target_layers: int) -> tuple[tuple[int, ...], ...]:
+        own = default_block_layer_ids(num_target_layers, self.decoder.num_hidden_layers)
+        return own, *super().usual_layers(num_target_layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.decoder.windows
+
     @property
     def reduced_vocabulary(self) -> bool:
         return self.draft_vocab_size != self.vocab_size
@@ -152,6 +161,10 @@ class DFlashSpec(Architecture):
     @property
     def draft_tokens(self) -> int:
         return self.block_size - 1 if self.slots == "fill-in" else self.block_size
+
+    @property
+    def fixed_length(self) -> bool:
+        return len(self.causal_layers) < self.decoder.num_hidden_layers
 
     @property
     def states_read(self) -> int:
@@ -287,7 +300,7 @@ class DFlashSpec(Architecture):
     @property
     def sliding_layers(self) -> tuple[int, ...]:
         """The layers that have a window."""
-        return tuple(layer for layer, window in enumerate(self.decoder.windows) if window is not None)
+        return tuple(layer for layer, window in enumerate(self.windows) if window is not None)
 
     def card_facts(self) -> dict[str, str]:
         return {

@@ -86,6 +86,10 @@ class EagleSpec(Architecture):
         return self.target_hidden_size * self.states_read
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.decoder.windows
+
+    @property
     def reduced_vocabulary(self) -> bool:
         return self.draft_vocab_size != self.vocab_size
 

@@ -1,0 +1,79 @@
+"""What is said of a block drafter that is served or configured otherwise than it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.patients import pico_draft
+from fixtures.published import dflash
+
+from draftkit.checks.registry import Evidence, findings
+from draftkit.convert.unified import write_draft
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.layout.folder import Draft
+from draftkit.layout.target import read_target_facts
+from draftkit.results.record import Result
+from draftkit.results.settings import Settings
+
+JETSPEC = dflash.dflash_config({"causal": True})
+
+
+def dflash_draft(folder: Path, config: dict[str, Any]) -> Draft:
+    return pico_draft(folder, config, dflash.dflash_tensors(torch.float32))
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Callable[..., Result]:
+    """Measure a pico draft, whose block of five rows drafts four tokens."""
+
+    def measure(k: int, config: dict[str, Any] | None = None) -> Result:
+        write_draft(tmp_path / "draft", dflash_draft(tmp_path, config or dflash.dflash_config()))
+        settings = Settings(num_speculative_tokens=k, limit=1, max_new_tokens=4)
+        return evaluate_draft(str(tmp_path / "target"), [str(tmp_path / "draft")], settings)
+
+    return measure
+
+
+def test_fewer_drafts_than_the_block_has_are_warned_of(evaluated: Callable[..., Result]) -> None:
+    (warning,) = (w for w in evaluated(3).warnings if w.name == "shortened-blocks")
+    assert "K=3" in warning.message
+    assert "trained for K=4" in warning.message
+
+
+@pytest.mark.parametrize(("k", "config"), [(4, None), (3, JETSPEC)])
+def test_whole_blocks_and_rows_that_see_no_later_ones_are_not(
+    k: int, config: dict[str, Any] | None, evaluated: Callable[..., Result]
+) -> None:
+    assert "shortened-blocks" not in {warning.name for warning in evaluated(k, config).warnings}
+
+
+def test_more_drafts_than_the_block_has_are_refused(evaluated: Callable[..., Result]) -> None:
+    with pytest.raises(DraftkitError, match=r"K = 5 draft tokens.*\n.*1 to 4, for which the draft's weights are made"):
+        evaluated(5)
+
+
+@pytest.mark.parametrize(("by", "numbering"), [(-1, "as outputs"), (1, "as states, counted from one too many")])
+def test_the_layers_of_the_reference_moved_by_one(tmp_path: Path, by: int, numbering: str) -> None:
+    """z-lab's drafts of three layers read the outputs of layers 1, 3 and 5 of a target of 8."""
+    pico.save_target_config(tmp_path / "target")
+    target = read_target_facts(tmp_path / "target", "target", None)
+    draft = dflash_draft(tmp_path, dflash.dflash_config())
+    spec: Any = draft.spec.architecture
+    decoder = replace(spec.decoder, num_hidden_layers=3)
+
+    def named(ids: tuple[int, ...]) -> list[str]:
+        moved = replace(draft.spec, architecture=replace(spec, decoder=decoder, aux_layer_ids=ids))
+        evidence = Evidence(spec=moved, target=target)
+        return [found.message for found in findings(evidence, "pair") if found.name == "layer-ids"]
+
+    usual = (2, 4, 6)
+    (message,) = named(tuple(i + by for i in usual))
+    assert f"[2, 4, 6], numbered {numbering}" in message
+    assert not named(usual)
