@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def doctor(
     target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
     draft: Annotated[str, typer.Option(help="The draft to examine, of any format.")],
-    k: Annotated[int, typer.Option("--k", min=1, max=16, help="Draft tokens a round (num_speculative_tokens).")] = 4,
+    k: Annotated[
+        int | None,
+        typer.Option("--k", min=1, max=16, help="Draft tokens a round; default: those it is made for, or 4."),
+    ] = None,
     prompts: Annotated[
         str, typer.Option(help="zoo (bundled), or a JSONL file with turns, messages or prompt.")
     ] = "zoo",

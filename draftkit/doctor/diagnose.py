@@ -25,6 +25,8 @@ from draftkit.requests import Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
 
+USUAL_TOKENS = 4  # of a round, where the weights are made for no number
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -73,7 +75,7 @@ def diagnose_draft(
     *,
     prompts: str = "zoo",
     limit: int | None = 48,
-    num_speculative_tokens: int = 4,
+    num_speculative_tokens: int | None = None,
     max_new_tokens: int = 48,
     device: str | None = None,
     dtype: str | None = None,
@@ -81,8 +83,9 @@ def diagnose_draft(
 ) -> Diagnosis:
     """Look for known defects of a draft, and measure what single changes would make of its acceptance.
 
-    `target` and `draft` are paths, Hub ids or `zoo:NAME`; the draft may be a foreign checkpoint. A quarter of
-    the prompts are decoded with the draft as it is and with each change; the few changes that look helpful are measured
+    `target` and `draft` are paths, Hub ids or `zoo:NAME`; the draft may be a foreign checkpoint.
+    `num_speculative_tokens`: of a round; None for those that its weights are made for, or else 4. A quarter of the
+    prompts are decoded with the draft as it is and with each change; the few changes that look helpful are measured
     on the other prompts too, and help where the acceptance length grows there by a margin, and by more than chance.
     Raises `DraftkitError`.
     """
@@ -98,17 +101,20 @@ def diagnose_draft(
             Request(p.id, encode_prompt(p, tokenizer), max_new_tokens, SamplingParameters(TEMPERATURE, seed=number))
             for number, p in enumerate(asked)
         ]
-        patient = Patient(draft, unified, runnable(unified), target, model, tokenizer, asked, requests)
+        most = unified.spec.architecture.draft_tokens
+        wanted = num_speculative_tokens or most or USUAL_TOKENS
+        k = wanted if most is None else min(wanted, most)
+        patient = Patient(draft, unified, runnable(unified), target, model, tokenizer, asked, requests, k)
         settings = {
             "prompts": prompts,
             "num_prompts": len(requests),
-            "num_speculative_tokens": num_speculative_tokens,
+            "num_speculative_tokens": k,
             "max_new_tokens": max_new_tokens,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": device,
             "temperature": TEMPERATURE,
         }
-        return _examine(patient, _reading(draft, target), num_speculative_tokens, settings, on_progress)
+        return _examine(patient, _reading(draft, target), settings, on_progress)
 
 
 def _reading(draft: str, target: str) -> Reading | None:
@@ -126,12 +132,12 @@ def _seen(patient: Patient) -> list[Finding]:
 
 
 def _examine(
-    patient: Patient, reading: Reading | None, k: int, settings: dict[str, object], on_progress: TrialProgress
+    patient: Patient, reading: Reading | None, settings: dict[str, object], on_progress: TrialProgress
 ) -> Diagnosis:
     experiments = all_experiments()
     trials = [(experiment.name, trial) for experiment in experiments for trial in experiment.trials(patient)]
     found = sorted(_seen(patient), key=lambda finding: SEVERITIES.index(finding.severity))
-    generations, tried = compare(patient, trials, k, on_progress)
+    generations, tried = compare(patient, trials, on_progress)
     return Diagnosis(
         target=patient.target_source,
         draft=patient.source,

@@ -53,7 +53,7 @@ class Tried:
 
 
 def compare(
-    patient: Patient, trials: Sequence[tuple[str, Trial]], k: int, on_progress: TrialProgress = lambda *_: None
+    patient: Patient, trials: Sequence[tuple[str, Trial]], on_progress: TrialProgress = lambda *_: None
 ) -> tuple[list[Generation], tuple[Tried, ...]]:
     """The generations of the draft as it is, and every trial (name of its experiment, change), the most helpful first.
 
@@ -62,12 +62,12 @@ def compare(
     numbers = range(len(patient.requests))
     screened, others = [*numbers[::SCREENED]], [i for i in numbers if i % SCREENED] or [*numbers]
     on_progress("as it is", 0, len(trials) + 1)
-    generations = run(patient.setup(), k, numbers)
+    generations = run(patient.setup(), patient.k, numbers)
     before = expected_sums([generations[i].rounds for i in screened])
     first: list[Tried] = []
     for done, (experiment, trial) in enumerate(trials, start=1):
         on_progress(trial.change, done, len(trials) + 1)
-        after = expected_sums([g.rounds for g in run(trial.setup(), k, screened)])
+        after = expected_sums([g.rounds for g in run(trial.setup(), patient.k, screened)])
         first.append(_tried(patient, experiment, trial, before, after, len(trials), confirmed=False))
     chosen = _promising(first)
     total = len(trials) + 1 + len(chosen)
@@ -75,7 +75,7 @@ def compare(
     for done, index in enumerate(chosen, start=len(trials) + 1):
         experiment, trial = trials[index]
         on_progress(f"{trial.change}, again", done, total)
-        after = expected_sums([g.rounds for g in run(trial.setup(), k, others)])
+        after = expected_sums([g.rounds for g in run(trial.setup(), patient.k, others)])
         first[index] = _tried(patient, experiment, trial, before, after, len(chosen), confirmed=True)
     on_progress("done", total, total)
     return generations, tuple(sorted(first, key=lambda t: (not t.helps, -t.gain.mean)))

@@ -35,6 +35,7 @@ class Patient:
     """A draft and the target that it is to serve. `source`: what the user called the draft.
 
     `original`: as it was found. `draft`: the same, unless its map of tokens had to be brought inside the vocabulary.
+    `k`: the most draft tokens of a round.
     """
 
     source: str
@@ -45,6 +46,7 @@ class Patient:
     tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[Prompt]
     requests: Sequence[Request]
+    k: int
 
     @property
     def architecture(self) -> Architecture:

@@ -69,8 +69,8 @@ def with_tensors(patient: Patient, change: str, tensors: Callable[[], Mapping[st
 
 def as_override(value: object) -> str:
     """A fact as the text that `--set NAME=` takes."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "[]"
     if isinstance(value, float):
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import pico
+from fixtures.patients import pico_draft, pico_patient
 from rich.console import Console
 
 from draftkit.checks.registry import Evidence, findings
@@ -17,12 +18,10 @@ from draftkit.doctor.audit import audit
 from draftkit.doctor.decay import classify
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.doctor.experiments import all_experiments
-from draftkit.doctor.patient import Patient, changed, runnable, target_ids, with_target_ids
+from draftkit.doctor.patient import changed, runnable, target_ids, with_target_ids
 from draftkit.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.doctor.trial import as_override
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.prompts import Prompt
-from draftkit.io.handles import memory_handle
 from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
@@ -88,7 +87,7 @@ def test_ngram_lookup_has_nothing_to_examine() -> None:
 
 def test_every_experiment_says_what_it_needs() -> None:
     experiments = all_experiments()
-    assert len(experiments) == 22
+    assert len(experiments) == 30
     assert all(experiment.needs for experiment in experiments)
     assert len({experiment.name for experiment in experiments}) == len(experiments)
 
@@ -104,24 +103,12 @@ def test_a_language_model_is_rotated_as_its_facts_say() -> None:
     assert not torch.equal(*frequencies)
 
 
-def pico_draft(folder: Path) -> Draft:
-    source = pico.write_checkpoint(folder / "source", pico.eagle3_config(), pico.eagle3_tensors())
-    pico.save_llama(folder / "target")
-    pico.save_tokenizer(folder / "target")
-    with open_draft(str(source), str(folder / "target")) as draft:
-        loaded = {name: memory_handle(name, handle.load(), draft.path) for name, handle in draft.tensors.items()}
-        return replace(draft, tensors=loaded)
-
-
-def pico_patient(folder: Path, draft: Draft) -> Patient:
-    model, tokenizer = load_model(str(folder / "target"), device="cpu", dtype=torch.float32)
-    prompts = [Prompt("1", "all", ("abc",))]
-    requests = [Request("1", (1, 5, 6), 8)]
-    return Patient("draft", draft, draft, str(folder / "target"), model, tokenizer, prompts, requests)
+def eagle3_draft(folder: Path) -> Draft:
+    return pico_draft(folder, pico.eagle3_config(), pico.eagle3_tensors())
 
 
 def test_audit_tells_faulty_tensors(tmp_path: Path) -> None:
-    draft = pico_draft(tmp_path)
+    draft = eagle3_draft(tmp_path)
     broken = {
         "norm.weight": torch.full((64,), 1e-6),
         "fc.weight": torch.cat([torch.zeros(64, 64), torch.randn(64, 128)], dim=1),
@@ -206,14 +193,14 @@ def test_no_rotation_between_equal_or_unrelated_tables() -> None:
 
 
 def test_a_map_outside_the_vocabulary_is_brought_inside(tmp_path: Path) -> None:
-    draft = pico_draft(tmp_path)
+    draft = eagle3_draft(tmp_path)
     assert runnable(draft) is draft
     far = with_target_ids(draft, target_ids(draft) + 1000)
     assert int(target_ids(runnable(far)).max()) == pico.VOCABULARY - 1
 
 
 def test_a_changed_draft_has_the_tensors_of_its_facts(tmp_path: Path) -> None:
-    draft = pico_draft(tmp_path)
+    draft = eagle3_draft(tmp_path)
     eagle: Any = draft.spec.architecture
     other = changed(draft, replace(eagle, final_norm=False, fusion_bias=True))
     assert "norm.weight" not in other.tensors

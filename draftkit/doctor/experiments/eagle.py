@@ -1,4 +1,4 @@
-"""What only EAGLE-style drafts can have: positions of rows of their own, and `fc`, which joins what they read."""
+"""What only EAGLE-style drafts can have: positions of rows of their own, and the bias of `fc`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from draftkit.doctor.patient import Patient, Setup, changed, target_ids
-from draftkit.doctor.rotation import find_rotation, rotate_blocks
+from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.eagle import EagleOutput
@@ -125,46 +124,3 @@ def _mean_shortfall(patient: Patient, drafter: EagleDrafter) -> Tensor:
         states = drafter.model(tokens[:, 1:], features[:, :-1], positions[:, 1:] - 1, kv=rows).head_input
         missing.append((features[:, 1:] - states)[0])
     return torch.cat(missing).float().mean(0).cpu()
-
-
-@experiment("rotated-space", "a table of its own that is the target's, rotated")
-def rotated_space(patient: Patient) -> Iterator[Trial]:
-    """The target's states are those that the draft was trained with, times a rotation: undone in fc."""
-    if "fc.weight" not in patient.draft.tensors or not patient.as_wide_as_target:
-        return
-    rotation = _rotation(patient)
-    if rotation is not None:
-        yield Trial(
-            "fc · blockdiag(Q), Q found from the tables of draft and target",
-            partial(_rotated, patient, rotation),
-            {},
-            "the target was rotated after the draft was trained (QuaRot): serve the original, or rotate the draft's fc",
-        )
-
-
-def _rotation(patient: Patient) -> Tensor | None:
-    """Q from whatever table the draft has of its own and the target has too."""
-    rows = {"embed_tokens": None, "lm_head": target_ids(patient.draft)}
-    for table, ids in rows.items():
-        if f"{table}.weight" in patient.draft.tensors:
-            theirs = patient.table(table)
-            mine = patient.draft.tensors[f"{table}.weight"].load().float()
-            found = find_rotation(mine, theirs if ids is None else theirs[ids])
-            if found is not None:
-                return found
-    return None
-
-
-def _rotated(patient: Patient, rotation: Tensor) -> Setup:
-    facts, fc = patient.facts, patient.draft.tensors["fc.weight"].load().float()
-    if facts["token_entry"] == "attention":
-        rotated = rotate_blocks(fc, rotation)
-    else:
-        embedding_first = facts["concatenation"] == "embedding_hidden"
-        parts = list(fc.split(len(fc), dim=1))  # draft and target are of the same width
-        parts[int(embedding_first)] = rotate_blocks(parts[int(embedding_first)], rotation)
-        rotated = torch.cat(parts, dim=1)
-    borrowed = [name for name in ("embed_tokens", "lm_head") if facts[name] == "target"]
-    tensors = {"fc.weight": rotated} | {f"{name}.weight": patient.table(name) @ rotation.T for name in borrowed}
-    own = other_facts(patient.architecture, embed_tokens="draft", lm_head="draft")
-    return patient.setup(changed(patient.draft, own, tensors))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from draftkit.doctor.patient import Patient
 from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import fact_of
-from draftkit.layout.target import default_aux_layer_ids
 from draftkit.models.rope import target_rope
 
 BASES = (10_000.0, 500_000.0, 1_000_000.0)  # what trainers take without asking; of Llama 3; of Qwen
@@ -33,15 +32,73 @@ def rope_scaling(patient: Patient) -> Iterator[Trial]:
 
 @experiment("layer-ids", "captured layers")
 def layer_ids(patient: Patient) -> Iterator[Trial]:
-    """The ids as numbers of outputs (one more), as states misread as outputs (one less), and the default ones."""
+    """The ids as numbers of outputs (one more), as states misread as outputs (one less), and the default ones; and the
+    embedding's output, which numbers of outputs have to call −1, in the place of the first."""
     ids, n = patient.architecture.aux_layer_ids, patient.num_layers
     if ids is None:
         return
-    candidates = [tuple(i + 1 for i in ids), tuple(i - 1 for i in ids), default_aux_layer_ids(n)]
+    candidates = [tuple(i + 1 for i in ids), tuple(i - 1 for i in ids), (0, *ids[1:])]
+    candidates += patient.architecture.usual_layers(n)
     for other in dict.fromkeys(candidates):
         ascending = list(other) == sorted(set(other)) and other[0] >= 0 and other[-1] <= n
         if other != ids and len(other) == len(ids) and ascending:
             yield with_facts(patient, aux_layer_ids=other)
+
+
+@experiment("last-state", "the target's last state among the captured ones")
+def last_state(patient: Patient) -> Iterator[Trial]:
+    """Before or after the target's final norm: vLLM captures the one, transformers the other."""
+    own, ids = patient.facts.get("last_state"), patient.architecture.aux_layer_ids
+    if own is not None and ids is not None and patient.num_layers in ids:
+        yield with_facts(patient, last_state="after_norm" if own == "before_norm" else "before_norm")
+
+
+@experiment("slots", "a block of rows")
+def slots(patient: Patient) -> Iterator[Trial]:
+    """Rows that predict the token after theirs instead of their own, and the reverse."""
+    own = patient.facts.get("slots")
+    if own is not None:
+        yield with_facts(patient, slots="anchor-first" if own == "fill-in" else "fill-in")
+
+
+@experiment("causal-layers", "a block of rows")
+def causal_layers(patient: Patient) -> Iterator[Trial]:
+    """All layers causal (JetSpec), none (z-lab's code, llama.cpp), those with a window (vLLM, SGLang), the others."""
+    own, windows = patient.facts.get("causal_layers"), patient.architecture.windows
+    sliding = [layer for layer, window in enumerate(windows) if window is not None]
+    full = [layer for layer, window in enumerate(windows) if window is None]
+    tried = [own]
+    for layers in ([*range(len(windows))], [], sliding, full) if own is not None else ():
+        if layers not in tried:
+            tried.append(layers)
+            yield with_facts(patient, causal_layers=layers)
+
+
+@experiment("window-rule", "sliding windows, and a rule for where they begin")
+def window_rule(patient: Patient) -> Iterator[Trial]:
+    """Windows counted from each row, as engines do, or from the anchor, as speculators trains them."""
+    own = patient.facts.get("window_rule")
+    if own is not None and any(patient.architecture.windows):
+        yield with_facts(patient, window_rule="anchor" if own == "row" else "row")
+
+
+@experiment("markov-head", "a Markov head")
+def markov_head(patient: Patient) -> Iterator[Trial]:
+    """The head left out; and where it has a gate or a state, taken for a plain one."""
+    facts = patient.facts
+    if "markov_type" not in facts:
+        return
+    unread = {"confidence": "none"} if facts["confidence"] == "hidden_and_token" else {}
+    yield with_facts(patient, markov=None, **unread)
+    if facts["markov_type"] != "vanilla":
+        yield with_facts(patient, markov_type="vanilla")
+
+
+@experiment("mask-embedding", "an embedding of its own for the mask")
+def mask_embedding(patient: Patient) -> Iterator[Trial]:
+    """The mask token's row of the table instead."""
+    if patient.facts.get("mask_embedding"):
+        yield with_facts(patient, mask_embedding=False)
 
 
 @experiment("norm-before-residual", "a norm before attention in layer 0")

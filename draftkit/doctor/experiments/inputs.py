@@ -13,12 +13,15 @@ from transformers import PreTrainedModel
 
 from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors
+from draftkit.evaluate.prompts import encode_prompt
 from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.chat import load_tokenizer, render, token_ids
 from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.memory import available_memory
 
+OTHER_TEXT = "the draft was trained on text of this form: send prompts in it, or train it on the target's chat template"
+OTHER_THINKING = "the draft was trained on answers with thinking {}: measure and serve it so, or train it on both"
 OTHER_FEATURES = "the draft was trained on other states than it is served: ask its author which ones, or train it anew"
 
 
@@ -67,9 +70,11 @@ def _normed(patient: Patient, norm: torch.nn.Module) -> Setup:
 
 @experiment("mask-token", "a mask token")
 def mask_token(patient: Patient) -> Iterator[Trial]:
-    """The other special tokens of the target's tokenizer, which is where unused ones are."""
+    """The other special tokens of the target's tokenizer, which is where unused ones are, and the first row of the
+    target's table that no token has: a trainer that adds a mask token gets that."""
     parallel = patient.architecture.parallel
-    for token in sorted(patient.tokenizer.added_tokens_decoder) if parallel is not None else ():
+    candidates = [*sorted(patient.tokenizer.added_tokens_decoder), len(patient.tokenizer)]
+    for token in candidates if parallel is not None else ():
         if token != patient.facts["mask_token_id"] and token < patient.architecture.vocab_size:
             yield with_facts(patient, mask_token_id=token)
 
@@ -109,10 +114,21 @@ def template(patient: Patient) -> Iterator[Trial]:
     own = load_tokenizer(patient.draft.path, "draft") if patient.draft.files else None
     if patient.tokenizer.chat_template is not None:
         plain = [tuple(token_ids(patient.tokenizer, prompt.text)) for prompt in patient.prompts]
-        yield _with_prompts(patient, "prompts without chat template", plain)
+        yield _with_prompts(patient, "prompts without chat template", plain, OTHER_TEXT)
     if own is not None and own.chat_template not in (None, patient.tokenizer.chat_template):
         rendered = [_rendered(patient, prompt.text, str(own.chat_template)) for prompt in patient.prompts]
-        yield _with_prompts(patient, "prompts in the draft's chat template", rendered)
+        yield _with_prompts(patient, "prompts in the draft's chat template", rendered, OTHER_TEXT)
+
+
+@experiment("thinking", "a chat template that can turn thinking on and off")
+def thinking(patient: Patient) -> Iterator[Trial]:
+    """Prompts that ask for thinking, and those that forbid it, where the template's own are other ones."""
+    usual = [request.prompt for request in patient.requests]
+    for on in (True, False):
+        prompts = [encode_prompt(prompt, patient.tokenizer, thinking=on) for prompt in patient.prompts]
+        if prompts != usual:
+            word = "on" if on else "off"
+            yield _with_prompts(patient, f"thinking {word}", prompts, OTHER_THINKING.format(word))
 
 
 def _rendered(patient: Patient, text: str, chat_template: str) -> tuple[int, ...]:
@@ -121,13 +137,13 @@ def _rendered(patient: Patient, text: str, chat_template: str) -> tuple[int, ...
     return tuple(token_ids(patient.tokenizer, rendered, special=False))
 
 
-def _with_prompts(patient: Patient, change: str, prompts: list[tuple[int, ...]]) -> Trial:
+def _with_prompts(patient: Patient, change: str, prompts: list[tuple[int, ...]], advice: str) -> Trial:
     requests = [replace(r, prompt=ids) for r, ids in zip(patient.requests, prompts, strict=True)]
     return Trial(
         change,
         lambda: patient.setup()._replace(requests=requests),
         {},
-        "the draft was trained on text of this form: send prompts in it, or train it on the target's chat template",
+        advice,
         own_text=True,
     )
 
