@@ -76,10 +76,9 @@ def causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Draft:
 
 
 def p_eagle(**options: object) -> PEagle:
+    origin = Origin(target())  # whose making draws random numbers too
     torch.manual_seed(0)
-    recipe = PEagle.start(
-        Origin(target()), PEagleOptions(**({"num_layers": 2, "steps": K, "mask_token_id": MASK} | options))
-    )
+    recipe = PEagle.start(origin, PEagleOptions(**({"num_layers": 2, "steps": K, "mask_token_id": MASK} | options)))
     with torch.no_grad():
         for parameter in recipe.draft.parameters():
             parameter.normal_(std=0.2 if parameter.ndim > 1 else 1.0)
@@ -87,8 +86,9 @@ def p_eagle(**options: object) -> PEagle:
 
 
 def pard(draft: Draft, **options: object) -> Pard:
+    origin = Origin(target(), draft)
     torch.manual_seed(0)
-    return Pard.start(Origin(target(), draft), PardOptions(**({"steps": K, "mask_token_id": MASK} | options)))
+    return Pard.start(origin, PardOptions(**({"steps": K, "mask_token_id": MASK} | options)))
 
 
 def pard2(draft: Draft, **options: object) -> Pard:
