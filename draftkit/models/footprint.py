@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import UnsupportedTarget
+from draftkit.models.attention import (
+    Latents,
+    check_attention,
+    chooses,
+    compresses,
+    note_layer,
+    required,
+)
+from draftkit.models.pretrained import empty_model
 from draftkit.models.rope import give_rows_their_rope
+from draftkit.models.states import decoder_layers, decoder_of
 
-DEAF = "drops the model call's keyword arguments"
 RECORDING = "draftkit_recording"
 
 
@@ -34,20 +42,26 @@ class Footprint(NamedTuple):
 def footprint(config: PretrainedConfig) -> Footprint:
     """Run the model without memory (on torch's meta device) and see what its attention would keep.
 
-    Raises `UnsupportedTarget` for a model that cannot be run so, or that keeps the call's arguments from its attention.
+    Raises `UnsupportedTarget` for a model that cannot be run so, or whose layers attend as draftkit does not know.
     """
+    model = empty_model(config, torch.bfloat16, RECORDING)
+    model.config.get_text_config().pad_token_id = None  # which GPT-2 looks for in the tokens
     with torch.device("meta"):
-        config = deepcopy(config)  # which keeps the name of its attention
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(
-            config, dtype=torch.bfloat16, attn_implementation=RECORDING
-        )
-        model.tie_weights()
         give_rows_their_rope(model)
         recorder = Recorder()
+        recorder.pass_over(model)
         row = torch.zeros(1, 1, dtype=torch.int64)
         with torch.inference_mode(), _without_values(model):
             past = recorder.latents if compresses(model) else None
-            model(input_ids=row, position_ids=row, past_key_values=past, use_cache=False, kv=recorder)
+            model(
+                input_ids=row,
+                attention_mask=recorder.mask if chooses(config) else None,
+                position_ids=row,
+                past_key_values=past,
+                use_cache=False,
+                kv=recorder,
+            )
+    check_attention(model, len(decoder_layers(decoder_of(model))), recorder.windows)
     return Footprint(sum(p.numel() for p in model.parameters()), recorder.cached)
 
 
@@ -56,61 +70,70 @@ def _without_values(model: nn.Module) -> Iterator[None]:
     """A forward on the meta device, where tensors have shapes alone."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedTarget(
             f"{type(model).__name__} looks at values while it runs, so that its memory cannot be planned",
             expected="a forward that can do without, as most of transformers' models",
         ) from error
 
 
-def cannot_follow(module: nn.Module, problem: str) -> UnsupportedTarget:
-    """Of a module that calls the attention function in another way than transformers' Llama."""
-    return UnsupportedTarget(
-        f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
-        expected="keys, values and keyword arguments as in transformers' Llama",
-    )
-
-
-class Latents:
-    """What layers with multi-head latent attention would cache: content [B, 1, T, R] and rotary part [B, 1, T, P].
-
-    It is given to the model in the place of a cache, to which such a layer hands its latents before it makes keys and
-    values of them, by its method `expand_kv`, for the attention function. Until that is called they wait here.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, content: Tensor, rotary: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """As the method of transformers' `Cache`; there is nothing cached to be joined with."""
-        self.waiting[layer] = content, rotary
-        return content, rotary
-
-
-def compresses(model: nn.Module) -> bool:
-    """Whether layers of a model cache latents."""
-    return any(hasattr(module, "expand_kv") for module in model.modules())
-
-
 class Recorder:
-    """Counts what one row would store."""
+    """Counts what one row would store. `windows` as of `KeyValues`."""
 
     def __init__(self) -> None:
         self.cached = 0
-        self.latents = Latents()
+        self.mask = torch.zeros(1, 1, 1, 1)
+        self.windows: dict[int, int | None] = {}
+        self.latents = Latents(self.store_index)
+
+    def pass_over(self, model: nn.Module) -> None:
+        """Have parts of a model that look at values, such as experts that are chosen on the host, do nothing.
+
+        Not those with a part that knows its layer, which may keep something.
+        """
+        for module in model.modules():
+            if not any(hasattr(part, "layer_idx") for part in module.modules()):
+                module.forward = partial(self._passed_over, module.forward)
+
+    def _passed_over(self, forward: Callable[..., object], *args: object, **kwargs: object) -> object:
+        before = self.cached
+        try:
+            return forward(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            rows = args[0] if args else kwargs.get("hidden_states")
+            if self.cached > before or not isinstance(rows, Tensor):
+                raise
+            return torch.empty_like(rows)
+
+    def store_index(self, layer: int, key: Tensor) -> Tensor:
+        self.cached += key.numel()
+        return key
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, window: int | None
     ) -> tuple[Tensor, None]:
-        stored = self.latents.waiting.pop(int(module.layer_idx), (key, value))  # type: ignore[arg-type]
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        stored = self.latents.waiting.pop(layer, (key, value))
         self.cached += sum(part.numel() for part in stored)
+        note_layer(self.windows, layer, window)
         return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
 
-def _record(module: nn.Module, *tensors: Tensor, kv: Recorder | None = None, **_: object) -> tuple[Tensor, None]:
-    if kv is None:
-        raise cannot_follow(module, DEAF)
-    return kv.attend(module, *tensors)
+def _record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    kv: Recorder | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
+    **rest: object,
+) -> tuple[Tensor, None]:
+    kv = required(kv, module, attention_mask, rest)
+    return kv.attend(module, query, key, value, sliding_window)
 
 
 AttentionInterface.register(RECORDING, _record)

@@ -5,25 +5,23 @@ Shapes: B sequences, T rows, H target width, F width of the captured features, V
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError, UnsupportedTarget
-from draftkit.models.footprint import Footprint, Latents, compresses, footprint
+from draftkit.models.attention import SUPPORTED, KeyValues, check_attention, chooses, compresses
+from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.positions import Positions
-from draftkit.models.pretrained import describe, load_pretrained, read_config
+from draftkit.models.pretrained import describe, load_pretrained, model_class, read_config
 from draftkit.models.rope import give_rows_their_rope, sequences_of
 from draftkit.models.states import AuxLayers, TappedModel
 
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-SUPPORTED = "a decoder whose layers all have softmax attention over keys and values, and nothing else that looks back"
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 
 
 class TargetOutput(NamedTuple):
@@ -31,20 +29,6 @@ class TargetOutput(NamedTuple):
 
     logits: Tensor
     features: Tensor | None
-
-
-class KeyValues(Protocol):
-    """Where one forward keeps its keys and values; the attention function gets it as the argument `kv`.
-
-    `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
-    those of layers that cache latents.
-    """
-
-    @property
-    def windows(self) -> Mapping[int, int | None]: ...
-
-    @property
-    def latents(self) -> Latents: ...
 
 
 class Target(TappedModel):
@@ -57,6 +41,7 @@ class Target(TappedModel):
         self.positions = Positions.of(model.config)
         self._ropes = give_rows_their_rope(model)
         self._compresses = compresses(model)
+        self.chooses = chooses(model.config)
         self._attention_checked = False
 
     def slot_bytes(self, capacity: int, k: int) -> int:
@@ -70,7 +55,9 @@ class Target(TappedModel):
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""
-        return _end_ids(self.model.generation_config, self.model.config.get_text_config().eos_token_id)
+        return _end_ids(
+            self.model.generation_config, getattr(self.model.config.get_text_config(), "eos_token_id", None)
+        )
 
     @torch.inference_mode()
     def forward(
@@ -97,6 +84,7 @@ class Target(TappedModel):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
+                attention_mask=kv.mask if self.chooses else None,
                 position_ids=positions,
                 past_key_values=kv.latents if self._compresses else None,
                 use_cache=False,
@@ -104,25 +92,9 @@ class Target(TappedModel):
                 kv=kv,
             )
         if not self._attention_checked:
-            self._check_attention(kv.windows)
+            check_attention(self.model, self.num_layers, kv.windows)
             self._attention_checked = True
         return TargetOutput(output.logits, self.features(states, tokens))
-
-    def _check_attention(self, windows: Mapping[int, int | None]) -> None:
-        """Every layer must have attended through draftkit's function, and within a window where its config has one."""
-        config = self.model.config.get_text_config()
-        # Only a window that the architecture knows: some checkpoints carry a sliding_window that nothing reads.
-        slides = hasattr(type(config), "sliding_window") and config.sliding_window
-        everywhere = "sliding_attention" if slides else "full_attention"
-        kinds = getattr(config, "layer_types", None) or [everywhere] * self.num_layers
-        for layer, kind in enumerate(kinds):
-            if layer not in windows:
-                problem = "does not attend through transformers' AttentionInterface"
-            elif windows[layer] is None and kind == "sliding_attention":
-                problem = "does not tell the attention function its sliding window"
-            else:
-                continue
-            raise UnsupportedTarget(f"layer {layer} of {type(self.model).__name__} {problem}", expected=SUPPORTED)
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -165,9 +137,11 @@ def read_target_config(folder: Path) -> PretrainedConfig:
     """The configuration of a target. Raises `TargetError` for one that cannot be read or is not supported."""
     config = read_config(folder)
     check_config(config)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    found = model_class(config)
+    if found is None:
         raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
-    check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    check_class(found)
+    footprint(config)  # or its refusal
     return config
 
 
