@@ -68,7 +68,7 @@ def train(
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:
-    from draftkit.report.training import vocabulary_table
+    from draftkit.report.vocabulary import vocabulary_table
     from draftkit.train.run import plan_draft_vocabulary
 
     ceilings = plan_draft_vocabulary(run)
