@@ -36,7 +36,7 @@ from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_a
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
-from draftkit.train.trainer import DraftTrainer, StatesOf
+from draftkit.train.trainer import DraftTrainer, Patience, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
@@ -118,7 +118,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
             k=config.validation.k,
             mode=config.validation.mode,
             decode=_decoding(config, recipe, target, samples, validating, save),
-            callbacks=callbacks,
+            callbacks=(*callbacks, *([Patience(config.validation.patience)] if config.validation.patience else [])),
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
         return _finish(trainer, config, recipe, files, dtype)
@@ -323,11 +323,10 @@ def _finish(
     state = trainer.state
     out = Path(config.out)
     last = out / f"checkpoint-{state.global_step}"
-    stopped = state.global_step < state.max_steps
     trainer.accelerator.wait_for_everyone()  # or one process may look before another has written
     if newest_checkpoint(out) != last:
         trainer.save_checkpoint()
-    if stopped:
+    if trainer.signals.received is not None and state.global_step < state.max_steps:
         return Trained(None, last, {}, trainer.signals.received)
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()
