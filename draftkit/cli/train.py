@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, OptionalTargetOption, TrustOption, console, print_json, quiet_transformers
 from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def train(
     recipe: Annotated[
         str | None, typer.Option(metavar=f"[{'|'.join(recipe_names())}]", callback=_known, help="What to train.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
-    ] = None,
+    target: OptionalTargetOption = None,
     data: Annotated[str | None, typer.Option(help="Samples that `draftkit data prepare` wrote.")] = None,
     out: Annotated[str | None, typer.Option(help="A folder for the checkpoints and the final draft.")] = None,
     draft: Annotated[str | None, typer.Option(help="A checkpoint to go on with, of any format.")] = None,
