@@ -44,7 +44,9 @@ def train(
     plan_vocab: Annotated[
         bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run, and train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the resolved run, and train nothing.")
+    ] = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,11 +60,18 @@ def train(
     }  # fmt: skip
     run = read_config(config, settings or [], flags)
     if dry_run:
+        _check(run, resume)
         print(run.to_yaml(), end="")
     elif plan_vocab:
         _plan_vocabulary(run, as_json)
     else:
         _train(run, resume, as_json)
+
+
+def _check(run: TrainConfig, resume: bool) -> None:
+    from draftkit.train.run import check_run
+
+    check_run(run, resume=resume)
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:
