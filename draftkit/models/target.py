@@ -5,23 +5,37 @@ Shapes: B sequences, T rows, H target width, F width of the captured features, V
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError, UnsupportedTarget
-from draftkit.models.attention import SUPPORTED, KeyValues, check_attention, chooses, compresses
-from draftkit.models.footprint import Footprint, footprint
+from draftkit.models.footprint import SUPPORTED, Footprint, Latents, compresses, footprint
 from draftkit.models.positions import Positions
-from draftkit.models.pretrained import describe, load_pretrained, model_class, read_config
+from draftkit.models.pretrained import describe, load_pretrained, read_config
+from draftkit.models.recurrent import (
+    NOTHING_KEPT,
+    KeptStates,
+    Recurrence,
+    StateCache,
+    attends,
+    cache_argument,
+    keeps_states,
+    layers_with_states,
+    run_row_by_row,
+    sizes_of,
+)
 from draftkit.models.rope import give_rows_their_rope, sequences_of
 from draftkit.models.states import AuxLayers, TappedModel
 
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *NOTHING_KEPT}
+SLIDING = {"sliding_attention", "hybrid_sliding"}
 
 
 class TargetOutput(NamedTuple):
@@ -31,17 +45,37 @@ class TargetOutput(NamedTuple):
     features: Tensor | None
 
 
+class KeyValues(Protocol):
+    """Where one forward keeps its keys and values; the attention function gets it as the argument `kv`.
+
+    `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
+    those of layers that cache latents, `states` those of recurrent modules.
+    """
+
+    @property
+    def windows(self) -> Mapping[int, int | None]: ...
+
+    @property
+    def latents(self) -> Latents: ...
+
+    @property
+    def states(self) -> KeptStates: ...
+
+
 class Target(TappedModel):
     """A causal LM ready to be verified against, through draftkit's attention function."""
 
     def __init__(self, model: PreTrainedModel, aux_layers: AuxLayers | None = None):
         check_config(model.config)
-        check_class(type(model))
+        check_class(type(model), model.config)
         super().__init__(model, aux_layers)
         self.positions = Positions.of(model.config)
         self._ropes = give_rows_their_rope(model)
         self._compresses = compresses(model)
-        self.chooses = chooses(model.config)
+        self._recurrences: list[Recurrence] = []
+        if layers_with_states(model.config):
+            self._recurrences = run_row_by_row(model, lambda: self._footprint.recurrences)
+            self._sizes = sizes_of(model.config)
         self._attention_checked = False
 
     def slot_bytes(self, capacity: int, k: int) -> int:
@@ -52,12 +86,15 @@ class Target(TappedModel):
     def _footprint(self) -> Footprint:
         return footprint(self.model.config)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether a prompt can be run piece by piece."""
+        return all(recurrence.resumes for recurrence in self._recurrences)
+
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""
-        return _end_ids(
-            self.model.generation_config, getattr(self.model.config.get_text_config(), "eos_token_id", None)
-        )
+        return _end_ids(self.model.generation_config, self.model.config.get_text_config().eos_token_id)
 
     @torch.inference_mode()
     def forward(
@@ -84,17 +121,39 @@ class Target(TappedModel):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
-                attention_mask=kv.mask if self.chooses else None,
                 position_ids=positions,
-                past_key_values=kv.latents if self._compresses else None,
                 use_cache=False,
                 logits_to_keep=keep,
                 kv=kv,
+                **{cache_argument(type(self.model)): self._cache(kv)},
             )
         if not self._attention_checked:
-            check_attention(self.model, self.num_layers, kv.windows)
+            self._check_attention(kv.windows)
             self._attention_checked = True
         return TargetOutput(output.logits, self.features(states, tokens))
+
+    def _cache(self, kv: KeyValues) -> Latents | StateCache | None:
+        """What the model takes for transformers' cache."""
+        latents = kv.latents if self._compresses else None
+        return StateCache(self._sizes, kv.states, latents) if self._recurrences else latents
+
+    def _check_attention(self, windows: Mapping[int, int | None]) -> None:
+        """Every layer must have attended through draftkit's function, and within a window where its config has one."""
+        config = self.model.config.get_text_config()
+        # Only a window that the architecture knows: some checkpoints carry a sliding_window that nothing reads.
+        slides = hasattr(type(config), "sliding_window") and config.sliding_window
+        everywhere = "sliding_attention" if slides else "full_attention"
+        kinds = getattr(config, "layer_types", None) or [everywhere] * self.num_layers
+        for layer, kind in enumerate(kinds):
+            if not attends(kind):
+                continue
+            if layer not in windows:
+                problem = "does not attend through transformers' AttentionInterface"
+            elif windows[layer] is None and kind in SLIDING:
+                problem = "does not tell the attention function its sliding window"
+            else:
+                continue
+            raise UnsupportedTarget(f"layer {layer} of {type(self.model).__name__} {problem}", expected=SUPPORTED)
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -103,17 +162,19 @@ def check_config(config: PretrainedConfig) -> None:
     kinds = set(getattr(text, "layer_types", None) or [])
     if config.is_encoder_decoder:  # no engine drafts for those
         raise TargetError(f"targets with an encoder are not supported ({text.model_type})", expected="a decoder alone")
-    if kinds - LAYER_TYPES:
+    if unknown := {kind for kind in kinds - LAYER_TYPES if not keeps_states(kind)}:
         raise UnsupportedTarget(
-            f"draftkit's own engine does not run layers of type {', '.join(sorted(kinds - LAYER_TYPES))} yet"
-            f" ({text.model_type})",
+            f"draftkit's own engine does not run layers of type {', '.join(sorted(unknown))} yet ({text.model_type})",
             expected=SUPPORTED,
         )
 
 
-def check_class(model_class: type[PreTrainedModel]) -> None:
-    """Raise `UnsupportedTarget` for models that say that they have an attention of their own."""
-    if not model_class.is_backend_compatible():
+def check_class(model_class: type[PreTrainedModel], config: PretrainedConfig) -> None:
+    """Raise `UnsupportedTarget` for models that do not say that they attend through transformers' AttentionInterface.
+
+    Those with recurrent modules say nothing, and are seen at work.
+    """
+    if not model_class.is_backend_compatible() and not layers_with_states(config):
         raise UnsupportedTarget(
             f"{model_class.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
         )
@@ -137,11 +198,11 @@ def read_target_config(folder: Path) -> PretrainedConfig:
     """The configuration of a target. Raises `TargetError` for one that cannot be read or is not supported."""
     config = read_config(folder)
     check_config(config)
-    found = model_class(config)
-    if found is None:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
-    check_class(found)
-    footprint(config)  # or its refusal
+    check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+    if layers_with_states(config):
+        footprint(config)  # finds their states, or raises
     return config
 
 

@@ -9,28 +9,31 @@ Shapes: S slots, B sequences, T rows, C capacity, G key/value heads, D and E wid
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
-import torch
 from torch import Tensor
 
-from draftkit.models.attention import Latents, note_layer
+from draftkit.errors import TargetError
+from draftkit.models.footprint import Latents
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_write import write
+from draftkit.runtime.recurrent import SlotStates, StateRows
 from draftkit.runtime.rows import SlotRows
 
 
 class SlotCache:
-    """Pools [S, G, C, D] of keys and of values, one pair per layer, made at the layer's first write."""
+    """Pools [S, G, C, D] of keys and of values, one pair per layer, made at the layer's first write.
 
-    def __init__(self, num_slots: int, capacity: int):
+    `k`: how many tokens may be taken back of a sequence whose states recurrent modules keep.
+    """
+
+    def __init__(self, num_slots: int, capacity: int, k: int = 0):
+        self.states = SlotStates(num_slots, k)
         self.num_slots = num_slots
         self.capacity = capacity
-        self.layers: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.written = [0] * num_slots  # entries of each slot beyond these are zero; on the host, kept on the CPU only
 
-    def pools(self, layer: Hashable, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The pools of a layer, or of its indexer, for what is shaped as `key` and `value` [B, G, T, D or E]."""
+    def pools(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The pools of a layer, for keys and values shaped as `key` and `value` [B, G, T, D]; D may differ."""
         if layer not in self.layers:
             self.layers[layer] = self._pool(key), self._pool(value)
         return self.layers[layer]
@@ -72,31 +75,25 @@ class CacheRows:
     def __init__(self, cache: SlotCache, rows: SlotRows, length: int, left_over: list[tuple[int, slice]]):
         self.rows = rows
         self.windows: dict[int, int | None] = {}
-        self.latents = Latents(self.store_index)
+        self.latents = Latents()
         self._cache = cache
         self._length = length
         self._left_over = left_over
+
+    @property
+    def states(self) -> StateRows:
+        """Where recurrent modules keep their states."""
+        return StateRows(self._cache.states, self.rows)
 
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Store a layer's keys [B, G, T, D] and values [B, G, T, E].
 
         Returns the part of the pools that the rows may read: [S, G, length, D] and [S, G, length, E].
         """
-        note_layer(self.windows, layer, window)
-        return self._store(layer, key, value)
-
-    def store_index(self, layer: int, key: Tensor) -> Tensor:
-        """Store what a layer's indexer compares queries with [B, T, W]; returns that of all positions, [B, C, W]."""
-        pool, _ = self._store(("indexer", layer), key[:, None], key[:, None, :, :0])
-        return self.rows.of_sequences(pool)[:, 0]
-
-    @property
-    def mask(self) -> Tensor:
-        """What is added to the scores of the rows: float32 [B, 1, T, length]."""
-        return self.rows.bias(self._length, None, 1, torch.float32)
-
-    def _store(self, name: Hashable, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self._cache.pools(name, key, value)
+        if layer in self.windows:
+            raise TargetError(f"layer {layer} of the model attends twice in one forward", expected="once per layer")
+        self.windows[layer] = window
+        keys, values = self._cache.pools(layer, key, value)
         for slot, entries in self._left_over:
             keys[slot, :, entries] = 0
             values[slot, :, entries] = 0

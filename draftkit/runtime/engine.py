@@ -206,7 +206,7 @@ class Engine:
             return
         self._capacity = 0
         require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
-        self._cache = SlotCache(self.num_slots, capacity)
+        self._cache = SlotCache(self.num_slots, capacity, self.k)
         if self.drafter is not None:
             self.drafter.allocate(self.num_slots, capacity, self.k)
         device, dtype = self.target.device, self.target.dtype
@@ -265,8 +265,9 @@ class Engine:
         slots = torch.tensor([slot], device=prompt.device)
         whole = slots.new_full((1, 1), len(prompt))
         features = []
-        for begin in range(0, len(prompt), self.prefill_chunk):
-            end = min(begin + self.prefill_chunk, len(prompt))
+        piece = self.prefill_chunk if self.target.resumes else len(prompt)
+        for begin in range(0, len(prompt), piece):
+            end = min(begin + piece, len(prompt))
             positions = torch.arange(begin, end, device=prompt.device)[None]
             rows = self._cache.rows(slots, positions, end, prompt=True)
             output = self.target.forward(prompt[None, begin:end], positions, rows, last_only=True, lengths=whole)

@@ -69,7 +69,6 @@ SURFACE = {
         "--draft-sampling",
         "--draft-greedy-below",
         "--draft-temperature",
-        "--draft-confidence",
         "--verification",
         "--acceptance-rates",
         "--disable-above-batch",

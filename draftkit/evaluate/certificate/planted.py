@@ -5,15 +5,14 @@ They look at values on the host, so their rounds run eagerly. Every forward but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from draftkit.models.attention import KeyValues
-from draftkit.models.target import Target, TargetOutput
+from draftkit.models.target import KeyValues, Target, TargetOutput
 from draftkit.runtime.cache import CacheRows
+from draftkit.runtime.recurrent import SlotStates
 from draftkit.runtime.rows import SlotRows
 
 
@@ -35,15 +34,19 @@ class PoisonedTarget(Target):
         slots, written = rows.rows.slots.tolist(), rows.rows.positions.tolist()
         if not last_only:
             for slot, row in zip(slots, positions.tolist(), strict=True):
-                self._poison(slot, row[0])
+                self._poison(slot, row[0], rows.states.kept)
         self._ends |= {slot: max(row) + 1 for slot, row in zip(slots, written, strict=True)}
         watched = cast(KeyValues, _WatchedRows(rows, self._pools))
         return super().forward(tokens, positions, watched, last_only=last_only, **others)
 
-    def _poison(self, slot: int, anchor: int) -> None:
+    def _poison(self, slot: int, anchor: int, states: SlotStates) -> None:
+        rejected = range(anchor, self._ends[slot])
         for pools in self._pools.values():
             for pool in pools:
-                pool[slot, :, anchor : self._ends[slot]] = torch.nan
+                pool[slot, :, rejected.start : rejected.stop] = torch.nan
+        for pool in states.pools.values():
+            for position in rejected:
+                pool[slot * states.size + position % states.size] = torch.nan
 
 
 class _WatchedRows:
@@ -53,13 +56,8 @@ class _WatchedRows:
         self._rows = rows
         self._pools = pools
 
-    @property
-    def rows(self) -> SlotRows:
-        return self._rows.rows
-
-    @property
-    def windows(self) -> Mapping[int, int | None]:
-        return self._rows.windows
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
 
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         self._pools[layer] = self._rows.update(layer, key, value, window)

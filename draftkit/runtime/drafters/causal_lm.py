@@ -51,7 +51,7 @@ class CausalLMDrafter:
         return self.model.slot_bytes(capacity, k)
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
-        self.cache = SlotCache(num_slots, capacity)
+        self.cache = SlotCache(num_slots, capacity, k)
 
     def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
         positions = torch.arange(len(prompt), device=prompt.device)[None]
