@@ -33,7 +33,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import cast
 
-import numpy as np
 import torch
 import transformers
 import zoo_corpus
@@ -41,20 +40,20 @@ from bench_runtime import commit
 from check_vllm import run_vllm
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
+from speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
+from transformers import AutoConfig
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
-from draftkit.data.packing import pack, row_tensors
-from draftkit.data.samples import Sample, held_out, read_training_samples
-from draftkit.data.states.online import OnlineStates, load_training_target
+from draftkit.data.packing import pack
+from draftkit.data.samples import held_out, read_training_samples
+from draftkit.data.states.online import load_training_target
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target
 
 TARGET = "zoo:target"
@@ -134,7 +133,7 @@ class Bench:
         data = folder / "data"
         result = folder / "result.json"
         if not result.exists():
-            self._write_speculators_data(folder, data / "hidden_states")
+            self._write_speculators_data(folder)
             job = {
                 "samples": str(folder / "samples.jsonl"),
                 "data": str(data),
@@ -185,11 +184,7 @@ class Bench:
         return PARENT if recipe == "pard" else str(eagle3), out / "draft"
 
     def _train(self, python: str, worker: str, job: Mapping[str, object], result: Path) -> None:
-        """Run a worker, which writes the result; what it says goes to a file beside it."""
-        job = {**job, "threads": self.options.threads, "result": str(result)}
-        with result.with_suffix(".log").open("w") as log:
-            command = [python, str(Path(__file__).with_name(worker))]
-            subprocess.run(command, input=json.dumps(job), text=True, stdout=log, stderr=log, check=True)
+        run_worker(python, worker, {**job, "threads": self.options.threads}, result)
 
     def acceptance(self, draft: Path) -> Acceptance:
         result = draft.parent / f"{draft.name}-acceptance.json"
@@ -224,24 +219,13 @@ class Bench:
         counters = cast("dict[str, int]", found["counters"])
         return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
 
-    def _write_speculators_data(self, folder: Path, states: Path) -> None:
-        """Samples, the held-out ones last, with states of the layers and before the final norm; the vocabulary."""
-        states.mkdir(parents=True, exist_ok=True)
-        target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
-        config = target.config
-        online = OnlineStates(target, AuxLayers((*LAYERS, config.num_hidden_layers)))
-        with (folder / "samples.jsonl").open("w") as file:
-            for index, number in enumerate([*self.training, *self.judging]):
-                sample = self.samples[number]
-                row = row_tensors([sample], len(sample))
-                features, _ = online.states(*(row[name][None] for name in ("tokens", "positions", "sample_ids")))
-                assert features is not None
-                hidden = features.view(len(sample), len(LAYERS) + 1, config.hidden_size)
-                save_file({"token_ids": row["tokens"], "hidden_states": hidden}, states / f"hs_{index}.safetensors")
-                file.write(json.dumps(speculators_row(sample)) + "\n")
-        ids = choose_vocabulary(token_counts(self.samples, self.training, config.vocab_size), DRAFT_VOCABULARY).numpy()
-        np.save(folder / "d2t.npy", ids - np.arange(len(ids)))
-        np.save(folder / "t2d.npy", np.isin(np.arange(config.vocab_size), ids))
+    def _write_speculators_data(self, folder: Path) -> None:
+        """Samples, the held-out ones last, and the vocabulary."""
+        ordered = (self.samples[number] for number in [*self.training, *self.judging])
+        write_speculators_data(folder, ordered, TARGET, LAYERS)
+        size = AutoConfig.from_pretrained(zoo.path("target")).vocab_size
+        counts = token_counts(self.samples, self.training, size)
+        write_speculators_vocabulary(folder, choose_vocabulary(counts, DRAFT_VOCABULARY), size)
 
     def _speculators_arguments(self, folder: Path, data: Path) -> Iterator[object]:
         settings = {
@@ -312,14 +296,6 @@ def training_questions(count: int) -> Iterator[tuple[int, str]]:
     questions = [question for question in found if len(question) <= MAX_QUESTION]
     random.Random(0).shuffle(questions)
     return enumerate(questions[:count])
-
-
-def speculators_row(sample: Sample) -> dict[str, object]:
-    return {
-        "input_ids": sample.tokens.tolist(),
-        "loss_mask": sample.loss_mask.tolist(),
-        "seq_len": len(sample),
-    }
 
 
 def read_run(path: Path, tokens: float) -> Run:

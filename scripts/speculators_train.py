@@ -1,11 +1,11 @@
-"""EAGLE-3 training by speculators' own command, on a CPU; run by bench_train.py with the Python of its environment.
+"""Training by speculators' own command, on a CPU, in its environment; for bench_train.py and train_with_speculators.py.
 
 Reads a JSON job from standard input: `samples`, a JSONL file of input_ids, loss_mask and seq_len; `data`, the folder
 that gets them as the library's dataset and has the hidden states already; `arguments` of `speculators train`;
 `threads`; `result`, the file that gets the loss, tokens and time of every step, and the peak memory.
 
-The library's trainer wants an accelerator in two places only: as the device of the model and of its batches, and where
-it waits for the device before it reads the clock.
+The library's trainer wants an accelerator in three places only: as the device of the model and of its batches, where it
+reads a checkpoint to go on from, and where it waits for the device before it reads the clock.
 """
 
 import json
@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # the setting above must be in the environment first
 from datasets import Dataset
 from peak import peak_bytes
-from speculators.train import cli, trainer
+from speculators.train import checkpointer, cli, trainer
 from speculators.train.config import TrainConfig
 
 
@@ -60,6 +60,7 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     write_dataset(job["samples"], job["data"])
     trainer.get_local_rank = lambda: "cpu"
+    checkpointer.get_current_device = lambda: "cpu"
     torch.accelerator.synchronize = lambda device=None: None
     steps = Steps()
     logging.getLogger().addHandler(steps)
