@@ -1,11 +1,14 @@
 """Does a converted draft mean the same to vLLM as to draftkit? Same prompts through both, drafts compared step by step.
 
-`python scripts/check_vllm.py --vllm-python ENV/bin/python [--prompts 16] [--k 4] [--only NAME]`
+`python scripts/check_vllm.py --vllm-python ENV/bin/python [--prompts 16] [--k 4] [--only NAME] [--drafts FOLDER]`
 
 Each draft of the zoo, and variants of it that set one fact differently, is converted and given to both engines with the
 embedded target, greedily in float32 on the CPU; so are n-grams. Output tokens, every proposal, the number of drafts and
 the accepted tokens at each position must be the same, and one request at least must have 25 rounds. A draft that vLLM
 cannot express must be refused by it. Exits with 1 when anything differs.
+
+Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repairs that `vllm_on_cpu.py` explains.
+`--drafts`: the folder of `train_with_speculators.py`, with those of their drafts that are not embedded.
 """
 
 from __future__ import annotations
@@ -48,9 +51,10 @@ COLUMNS = ("draft", "drafts", "accepted at 1…K", "acceptance length", "vLLM: o
 
 @dataclass(frozen=True)
 class Case:
-    """A draft of the zoo, the facts set differently, and the layout that vLLM gets.
+    """A draft of the zoo or of `--drafts`, the facts set differently, and the layout that vLLM gets.
 
-    `edit` changes config and tensors of the draft in the layout of speculators, before it is converted.
+    `edit` changes config and tensors of the draft in the layout of speculators, before it is converted. `k`: the drafts
+    a round, where `--k` is not what is tried. `v2`: in vLLM's V2 runner.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Case:
     to: str = "unified"
     overrides: dict[str, str] = field(default_factory=dict)
     edit: Edit | None = None
+    k: int | None = None
+    v2: bool = False
 
 
 def flag(name: str) -> Edit:
@@ -94,6 +100,17 @@ def full_vocabulary(config: dict[str, object], tensors: dict[str, Tensor]) -> No
     tensors["lm_head.weight"][torch.arange(len(offsets)) + offsets] = head
 
 
+# Of a target of 10 layers: the embedding's output, and what the final norm reads.
+ENDS = {"aux_layer_ids": "0,5,10", "last_state": "before_norm"}
+
+
+def no_markov_head(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+    """As DeepSpec's baseline: neither a Markov head nor a confidence head."""
+    config |= {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False}
+    for name in [name for name in tensors if name.startswith(("markov_head.", "confidence_head."))]:
+        del tensors[name]
+
+
 CASES = (
     Case("EAGLE-1", "eagle"),
     Case("EAGLE-1 with fc.bias", "eagle-bias"),
@@ -120,6 +137,22 @@ CASES = (
     Case("PARD", "pard"),
     Case("MLP speculator", "mlp-speculator"),
     Case("standalone", "draft-model"),
+    Case("DFlash, V1", "dflash"),
+    Case("DFlash, V1, 200 positions", "dflash", overrides={"max_position_embeddings": "200"}),
+    Case("DFlash, V2", "dflash", k=7, v2=True),
+    Case("DFlash, V2, 4 of 7", "dflash", k=4, v2=True),
+    Case("DFlash, V2, speculators layout", "dflash", to="speculators", k=7, v2=True),
+    Case("DFlash, V2, first and last states", "dflash", overrides=ENDS, k=7, v2=True),
+    Case("DFlash, V2, causal", "dflash", overrides={"causal_layers": "0,1"}, k=7, v2=True),
+    Case("DFlash, V2, a sliding layer", "dflash-sliding", k=7, v2=True),
+    Case("DSpark, V2", "dspark", k=7, v2=True),
+    Case("DSpark, V2, 4 of 7", "dspark", k=4, v2=True),
+    Case("DSpark, V2, speculators layout", "dspark", to="speculators", k=7, v2=True),
+    Case("DSpark, V2, no Markov head", "dspark", edit=no_markov_head, k=7, v2=True),
+    Case("DSpark, V2, fill-in", "dspark-fill-in", k=7, v2=True),
+    Case("DSpark, V2, fill-in, speculators layout", "dspark-fill-in", to="speculators", k=7, v2=True),
+    Case("DSpark, V2, reduced vocabulary", "dspark-reduced", k=7, v2=True),
+    Case("DFlash2, V2", "dflash2", k=7, v2=True),
 )
 NGRAMS = ((1, 3), (2, 4))  # sizes looked up
 
@@ -167,12 +200,13 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--drafts", type=Path, help="more drafts; cases of those that are not there are left out")
     options = parser.parse_args()
     torch.set_num_threads(1)
     comparison = Comparison(options)
     for case in CASES:
-        if options.only in case.name:
-            comparison.add_case(case)
+        if options.only in case.name and (draft := source_of(case, options.drafts)) is not None:
+            comparison.add_case(case, draft)
     for sizes in NGRAMS:
         if options.only in (name := f"n-gram, {sizes[0]}–{sizes[1]} tokens"):
             comparison.add_ngram(name, *sizes)
@@ -191,33 +225,38 @@ class Comparison:
         self.table = Table(*COLUMNS)
         self.differences = 0
 
-    def add_case(self, case: Case) -> None:
+    def add_case(self, case: Case, source: str) -> None:
         with tempfile.TemporaryDirectory() as scratch:
-            source = edited(case, Path(scratch) / "source")
+            if case.edit is not None:
+                source = edited(source, case.edit, Path(scratch) / "source")
             unified, served = Path(scratch) / "unified", Path(scratch) / "served"
             for to, folder in (("unified", unified), (case.to, served)):
                 convert_checkpoint(source, folder, to=to, target="zoo:target", overrides=case.overrides)
             # The fold for vLLM changes the tensors within their rounding; both engines must run the same ones.
             draft = read_draft(served if case.to in ("unified", "vllm") else unified)
             refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
-            settings = speculative_config(draft.spec, served, self.options.k)
-            self._add(case.name, load_drafter(draft, self.model), settings, refusal)
+            settings = speculative_config(draft.spec, served, case.k or self.options.k)
+            self._add(case.name, load_drafter(draft, self.model), settings, refusal, v2=case.v2)
 
-    def add_draft(self, name: str, folder: Path) -> None:
+    def add_draft(self, name: str, folder: Path, *, v2: bool = False) -> None:
         """A draft in the unified layout, as it is."""
         draft = read_draft(folder)
         settings = speculative_config(draft.spec, folder, self.options.k)
-        self._add(name, load_drafter(draft, self.model), settings, refusal_by_vllm(draft.spec))
+        self._add(name, load_drafter(draft, self.model), settings, refusal_by_vllm(draft.spec), v2=v2)
 
     def add_ngram(self, name: str, least: int, most: int) -> None:
         with open_draft(f"ngram:{least}-{most}", "zoo:target") as draft:
             settings = speculative_config(draft.spec, draft.path, self.options.k)
             self._add(name, load_drafter(draft, self.model), settings, None)
 
-    def _add(self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None) -> None:
-        ours, proposals = run_draftkit(self.model, drafter, self.requests, self.options.k)
+    def _add(
+        self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None, *, v2: bool = False
+    ) -> None:
+        k = settings["num_speculative_tokens"]
+        assert isinstance(k, int)
+        ours, proposals = run_draftkit(self.model, drafter, self.requests, k)
         drafts = sum(r.drafted > 0 for g in ours for r in g.rounds)
-        accepted = accepted_per_position(ours, self.options.k)
+        accepted = accepted_per_position(ours, k)
         row = [name, str(drafts), str(accepted), f"{1 + sum(accepted) / sum(len(g.rounds) for g in ours):.4f}"]
         job: dict[str, object] = {
             "target": str(zoo.path("target")),
@@ -225,6 +264,7 @@ class Comparison:
             "prompts": [request.prompt for request in self.requests],
             "max_new_tokens": self.options.max_new_tokens,
             "eos_token_ids": sorted(Target(self.model).eos_token_ids),
+            "v2": v2,
         }
         theirs = run_vllm(self.options.vllm_python, job)
         if theirs is None:
@@ -248,15 +288,19 @@ class Comparison:
         self.differences += not (same == len(ours) and equal == compared and complete and counts and refusal is None)
 
 
-def edited(case: Case, folder: Path) -> str:
-    """The source of a case: the zoo's draft, or its edited copy in `folder`."""
-    source = f"zoo:{case.source}"
-    if case.edit is None:
-        return source
-    convert_checkpoint(source, folder, to="speculators", target="zoo:target")
+def source_of(case: Case, drafts: Path | None) -> str | None:
+    """The draft of a case, in the zoo or else in `drafts`; None where it is in neither."""
+    if case.source in zoo.names():
+        return f"zoo:{case.source}"
+    return str(drafts / case.source) if drafts is not None and (drafts / case.source).is_dir() else None
+
+
+def edited(draft: str, edit: Edit, folder: Path) -> str:
+    """The edited copy of a draft in `folder`, in the layout of speculators."""
+    convert_checkpoint(draft, folder, to="speculators", target="zoo:target")
     config_path, tensors_path = folder / "config.json", folder / "model.safetensors"
     config, tensors = json.loads(config_path.read_text()), load_file(tensors_path)
-    case.edit(config, tensors)
+    edit(config, tensors)
     config_path.write_text(json.dumps(config))
     save_file(tensors, tensors_path, metadata={"format": "pt"})
     return str(folder)

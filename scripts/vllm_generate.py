@@ -1,8 +1,8 @@
 """Greedy generation with vLLM's offline engine; run by check_vllm.py with the Python of vLLM's own environment.
 
 Reads a JSON job from standard input: target, speculative (its `speculative_config`), prompts (token ids),
-max_new_tokens, eos_token_ids. Requests run one after the other. Writes the outputs, vLLM's speculative-decoding
-counters and every proposal in order to the file `result`.
+max_new_tokens, eos_token_ids, and v2 where the V2 model runner is wanted. Requests run one after the other. Writes the
+outputs, vLLM's speculative-decoding counters and every proposal in order to the file `result`.
 """
 
 import json
@@ -11,21 +11,27 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import vllm_on_cpu
+
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from vllm import LLM, SamplingParams  # the settings above must be in the environment first
 
-
-def record_proposals() -> list[list[int]]:
+def record_proposals(v2: bool) -> list[list[int]]:
     """Every proposal from now on, in order. The engine must exist already: it replaces kernels when it starts."""
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+    if v2:
+        from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator  # DSpark's and DFlash2's base
 
+        proposers = [DFlashSpeculator]
+    else:
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+        from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+        proposers = [SpecDecodeBaseProposer, NgramProposer]
     proposals: list[list[int]] = []
-    for proposer in (SpecDecodeBaseProposer, NgramProposer):
+    for proposer in proposers:
         propose = proposer.propose
 
         def recorded(self: Any, *args: Any, propose: Callable[..., Any] = propose, **kwargs: Any) -> Any:
@@ -40,6 +46,12 @@ def record_proposals() -> list[list[int]]:
 
 def main() -> None:
     job = json.load(sys.stdin)
+    v2 = job.get("v2", False)
+    if v2:
+        vllm_on_cpu.choose_v2_runner()
+    vllm_on_cpu.mend_kernels()
+    from vllm import LLM, SamplingParams  # what is above must be in the environment first
+
     llm = LLM(
         model=job["target"],
         skip_tokenizer_init=True,
@@ -54,7 +66,7 @@ def main() -> None:
     sampling = SamplingParams(
         temperature=0, max_tokens=job["max_new_tokens"], detokenize=False, stop_token_ids=job["eos_token_ids"]
     )
-    proposals = record_proposals()
+    proposals = record_proposals(v2)
     tokens, proposed = [], []
     for prompt in job["prompts"]:
         (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
