@@ -319,6 +319,13 @@ def test_the_mask_state_and_the_mask_token_learn() -> None:
     assert found["embed_tokens.weight"][MASK].abs().max() > 0
 
 
+def test_an_embedding_that_does_not_change_is_the_targets() -> None:
+    assert p_eagle().draft.spec.embed_tokens == "draft"
+    recipe = p_eagle(train_embeddings=False)
+    assert recipe.draft.spec.embed_tokens == "target"
+    assert "embed_tokens.weight" not in recipe.tensors()
+
+
 def test_a_loss_is_a_mean_over_all_rows_that_draft() -> None:
     recipe = p_eagle(drop=ALL, loss="ce")
     batch = packed(recipe)

@@ -157,7 +157,7 @@ def speculators_config(outgoing: Outgoing, eagle: EagleSpec) -> dict[str, object
         "norm_before_fc": eagle.feature_norm == "joint",
         "fc_norm": eagle.feature_norm == "per_layer",
         "norm_output": eagle.feedback == "post_norm",
-        "embed_requires_grad": eagle.parallel is not None,
+        "embed_requires_grad": eagle.parallel is not None and eagle.embed_tokens == "draft",
         "tie_word_embeddings": False,
         "dtype": outgoing.dtype,
         LAYER_CONFIG: _layer_config(eagle),

@@ -51,7 +51,8 @@ class PEagleOptions:
       same. For samples so long that their rows do not fit.
     - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
     - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
-    - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them.
+    - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them. A
+      new draft has an embedding of its own only if it does, or if its EAGLE-3 has one.
     - `layers`, `num_layers`, `norm_before_residual`, `feature_norm`: as in EAGLE-3. An EAGLE-3 to start from is given
       layers up to `num_layers`, which add nothing at first.
     - `mask_token_id`: a token that no text contains; None for the last one that the target's tokenizer does not use.
@@ -168,6 +169,7 @@ def _parallel(spec: EagleSpec, origin: Origin, options: PEagleOptions) -> EagleM
         token = default_mask_token(origin.target.name_or_path, vocab_size)
     check_mask_token(token, vocab_size)
     parallel = ParallelDrafting(mask_token_id=token, mask_state=True)
-    draft = fresh_eagle(replace(spec, embed_tokens="draft", parallel=parallel), origin, MASKED_ATTENTION)
+    owner: Literal["draft", "target"] = "draft" if options.train_embeddings else spec.embed_tokens
+    draft = fresh_eagle(replace(spec, embed_tokens=owner, parallel=parallel), origin, MASKED_ATTENTION)
     nn.init.normal_(draft.mask_hidden)
     return draft
