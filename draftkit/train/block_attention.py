@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from draftkit.train.attention import in_one_dtype
+from draftkit.train.attention import additive, in_one_dtype, repeated
 
 NAME = "draftkit_blocks"
 BLOCKS_AT_ONCE = 32  # on a CPU, where blocks multiply with each other's rows too, in vain
@@ -73,7 +73,7 @@ class Blocks:
             k = torch.cat((keys, _in_a_row(key[some])), dim=2)
             v = torch.cat((values, _in_a_row(value[some])), dim=2)
             repeats = query.shape[1] // k.shape[1]  # flash attention on a CPU has no groups
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+            k, v = repeated(k, repeats), repeated(v, repeats)
             attended = scaled_dot_product_attention(_in_a_row(query[some]), k, v, attn_mask=bias, scale=scaling)
             out.append(_apart(attended, self._rows))
         return torch.cat(out)
@@ -87,8 +87,7 @@ class Blocks:
             size, end = len(self._sample_ids), min(begin + BLOCKS_AT_ONCE, len(self._anchors))
             row = torch.arange(begin * self._rows, end * self._rows, device=device)
             column = torch.cat((torch.arange(size, device=device), size + row))
-            seen = self.sees(sight, row[:, None], column)
-            self._biases[key] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
+            self._biases[key] = additive(self.sees(sight, row[:, None], column), dtype)
         return self._biases[key]
 
     def _blocks(self, sight: Sight, rows: int, size: int) -> BlockMask:
