@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
 from draftkit.checks.registry import Evidence, run_checks
 from draftkit.checks.training_data import Data, survey
 from draftkit.data.samples import Sample, read_origin, read_samples
+from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
-from draftkit.errors import SourceError
+from draftkit.errors import SourceError, UnsupportedTarget
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
-from draftkit.loading import load_model, open_draft
+from draftkit.loading import load_model, open_draft, runtime_refusal
 from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.pretrained import read_config
+from draftkit.models.pretrained import describe
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,14 @@ def check_data(
 ) -> Checkup:
     """Check a file of samples against its target, and a draft to be trained or adapted.
 
-    `with_model` False leaves out what needs the target's weights. `row` is the id of the sample to show; None shows
-    the first. Raises `DraftkitError` for what cannot be read at all: files, models, a damaged line.
+    `with_model` False leaves out what needs the target's weights, which run in transformers where draftkit's own
+    runtime does not run them. `row` is the id of the sample to show; None shows the first. Raises `DraftkitError` for
+    what cannot be read at all: files, models, a damaged line.
     """
     tokenizer = load_tokenizer(target)
-    config = read_config(locate(target, weights=False).path)
+    config = describe(locate(target, weights=False).path)
     origin = read_origin(path)
-    counted = survey(read_samples(path), origin, tokenizer, config.get_text_config().vocab_size)
+    counted = survey(read_samples(path), origin, tokenizer, config.vocab_size)
     shown = counted.first if row is None else _find(path, row)
     place = device_named(device)
     known = Evidence(data=Data(path, origin, counted, tokenizer), target_config=config, draft_name=draft or "")
@@ -76,10 +80,22 @@ def check_data(
             opened = stack.enter_context(open_draft(draft, target))
             known = replace(known, draft=opened, spec=opened.spec)
         if with_model and not counted.outside.count:  # a model cannot read ids that it does not have
-            model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
-            known = replace(known, model=model)
+            known = _with_model(known, target, place, dtype_named(dtype, place))
         found = run_checks(known, "training_data", "training_models")
     return Checkup(counted.samples, counted.tokens, counted.loss_tokens, found, pieces(shown, tokenizer))
+
+
+def _with_model(known: Evidence, target: str, device: str, dtype: torch.dtype) -> Evidence:
+    """What is known, and the target's model, where draftkit or transformers runs it."""
+    refusal = runtime_refusal(target)
+    if refusal is None:
+        model, _ = load_model(target, device=device, dtype=dtype)
+        return replace(known, model=model)
+    known = replace(known, refusal=refusal.problem)
+    try:
+        return replace(known, model=load_training_target(target, device=device, dtype=dtype))
+    except UnsupportedTarget:
+        return known
 
 
 def pieces(sample: Sample, target: TargetTokenizer) -> list[tuple[str, bool]]:

@@ -41,8 +41,9 @@ class Evidence:
     Of a checkpoint: `contradictions` that its reading met, its `format` and `config`, and what it is in the layout –
     `spec`, the `origins` of its facts by name, `tensors`; `draft` where it is a folder of the layout, `draft_name` what
     the user calls it. `target`: what the target's config says, `target_config` as transformers reads it, `tokenizer`
-    its tokenizer, `model` its weights. `data`: what is to be trained on. Of a measurement: `asked` are its prompts,
-    `cell` is one cell of its result. Of a training run: the `replay` of its answers.
+    its tokenizer, `model` its weights, `refusal` why draftkit's own runtime does not run them. `data`: what is to be
+    trained on. Of a measurement: `asked` are its prompts, `cell` is one cell of its result. Of a training run: the
+    `replay` of its answers.
     """
 
     contradictions: Sequence[Finding] | None = None
@@ -57,6 +58,7 @@ class Evidence:
     target_config: PretrainedConfig | None = field(default=None, repr=False)
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
     model: PreTrainedModel | None = field(default=None, repr=False)
+    refusal: str | None = None
     data: Data | None = None
     asked: Asked | None = None
     settings: Settings | None = None

@@ -1,7 +1,8 @@
 """What data, target and draft make of each other before training.
 
-The target's weights are run on one sample: what draftkit reads of the model is what the model computes. A draft that is
-to be trained on must speak the target's vocabulary and turn positions as it does.
+The target's weights are run on one sample: what draftkit reads of the model is what the model computes, in its own
+runtime or, where that does not run the target, in transformers'. A draft that is to be trained on must speak its
+vocabulary and turn positions as it does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from draftkit.checks.registry import check
 from draftkit.checks.training_data import Data
 from draftkit.convert.operations import integers
 from draftkit.convert.vocabulary_map import mapped_tokens
+from draftkit.data.states.final_norm import final_norm as norm_of
 from draftkit.data.states.online import AGREEMENT
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
@@ -27,7 +29,7 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.target import default_aux_layer_ids
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.rope import target_rope
-from draftkit.models.states import FINAL, AuxLayers
+from draftkit.models.states import FINAL, AuxLayers, TappedModel
 from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
@@ -37,22 +39,38 @@ MAX_TOKENS = 256  # of the sample that is run
 
 
 class Reference(NamedTuple):
-    """What transformers' eager attention computes: `states` n+1 times [1, T, H], the last after the norm; `logits`."""
+    """What transformers' eager attention computes: `states` by layers and `last`, after the norm, each [1, T, H];
+    `logits` [1, T, V]."""
 
-    states: tuple[Tensor, ...]
+    states: list[Tensor]
+    last: Tensor
     logits: Tensor
+
+
+@check
+def runtime(data: Data, refusal: str, model: PreTrainedModel | None = None) -> Iterator[Finding]:
+    """What can be done with a target that draftkit's own runtime does not run."""
+    name = data.target.name
+    states = "train and data states run it in transformers" if model else "data states --vllm-python takes its states"
+    yield Finding(
+        "runtime",
+        "note",
+        f"draftkit's own engine does not run the target: {refusal}",
+        name,
+        "drafts for it are measured and its answers written by vLLM alone",
+        f"{states}; draftkit eval --engine vllm; draftkit data regenerate --endpoint",
+    )
 
 
 @check
 def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | None = None) -> Iterator[Finding]:
     """The captured hidden states are those of transformers, and finite."""
     tokens, ids = _tokens(data, model), _aux_layer_ids(architecture, model)
-    target = Target(model, AuxLayers((*ids, FINAL)))
-    captured, logits = _captured(target, tokens)
+    captured, logits = _captured(model, (*ids, FINAL), tokens)
     reference = _reference(model, tokens)
     names = [*(f"after {i} layers" for i in ids), "after the final norm", "logits"]
-    mine = [*captured.split(target.hidden_size, dim=-1), logits]
-    theirs = [*(reference.states[i] for i in ids), reference.states[-1], reference.logits]
+    mine = [*captured, logits]
+    theirs = [*(reference.states[i] for i in ids), reference.last, reference.logits]
     broken = [name for name, values in zip(names, mine, strict=True) if not values.isfinite().all()]
     if broken:
         yield Finding(
@@ -85,9 +103,7 @@ def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | 
 def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
     """The final norm multiplies by w or by 1 + w, and the head on it gives the logits."""
     tokens = _tokens(data, model)
-    target = Target(model, AuxLayers((len(Target(model).layers), FINAL)))
-    captured, logits = _captured(target, tokens)
-    before, after = captured.split(target.hidden_size, dim=-1)
+    (before, after), logits = _captured(model, (TappedModel(model).num_layers, FINAL), tokens)
     with torch.inference_mode():
         head = model.get_output_embeddings()(after)
     kind = _norm_kind(model, before, after)
@@ -116,7 +132,7 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
 
 def _norm_kind(model: PreTrainedModel, before: Tensor, after: Tensor) -> str:
     """What the normalized state is multiplied with, found by trying."""
-    weight = getattr(getattr(model.get_decoder(), "norm", None), "weight", None)
+    weight = getattr(norm_of(model), "weight", None)
     if weight is None:
         return "something that is no weight vector"
     epsilon = getattr(model.config.get_text_config(), "rms_norm_eps", 1e-6)
@@ -140,24 +156,34 @@ def _aux_layer_ids(architecture: Architecture | None, model: PreTrainedModel) ->
     return tuple(sorted({i for i in default_aux_layer_ids(n) if 0 <= i < n}))
 
 
-def _captured(target: Target, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Features [1, T, F] and logits [1, T, V] as draftkit reads them."""
-    length = tokens.shape[1]
-    positions = torch.arange(length, device=tokens.device)[None]
-    rows = SlotCache(1, length).rows(torch.zeros_like(tokens[:, 0]), positions, length)
-    output = target.forward(tokens, positions, rows)
-    assert output.features is not None
-    return output.features, output.logits
+def _captured(model: PreTrainedModel, states: tuple[int, ...], tokens: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The states, each [1, T, H], and logits [1, T, V] as draftkit reads them."""
+    if model.config._attn_implementation == ATTENTION:
+        length = tokens.shape[1]
+        positions = torch.arange(length, device=tokens.device)[None]
+        rows = SlotCache(1, length).rows(torch.zeros_like(tokens[:, 0]), positions, length)
+        logits, features = Target(model, AuxLayers(states)).forward(tokens, positions, rows)
+    else:
+        tapped = TappedModel(model, AuxLayers(states))
+        with torch.inference_mode(), tapped.captured() as found:
+            logits = model(input_ids=tokens, use_cache=False).logits
+        features = tapped.features(found, tokens)
+    assert features is not None
+    return list(features.chunk(len(states), dim=-1)), logits
 
 
 def _reference(model: PreTrainedModel, tokens: Tensor) -> Reference:
+    own = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), TappedModel(model, AuxLayers((0,))).captured() as found:
             output = model(input_ids=tokens, use_cache=False, output_hidden_states=True)
     finally:
-        model.set_attn_implementation(ATTENTION)
-    return Reference(output.hidden_states, output.logits)
+        model.set_attn_implementation(own)
+    *states, last = output.hidden_states
+    if not torch.equal(states[0], found[0]):  # Mamba's models begin with the state after the first layer
+        states = [found[0], *states]
+    return Reference(states, last, output.logits)
 
 
 def _gap(mine: Tensor, theirs: Tensor) -> float:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico, templates
+from fixtures.targets import save_target
 from fixtures.templates import tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
 from draftkit.layout.folder import read_draft
+from draftkit.loading import runtime_refusal
 from draftkit.models import chat
 
 Message = dict[str, str]
@@ -569,9 +571,27 @@ def test_prepare_and_check(draftkit: Command, tmp_path: Path) -> None:
     assert f"⟦{'a' * 40}<|eot|>⟧" in shown.out.replace("\n", "")
     checked = json.loads(draftkit("data", "check", out, "--target", "zoo:target", "--draft", "zoo:eagle", "--json").out)
     assert {finding["check"] for finding in checked["findings"]} == {
-        check.name for check in checks_of("training_data", "training_models")
+        check.name for check in checks_of("training_data", "training_models") if check.name != "runtime"
     }
     assert "".join(piece["text"] for piece in checked["shown"] if piece["supervised"]) == "a" * 40 + "<|eot|>"
+
+
+@pytest.mark.parametrize("kind", ["falcon", "qwen3_next", "deepseek_v3", "qwen2_5_vl"])
+def test_the_models_of_today_are_checked(kind: str, draftkit: Command, tmp_path: Path) -> None:
+    """In transformers where draftkit's own engine does not run them, of which a note tells."""
+    target = save_target(kind, tmp_path / "target")
+    own = load_tokenizer(str(target))
+    origin = SamplesOrigin("pico", own.sha256, own.template_sha256)
+    write_samples(tmp_path / "data.jsonl", [Sample.of("a", list(range(3, 40)), [(5, 37)])], origin)
+    ran = draftkit("data", "check", tmp_path / "data.jsonl", "--target", target, "--json", "--device", "cpu")
+    found = {finding["check"]: finding for finding in json.loads(ran.out)["findings"]}
+    assert found["aux layers"]["severity"] == "ok", found["aux layers"]
+    assert found["final norm"]["severity"] in ("ok", "note")
+    refused = runtime_refusal(str(target)) is not None
+    assert ("runtime" in found) == refused
+    if kind == "falcon":
+        assert refused
+        assert "draftkit eval --engine vllm" in found["runtime"]["hint"]
 
 
 def test_check_fails_on_errors_and_unknown_rows(draftkit: Command, tmp_path: Path) -> None:
