@@ -248,6 +248,7 @@ def main() -> None:
                 first = ", ".join(cause.name for cause in diagnosis.causes) or "nothing"
                 fine, labels = not diagnosis.recommended, ("", "none", name)
         missed += not fine
+        assert diagnosis.length is not None
         row = (*labels, f"{diagnosis.length.mean:.2f}", first, _remedied(diagnosis), "" if fine else "missed")
         print(*row, sep="\t", file=sys.stderr, flush=True)
         table.add_row(*row)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.api import Reading, read_foreign
 from draftkit.doctor.audit import Audited, audit
@@ -13,14 +16,17 @@ from draftkit.doctor.decay import Decay, classify
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, UnsupportedTarget
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.vllm import BY_VLLM
 from draftkit.finding import SEVERITIES, Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
-from draftkit.loading import load_model, open_draft
+from draftkit.loading import load_model, open_draft, runtime_refusal
+from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.ends import load_ends
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
@@ -30,7 +36,8 @@ USUAL_TOKENS = 4  # of a round, where the weights are made for no number
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`length`: acceptance of the draft as it is, at the temperature in `settings`.
+    """`length`: acceptance of the draft as it is, at the temperature in `settings`; None, as `decay`, where draftkit's
+    own runtime does not run the target, of which one of the `findings` tells.
 
     `findings`: known defects and faulty tensors, the worst first. `tried`: every change that was measured, the most
     helpful first. `not_applicable`: experiment → what it needs.
@@ -39,8 +46,8 @@ class Diagnosis:
     target: str
     draft: str
     method: str
-    length: Interval
-    decay: Decay
+    length: Interval | None
+    decay: Decay | None
     findings: tuple[Finding, ...]
     tensors: tuple[Audited, ...]
     tried: tuple[Tried, ...]
@@ -87,14 +94,15 @@ def diagnose_draft(
     `num_speculative_tokens`: of a round; None for those that its weights are made for, or else 4. A quarter of the
     prompts are decoded with the draft as it is and with each change; the few changes that look helpful are measured
     on the other prompts too, and help where the acceptance length grows there by a margin, and by more than chance.
-    Raises `DraftkitError`.
+    With a target that draftkit's own runtime does not run, nothing is decoded. Raises `DraftkitError`.
     """
     device = device_named(device)
     with ExitStack() as stack:
         unified = stack.enter_context(open_draft(draft, target))
         if not unified.spec.architecture.has_checkpoint:
             raise DraftkitError(f"{draft} has no checkpoint to examine", hint="draftkit eval measures it")
-        model, tokenizer = load_model(target, device=device, dtype=dtype_named(dtype, device))
+        refusal = runtime_refusal(target)
+        model, tokenizer = _loaded(target, device, dtype_named(dtype, device), whole=refusal is None)
         limit_threads(model)
         asked = load_prompts(prompts, limit)
         requests = [
@@ -114,7 +122,20 @@ def diagnose_draft(
             "device": device,
             "temperature": TEMPERATURE,
         }
-        return _examine(patient, _reading(draft, target), settings, on_progress)
+        reading = _reading(draft, target)
+        if refusal is not None:
+            return _look_at(patient, reading, settings, refusal)
+        return _examine(patient, reading, settings, on_progress)
+
+
+def _loaded(
+    target: str, device: str, dtype: torch.dtype, *, whole: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The target, `whole` to be run or its ends alone, and its tokenizer."""
+    if whole:
+        return load_model(target, device=device, dtype=dtype)
+    located = locate(target)
+    return load_ends(located.path, device=device, dtype=dtype), load_tokenizer(located.path, "target")
 
 
 def _reading(draft: str, target: str) -> Reading | None:
@@ -124,11 +145,38 @@ def _reading(draft: str, target: str) -> Reading | None:
 
 
 def _seen(patient: Patient) -> list[Finding]:
-    """What is seen without running the draft."""
+    """What is seen without running the draft, the worst first."""
     located = locate(patient.target_source, weights=False)
     target = read_target_facts(located.path, located.name, located.revision)
     evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer)
-    return findings(evidence, "checkpoint", "pair", "tensors")
+    found = findings(evidence, "checkpoint", "pair", "tensors")
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _look_at(
+    patient: Patient, reading: Reading | None, settings: dict[str, object], refusal: UnsupportedTarget
+) -> Diagnosis:
+    """What can be said of a draft whose target draftkit's own runtime does not run."""
+    found = _seen(patient)
+    unmeasured = Finding(
+        "not-measured",
+        "note",
+        f"no change was tried: {refusal.problem}",
+        fix=f"{BY_VLLM}, the draft as it is",
+        source="draftkit",
+    )
+    return Diagnosis(
+        target=patient.target_source,
+        draft=patient.source,
+        method=patient.draft.spec.method,
+        length=None,
+        decay=None,
+        findings=(*found, unmeasured),
+        tensors=audit(patient, reading, found),
+        tried=(),
+        not_applicable={},
+        settings=settings,
+    )
 
 
 def _examine(
@@ -136,7 +184,7 @@ def _examine(
 ) -> Diagnosis:
     experiments = all_experiments()
     trials = [(experiment.name, trial) for experiment in experiments for trial in experiment.trials(patient)]
-    found = sorted(_seen(patient), key=lambda finding: SEVERITIES.index(finding.severity))
+    found = _seen(patient)
     generations, tried = compare(patient, trials, on_progress)
     return Diagnosis(
         target=patient.target_source,

@@ -15,18 +15,21 @@ from draftkit.report.format import severity
 def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
     """Print what `doctor --json` gives; the causes come last, where the eye falls."""
     settings = diagnosis["settings"]
-    console.print(
-        "{draft} ({method}) with {target}: acceptance length ".format(**diagnosis)
-        + "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**diagnosis["length"])
-        + ", K {num_speculative_tokens}, T {temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
+    measured = diagnosis["length"] is not None
+    heading = "{draft} ({method}) with {target}: ".format(**diagnosis)
+    if measured:
+        heading += "acceptance length {mean:.2f} [{low:.2f}, {high:.2f}]".format(**diagnosis["length"])
+        heading += ", K {num_speculative_tokens}, T {temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
             **settings
         )
-    )
-    _show_decay(console, diagnosis["decay"])
+    console.print(heading if measured else f"{heading}not measured")
+    if measured:
+        _show_decay(console, diagnosis["decay"])
     if diagnosis["findings"]:
         console.print(_findings(diagnosis))
     console.print(_tensors(diagnosis))
-    console.print(_changes(diagnosis))
+    if measured:
+        console.print(_changes(diagnosis))
     if diagnosis["not_applicable"]:
         console.print("Not applicable: " + "; ".join(f"{n} ({needs})" for n, needs in _needs(diagnosis)))
     _show_causes(console, diagnosis["causes"])

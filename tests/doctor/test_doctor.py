@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Command
 from fixtures import pico
 from fixtures.patients import pico_draft, pico_patient
+from fixtures.targets import save_target
 from rich.console import Console
 
 from draftkit.checks.registry import Evidence, findings
@@ -83,6 +86,27 @@ def test_a_map_of_ids_taken_for_offsets_is_an_error(tmp_path: Path, monkeypatch:
 def test_ngram_lookup_has_nothing_to_examine() -> None:
     with pytest.raises(DraftkitError, match="no checkpoint"):
         diagnose_draft("zoo:target", "ngram")
+
+
+def test_a_target_that_is_not_run_leaves_the_tables_and_facts(tmp_path: Path, draftkit: Command) -> None:
+    """What is wrong with the draft by itself is found; what only decoding shows is said to be missing."""
+    target = save_target("falcon", tmp_path / "target")
+    tensors = pico.eagle3_tensors()
+    tensors["fc.weight"][3, 5] = torch.nan
+    draft = pico.write_checkpoint(tmp_path / "draft", pico.eagle3_config(), tensors)
+    asked = ("doctor", "--target", target, "--draft", draft, "--limit", 4, "--device", "cpu")
+    ran = draftkit(*asked, "--json")
+    assert ran.code == 0, ran.err
+    diagnosis = json.loads(ran.out)
+    assert (diagnosis["length"], diagnosis["decay"], diagnosis["tried"]) == (None, None, [])
+    assert diagnosis["causes"][0]["name"] == "not-finite"
+    (unmeasured,) = (cause for cause in diagnosis["causes"] if cause["name"] == "not-measured")
+    assert "FalconForCausalLM does not attend" in unmeasured["what"]
+    assert unmeasured["remedy"].startswith("draftkit eval --engine vllm")
+    assert {tensor["name"] for tensor in diagnosis["tensors"] if not tensor["finite"]} == {"fc.weight"}
+    shown = draftkit(*asked)
+    assert shown.code == 0
+    assert "not measured" in shown.out
 
 
 def test_every_experiment_says_what_it_needs() -> None:
