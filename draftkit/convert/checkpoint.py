@@ -12,7 +12,8 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.io.tensors import open_checkpoint
-from draftkit.io.torch_file import read_torch
+from draftkit.io.torch_file import read_torch, read_torch_tensor
+from draftkit.layout.block import MASK_FILE, NESTED
 from draftkit.layout.target import TargetFacts
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
@@ -101,7 +102,8 @@ def open_source(source: Located) -> Checkpoint:
     """Open a located checkpoint. Raises `SourceError`/`FormatError` for what is missing or damaged."""
     if (source.path / ADAPTER_CONFIG).is_file():
         return _open_adapter(source)
-    return Checkpoint(source, read_object(source.path / "config.json"), _open_tensors(source.path))
+    config = read_object(source.path / "config.json")
+    return Checkpoint(source, config, _open_tensors(source.path) | _mask_embedding(source.path, config))
 
 
 def _open_tensors(folder: Path) -> dict[str, TensorHandle]:
@@ -113,6 +115,23 @@ def _open_tensors(folder: Path) -> dict[str, TensorHandle]:
     if (folder / PROJECTION_FILE).is_file():
         tensors |= _by_name(read_torch(folder / PROJECTION_FILE))
     return tensors
+
+
+def _mask_embedding(folder: Path, config: dict[str, object]) -> dict[str, TensorHandle]:
+    """The embedding of a block drafter's mask that lies apart (MiMo). Raises `FormatError` for one of another token."""
+    path = folder / MASK_FILE
+    if not path.is_file():
+        return {}
+    handle, numbers = read_torch_tensor(path, "embedding")
+    nested = config.get(NESTED)
+    stated = (nested if isinstance(nested, dict) else config).get("mask_token_id")
+    if numbers.get("mask_token_id", stated) != stated:
+        raise FormatError(
+            f"{MASK_FILE} is for token {numbers['mask_token_id']}, and config.json has mask_token_id {stated}",
+            where=path,
+            hint="fetch the checkpoint again",
+        )
+    return _by_name([handle])
 
 
 def _open_adapter(source: Located) -> Checkpoint:

@@ -67,6 +67,7 @@ UNREAD = {
 
 
 KINDS = {"full_attention", "sliding_attention"}
+Windows = tuple[int | None, tuple[int, ...]]  # the window, and the layers without one where others have it
 
 
 def read_decoder(
@@ -75,18 +76,18 @@ def read_decoder(
     prefix: str,
     num_layers: int,
     rope: RopeSource = "reference",
-    windows: bool = True,
+    windows: Windows | None = None,
 ) -> Decoder:
     """The decoder of a draft whose first layer's tensors begin with `prefix`.
 
     Biases, head width and the number of layers follow from the tensors, because published configs misstate them.
-    `windows`: whether `layer_types` are the draft's, and not the target's.
+    `windows`: as read already, or those that `layer_types` name.
     """
     hidden = facts.size("hidden_size")
     heads = facts.size("num_attention_heads")
     rows, _ = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
     drop_unread(facts)
-    sliding_window, full_attention_layers = _windows(facts, num_layers, windows)
+    sliding_window, full_attention_layers = windows or read_windows(facts, num_layers)
     return Decoder(
         hidden_size=hidden,
         intermediate_size=facts.size("intermediate_size"),
@@ -113,9 +114,13 @@ def drop_unread(facts: Facts) -> None:
             facts.drop(key, reason)
 
 
-def _windows(facts: Facts, num_layers: int, own: bool) -> tuple[int | None, tuple[int, ...]]:
+def read_windows(facts: Facts, num_layers: int, *, own: bool = True, width: int | None = None) -> Windows:
     """The window of drafts whose `layer_types` name sliding layers, and the layers without; without that key no engine
-    reads the window."""
+    reads the window.
+
+    `own`: whether `layer_types` are the draft's, and not the target's. `width`: the window, where another key than
+    `sliding_window` states it.
+    """
     named = (facts.names("layer_types") if own else None) or ()
     kinds = named[:num_layers]
     if "sliding_attention" not in kinds:
@@ -123,7 +128,7 @@ def _windows(facts: Facts, num_layers: int, own: bool) -> tuple[int | None, tupl
             facts.drop(key, "no layer of the draft has a window")
         facts.record("sliding_window", "None", "stated" if named else "format default", "no layer has a window")
         return None, ()
-    window = facts.optional("sliding_window", int)
+    window = facts.optional("sliding_window", int) if width is None else width
     facts.drop("use_sliding_window", "layer_types tells")
     if window is None or len(kinds) < num_layers or not set(kinds) <= KINDS:
         raise FormatError(

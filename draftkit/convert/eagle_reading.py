@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder_reading import RopeSource, read_decoder
+from draftkit.convert.decoder_reading import RopeSource, read_decoder, read_windows
 from draftkit.convert.eagle_config import EagleConfig, read_aux_layer_ids, read_eagle_config
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
@@ -60,7 +60,9 @@ def plan_eagle3(
     """Plan the conversion of an EAGLE-3-like checkpoint. `dropped`: unified names of tensors that do nothing → why."""
     view = with_unified_names(checkpoint, dialect.renames)
     _refuse_mla(view)
-    decoder = read_decoder(view, facts, "layers.0.", view.count_layers(), dialect.rope, dialect.windows)
+    num_layers = view.count_layers()
+    windows = read_windows(facts, num_layers, own=dialect.windows)
+    decoder = read_decoder(view, facts, "layers.0.", num_layers, dialect.rope, windows)
     _check_attention(view, decoder)
     vocab_size = facts.size("vocab_size")
     draft_vocab_size = facts.size("draft_vocab_size", *_rows_of_head(view, vocab_size))

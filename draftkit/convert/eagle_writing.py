@@ -6,17 +6,10 @@ are what is lost, and the tensors that the first has are what is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from draftkit.convert.export import Outgoing
-from draftkit.convert.operations import Move
-from draftkit.errors import LayoutError
 from draftkit.layout.decoder import Decoder, Rope, layer_keys
-from draftkit.layout.facts import facts_of
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.layout.schema import SCALES
-from draftkit.layout.spec import DraftSpec
 
 
 def llama_config(eagle: EagleSpec, dtype: str) -> dict[str, object]:
@@ -112,30 +105,3 @@ def engine_decoder(decoder: Decoder) -> Decoder:
     return replace(
         decoder, hidden_act="silu", mlp_bias=False, qk_norm=False, sliding_window=None, full_attention_layers=()
     )
-
-
-def losses(eagle: EagleSpec, runs: EagleSpec) -> tuple[str, ...]:
-    """The facts of a draft that its destination does not keep. `runs`: the draft that it makes of it."""
-    theirs = facts_of(runs)
-    return tuple(
-        f"{name} is {value}, and its class has {theirs.get(name)}"
-        for name, value in facts_of(eagle).items()
-        if value != theirs.get(name)
-    )
-
-
-def kept(outgoing: Outgoing, runs: EagleSpec, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
-    """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`.
-
-    Raises `LayoutError` where its class has a tensor that this draft lacks: it would be left as it was initialized.
-    """
-    schema = DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype).tensors()
-    if lacking := schema.keys() - outgoing.draft.tensors.keys() - set(without):
-        raise LayoutError(
-            f"the class that reads this layout has {', '.join(sorted(lacking))}, which the draft lacks",
-            where=outgoing.draft.path,
-            hint="use --to unified",
-        )
-    scales = {f"{name.removesuffix('.weight')}.{scale}" for name in schema for scale in SCALES}
-    foreign = outgoing.draft.tensors.keys() - schema.keys() - scales
-    return outgoing.renamed(renames, without=[*without, *foreign])

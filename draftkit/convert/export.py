@@ -17,8 +17,11 @@ from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
 from draftkit.io.tensors import write_checkpoint
 from draftkit.io.torch_file import write_torch
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import HF_DTYPES
+from draftkit.layout.schema import SCALES
+from draftkit.layout.spec import HF_DTYPES, DraftSpec
 from draftkit.layout.target import TargetFacts
 
 
@@ -76,6 +79,33 @@ class Outgoing:
     def dtype(self) -> str:
         """The dtype under the name that configs use."""
         return HF_DTYPES[self.draft.spec.dtype]
+
+
+def losses(architecture: Architecture, runs: Architecture) -> tuple[str, ...]:
+    """The facts of a draft that its destination does not keep. `runs`: the draft that it makes of it."""
+    theirs = facts_of(runs)
+    return tuple(
+        f"{name} is {value}, and its class has {theirs.get(name)}"
+        for name, value in facts_of(architecture).items()
+        if value != theirs.get(name)
+    )
+
+
+def kept(outgoing: Outgoing, runs: Architecture, renames: Mapping[str, str], without: Sequence[str] = ()) -> list[Move]:
+    """Copies of the tensors that the draft at the destination has, renamed; none of those in `without`.
+
+    Raises `LayoutError` where its class has a tensor that this draft lacks: it would be left as it was initialized.
+    """
+    schema = DraftSpec(architecture=runs, dtype=outgoing.draft.spec.dtype).tensors()
+    if lacking := schema.keys() - outgoing.draft.tensors.keys() - set(without):
+        raise LayoutError(
+            f"the class that reads this layout has {', '.join(sorted(lacking))}, which the draft lacks",
+            where=outgoing.draft.path,
+            hint="use --to unified",
+        )
+    scales = {f"{name.removesuffix('.weight')}.{scale}" for name in schema for scale in SCALES}
+    foreign = outgoing.draft.tensors.keys() - schema.keys() - scales
+    return outgoing.renamed(renames, without=[*without, *foreign])
 
 
 def results(outgoing: Outgoing, export: Export) -> dict[str, TensorHandle]:

@@ -25,6 +25,8 @@ from draftkit.io.handles import TensorToWrite
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
 from draftkit.io.tensors import write_checkpoint
+from draftkit.io.torch_file import write_torch
+from draftkit.layout.block import MASK_FILE
 from draftkit.layout.folder import TOKENIZER_FILES, Draft, is_unified
 from draftkit.layout.provenance import InputFile, Provenance
 from draftkit.layout.spec import DraftSpec
@@ -36,9 +38,9 @@ REFUSED_ARCHITECTURE = "DraftkitOnlyModel"
 PROVENANCE_FILE = "draftkit-provenance.json"  # marks a draft in another layout as written by draftkit
 # What draftkit writes into the folder of a draft, or of a checkpoint in training.
 WRITTEN = (
-    "config.json", PROVENANCE_FILE, "*.safetensors", "*.safetensors.index.json", "*.bin", *TOKENIZER_FILES, "README.md",
-    "eval", "figures", "adapter", "train.yaml", "versions.json", "trainer_state.json", "optimizer*", "scheduler.pt",
-    "scaler.pt", "rng_state*", "pytorch_model*",
+    "config.json", PROVENANCE_FILE, "*.safetensors", "*.safetensors.index.json", "*.bin", *TOKENIZER_FILES, MASK_FILE,
+    "README.md", "eval", "figures", "adapter", "train.yaml", "versions.json", "trainer_state.json", "optimizer*",
+    "scheduler.pt", "scaler.pt", "rng_state*", "pytorch_model*",
 )  # fmt: skip
 SMALL_FILE = 16 << 20  # bytes; reading less for a digest costs nothing that a user would notice
 
@@ -109,6 +111,8 @@ def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: Calla
         for path in draft.files:
             shutil.copyfile(path, folder / path.name)
         write_checkpoint(folder, tensors, metadata={"format": "pt"}, on_bytes=on_bytes)
+        for file, parts in draft.spec.architecture.side_files.items():
+            write_torch(folder / file, {key: draft.tensors[name].load() for key, name in parts.items()})
 
 
 @contextmanager

@@ -1,37 +1,40 @@
 """Drafts of kinds that have a name and no format here, so that a refusal can call them by it.
 
 Recognized by what their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge,
-speculators 0.9, NeMo Automodel, and the MTP classes of vLLM 0.32.
+speculators 0.9, NeMo Automodel, and the MTP and DSpark classes of vLLM 0.32.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
+from draftkit.layout.block import NESTED
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`tensors`: a pattern in a tensor's name that no other kind has. `method`: vLLM's name for it, if it has one.
+    """`tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
-    Configs name it too: in `architectures`, in `speculators_model_type`, or as the projector's type in `dflash_config`.
+    `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
+    projector. `method`: vLLM's name for it, if vLLM runs it.
     """
 
     name: str
     tensors: str
+    named: str | None = None
     method: str | None = None
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
 
     def is_named(self, checkpoint: Checkpoint) -> bool:
-        config, name = checkpoint.config, self.name.lower()
-        nested = config.get("dflash_config")
-        stated = (config.get("speculators_model_type"), isinstance(nested, dict) and nested.get("projector_type"))
-        return name in stated or any(name in architecture.lower() for architecture in checkpoint.architectures)
+        pattern = self.named or self.name
+        return any(re.search(pattern, name, re.IGNORECASE) for name in _names(checkpoint))
 
 
 # The later ones have parts that the earlier ones have too.
@@ -40,18 +43,48 @@ KINDS = (
     Kind("XPress", r"\brefiner_head\."),
     Kind("Domino", r"\bprefix_gru\."),
     Kind("DFlare", r"\b(k_proj_target|layer_fusion_weights)\b"),
-    Kind("Gemma-4 assistant", r"^pre_projection\.weight$", "mtp"),
-    Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", "mtp"),
+    Kind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash"),
+    Kind("DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b", "DSparkV41|DeepseekV4DSpark", "dspark"),
+    Kind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
+    Kind("Gemma-4 assistant", r"^pre_projection\.weight$", method="mtp"),
+    Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp"),
 )
+OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
+IN_VLLM = ("K3", "Qwen3Omni")  # of those, vLLM 0.32 runs these
 
 
 def refuse_by_name(checkpoint: Checkpoint) -> None:
     """Raise `FormatError` for a draft of a kind that draftkit does not convert, with its name."""
     kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
     kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
+    kind = kind or _of_other_layers(checkpoint) or _of_other_library(checkpoint)
     if kind is not None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
             where=checkpoint.source.path,
             hint=f"vLLM loads such drafts as they are, with method {kind.method}" if kind.method else None,
         )
+
+
+def _names(checkpoint: Checkpoint) -> Iterator[str]:
+    """What a config calls its draft."""
+    nested = checkpoint.config.get(NESTED)
+    stated = (checkpoint.config.get(KIND), isinstance(nested, dict) and nested.get("projector_type"))
+    yield from checkpoint.architectures
+    yield from (name for name in stated if isinstance(name, str))
+
+
+def _of_other_layers(checkpoint: Checkpoint) -> Kind | None:
+    """DSpark whose class is named after other layers than Qwen3's: latent attention, norms of other kinds."""
+    found = next((match for name in checkpoint.architectures if (match := OTHER_LAYERS.fullmatch(name))), None)
+    if found is None:
+        return None
+    return Kind(f"DSpark with {found[1]}'s layers", "", method="dspark" if found[1] in IN_VLLM else None)
+
+
+def _of_other_library(checkpoint: Checkpoint) -> Kind | None:
+    """A type of the speculators library that is younger than what draftkit knows of it."""
+    kind = checkpoint.config.get(KIND)
+    if kind is None or kind in ("eagle", *ARCHITECTURES):
+        return None
+    return Kind(f"{kind} of the speculators library", "")

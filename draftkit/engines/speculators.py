@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 VERSION = "0.9.0"
 LAYER_CONFIG = "transformer_layer_config"
 SERVING = "speculators_config"
-ARCHITECTURES = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel"}  # by `speculators_model_type`
+KIND = "speculators_model_type"
+ARCHITECTURES = {  # by the kind
+    "eagle3": "Eagle3DraftModel",
+    "peagle": "PEagleDraftModel",
+    "dflash": "DFlashDraftModel",
+    "dspark": "DSparkDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "xpress": "XPressDraftModel",
+}
 
 
 def serving_config(kind: str, tokens: int, target: str, architectures: Sequence[str]) -> dict[str, object]:

@@ -29,8 +29,8 @@ _WEIGHTS = (
     ("*.bin", "*.bin.index.json"),
     ("*.pt",),
 )
-# Weights that come beside those of any kind: the projection of PARD-2.
-_BESIDE = ("warp_model.bin",)
+# Weights that come beside those of any kind: the projection of PARD-2, a block drafter's embedding of its mask.
+_BESIDE = ("warp_model.bin", "mask_embedding.pt")
 # What trainers leave beside the weights under the same suffixes.
 _TRAINING_STATE = ("training_args.*", "training_state*", "optimizer.*", "scheduler.*", "rng_state*")
 

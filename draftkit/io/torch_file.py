@@ -46,10 +46,7 @@ def read_torch(path: Path) -> list[TensorHandle]:
     """
     import torch
 
-    with open_source(path) as file:
-        is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
-        size = os.fstat(file.fileno()).st_size
-    state = _load(path, is_zip, size)
+    state, size = _read(path)
     _check_state(state, path, size)
     # The unbound methods, because a pickle may hide those of its objects behind attributes of the same names.
     return [
@@ -58,6 +55,33 @@ def read_torch(path: Path) -> list[TensorHandle]:
         )
         for name, tensor in dict.items(state)
     ]
+
+
+def read_torch_tensor(path: Path, name: str) -> tuple[TensorHandle, dict[str, int]]:
+    """The tensor of a file that holds it alone, or in a dict under `name` beside whole numbers; and those numbers.
+
+    Raises as `read_torch` does.
+    """
+    import torch
+
+    state, size = _read(path)
+    entries = state if isinstance(state, dict) else {name: state}
+    numbers = {str(key): value for key, value in dict.items(entries) if key != name and type(value) is int}
+    tensors = {key: value for key, value in dict.items(entries) if key not in numbers}
+    _check_state(tensors, path, size)
+    if list(tensors) != [name]:
+        raise FormatError(f"{path.name} holds {', '.join(tensors)}", where=path, expected=f"one tensor, {name}")
+    tensor = torch.Tensor.detach(tensors[name])
+    handle = TensorHandle(name, dtype_name(tensor.dtype), tuple(tensor.shape), path, partial(_stream, tensor))
+    return handle, numbers
+
+
+def _read(path: Path) -> tuple[Any, int]:
+    """What the file holds, unchecked, and its size in bytes."""
+    with open_source(path) as file:
+        is_zip = file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+        size = os.fstat(file.fileno()).st_size
+    return _load(path, is_zip, size), size
 
 
 def _load(path: Path, is_zip: bool, size: int) -> Any:

@@ -126,6 +126,11 @@ class Architecture(ABC):
         """
         return None
 
+    @property
+    def side_files(self) -> Mapping[str, Mapping[str, str]]:
+        """Files beside the weights in which engines expect a copy of some: file → its key → the tensor's name."""
+        return {}
+
     def card_facts(self) -> dict[str, str]:
         """Rows of a model card that only this family has."""
         return {}

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from draftkit.errors import TargetError
-from draftkit.layout.families.dflash import BlockConvolution, CandidateSelector, DFlashSpec, MarkovHead
+from draftkit.layout.block import BlockConvolution
+from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.folder import Draft
 from draftkit.models.decoder import DraftAttention, Rotation, decoder_config, rotary_embedding
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights

@@ -18,7 +18,7 @@ from draftkit.convert.plan import Plan
 from draftkit.convert.to_vllm import remedy_for_vllm
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.engines.vllm.serve import method_note
+from draftkit.engines.vllm.serve import loaded_wrongly, method_note
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import excerpt, to_dict
@@ -56,13 +56,14 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
             f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
             + (f" But {remedy}." if remedy else "")
         )
+    elif reason := loaded_wrongly(draft.spec, conversion.destination):
+        console.print(f"Do not serve this folder with vLLM, but one of --to unified: {reason}.")
     target = conversion.target.name if conversion.target else None
     commands = serve_commands(draft, out, layout=conversion.destination, target=target, local=True)
     for engine, command in commands.items():
         console.print(f"{engine}: {command}", soft_wrap=True, markup=False)
-    if conversion.destination != "speculators":  # whose config says it
-        for note in method_note(draft.spec):
-            console.print(note, soft_wrap=True)
+    for note in method_note(draft.spec, conversion.destination):
+        console.print(note, soft_wrap=True)
 
 
 def show_reading(console: Console, reading: Reading) -> None:

@@ -14,15 +14,15 @@ from draftkit.errors import FormatError
 
 BODY = ("fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight")
 CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    "z-lab": ("DFlash", BODY, {"architectures": ["DFlashDraftModel"], "block_size": 16, "model_type": "qwen3"}),
-    "config alone": ("DFlash", ("a.weight",), {"dflash_config": {"mask_token_id": 5}}),
     "AngelSlim": ("DFlare", (*BODY, "layers.0.self_attn.k_proj_target.weight"), {}),
-    "DeepSpec": ("DSpark", (*BODY, "markov_head.markov_w1.weight", "confidence_head.proj.weight"), {}),
-    "DeepSpec, no markov head": ("DSpark", BODY[:1], {"architectures": ["Qwen3DSparkModel"]}),
     "SpecForge": ("Domino", ("a.weight",), {"dflash_config": {"projector_type": "domino"}}),
-    "speculators DFlash": ("DFlash", BODY, {"speculators_model_type": "dflash"}),
-    "speculators DFlash2": ("DFlash2", (*BODY, "candidate_selector.hidden.weight"), {}),
+    "Laguna": ("DFlash with Laguna's layers", (*BODY, "aux_hidden_norms.0.weight"), {}),
+    "DeepSeek-V4": ("DSpark within DeepSeek-V4", ("mtp.0.main_proj.weight", "mtp.2.markov_head.embed.weight"), {}),
+    "DeepSpec, Gemma-4": ("DSpark with Gemma-4's layers", BODY, {"architectures": ["Gemma4DSparkModel"]}),
+    "Kimi-K3": ("DSpark with K3's layers", BODY, {"architectures": ["K3DSparkModel"]}),
+    "Automodel, GLM": ("DSpark with Glm5_2's layers", BODY, {"architectures": ["Glm5_2DSparkModel"]}),
     "speculators MTP": ("MTP", ("mtp_layers.0.input_proj.weight",), {"speculators_model_type": "mtp"}),
+    "speculators of tomorrow": ("rnnt of the speculators library", BODY, {"speculators_model_type": "rnnt"}),
     "Qwen3-Next": ("MTP", ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"), {"model_type": "qwen3_next"}),
     "DeepSeek": ("MTP", ("model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight"), {}),
     "MiMo": ("MTP", ("model.mtp_layers.0.input_proj.weight",), {"model_type": "mimo"}),

@@ -12,15 +12,8 @@ from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.decoder_reading import has_bias, read_decoder
-from draftkit.convert.eagle_writing import (
-    kept,
-    llama_config,
-    losses,
-    plain_eagle,
-    reference_decoder,
-    reference_rope_keys,
-)
-from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.eagle_writing import llama_config, plain_eagle, reference_decoder, reference_rope_keys
+from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename

@@ -8,7 +8,7 @@ what is fed back. The config is the whole of the target's with the draft's keys 
 from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.decoder_reading import read_decoder
+from draftkit.convert.decoder_reading import read_decoder, read_windows
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.convert.formats.eagle_automodel import LAYER_KEYS, check_rope
@@ -35,7 +35,9 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     check_rope(checkpoint, facts)
     for key in sorted(checkpoint.config.keys() - LAYER_KEYS):
         facts.drop(key, "not read by the draft's class: the target's, or about training")
-    decoder = read_decoder(checkpoint, facts, "layers.0.", checkpoint.count_layers(), "config", windows=False)
+    num_layers = checkpoint.count_layers()
+    windows = read_windows(facts, num_layers, own=False)
+    decoder = read_decoder(checkpoint, facts, "layers.0.", num_layers, "config", windows)
     vocab_size = facts.size("vocab_size")
     if target is not None:
         checkpoint.check_target(target, hidden_size=decoder.hidden_size, vocab_size=vocab_size)

@@ -11,15 +11,8 @@ from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.eagle_reading import Dialect, plan_eagle3
-from draftkit.convert.eagle_writing import (
-    kept,
-    llama_config,
-    losses,
-    plain_eagle3,
-    reference_decoder,
-    reference_rope_keys,
-)
-from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.eagle_writing import llama_config, plain_eagle3, reference_decoder, reference_rope_keys
+from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan

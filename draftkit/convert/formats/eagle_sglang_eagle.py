@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.eagle_writing import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle
-from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.eagle_writing import engine_decoder, engine_rope_keys, llama_config, plain_eagle
+from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats import eagle as reference
 from draftkit.convert.operations import Move

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.eagle_reading import Dialect, norms_of_deeper_layers, plan_eagle3
-from draftkit.convert.eagle_writing import engine_decoder, engine_rope_keys, kept, llama_config, losses, plain_eagle3
-from draftkit.convert.export import Export, Outgoing
+from draftkit.convert.eagle_writing import engine_decoder, engine_rope_keys, llama_config, plain_eagle3
+from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan

@@ -11,9 +11,9 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.decoder_reading import has_bias, read_decoder
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle import fusion_spec
-from draftkit.convert.formats.eagle_speculators import note_target
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.engines.speculators import LAYER_CONFIG
+from draftkit.convert.speculators import note_target, recognize_kinds
+from draftkit.engines.speculators import KIND, LAYER_CONFIG
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -29,12 +29,12 @@ NAMES = {
 
 
 def recognize(checkpoint: Checkpoint) -> int:
-    return 5 if checkpoint.config.get("speculators_model_type") == "eagle" else 0
+    return recognize_kinds(checkpoint, ("eagle",))
 
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     facts.lift(LAYER_CONFIG)
-    facts.drop("speculators_model_type", "names the format")
+    facts.drop(KIND, "names the format")
     facts.drop("transformer_layer_architecture", "the tensors tell the layer")
     note_target(facts)
     decoder = read_decoder(checkpoint, facts, "transformer.", num_layers=1)

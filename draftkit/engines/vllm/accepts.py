@@ -8,11 +8,17 @@ from importlib.util import find_spec
 from draftkit.layout.spec import DraftSpec
 
 
-def refusal_by_vllm(spec: DraftSpec) -> str | None:
-    """Why vLLM 0.32 must not load this draft (it would, and run it wrongly without a word), or None."""
+def refusal_by_vllm(spec: DraftSpec, layout: str = "unified") -> str | None:
+    """Why vLLM 0.32 must not load this draft (it would, and run it wrongly without a word), or None.
+
+    `layout`: that of its folder, as `--to` names it. `layout_refusals` of a family are what vLLM reads otherwise in
+    another one than the unified.
+    """
     if find_spec(_file(spec)) is None:
         return f"draftkit does not know how vLLM runs {spec.method} drafts"
-    reason: str | None = importlib.import_module(_file(spec)).refusal(spec.architecture)
+    family = importlib.import_module(_file(spec))
+    in_layout = getattr(family, "layout_refusals", {}).get(layout, lambda _: None)
+    reason: str | None = family.refusal(spec.architecture) or in_layout(spec.architecture)
     return reason
 
 
@@ -20,6 +26,12 @@ def family_settings(spec: DraftSpec) -> dict[str, object]:
     """What `speculative_config` says of a draft besides its folder, its method and the tokens a round."""
     settings = getattr(importlib.import_module(_file(spec)), "settings", None)
     return {} if settings is None else settings(spec.architecture)
+
+
+def family_notes(spec: DraftSpec) -> list[str]:
+    """What a user has to know who serves a draft, one sentence each."""
+    notes = getattr(importlib.import_module(_file(spec)), "notes", None)
+    return [] if notes is None else notes(spec.architecture)
 
 
 def _file(spec: DraftSpec) -> str:

@@ -6,15 +6,22 @@ import json
 import shlex
 from pathlib import Path
 
-from draftkit.engines.vllm.accepts import family_settings, refusal_by_vllm
+from draftkit.engines.vllm.accepts import family_notes, family_settings, refusal_by_vllm
 from draftkit.layout.spec import DraftSpec
 
-LAYOUTS = ("unified", "vllm", "speculators", "hf", "pard")  # of folders that vLLM loads, as `--to` names them
+# Of folders that vLLM loads, as `--to` names them.
+LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "hf", "pard")
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:
     """Whether vLLM runs a draft's folder in a layout, and rightly."""
-    return layout in LAYOUTS and refusal_by_vllm(spec) is None
+    return layout in LAYOUTS and refusal_by_vllm(spec, layout) is None
+
+
+def loaded_wrongly(spec: DraftSpec, layout: str) -> str | None:
+    """Why vLLM runs a draft wrongly in a layout that it loads, and rightly in the unified; None otherwise."""
+    in_layout = layout in LAYOUTS and refusal_by_vllm(spec) is None
+    return refusal_by_vllm(spec, layout) if in_layout else None
 
 
 def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, object]:
@@ -33,10 +40,12 @@ def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> st
     return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
 
 
-def method_note(spec: DraftSpec) -> list[str]:
-    """What a folder of the unified layout does not tell vLLM; nothing of a draft that vLLM refuses."""
-    settings = family_settings(spec)
-    if not settings or refusal_by_vllm(spec) is not None:
+def method_note(spec: DraftSpec, layout: str = "unified") -> list[str]:
+    """What a folder in a layout does not tell vLLM; nothing of a draft that vLLM does not load from it."""
+    if not loads(spec, layout):
         return []
-    names = " and ".join(f'"{name}"' for name in ("method", *settings))
-    return [f"vLLM cannot read {names} from the folder: without both it fails or drafts wrongly."]
+    notes, settings = family_notes(spec), family_settings(spec)
+    if settings and layout != "speculators":  # whose config says it
+        names = " and ".join(f'"{name}"' for name in ("method", *settings))
+        notes.append(f"vLLM cannot read {names} from the folder: without both it fails or drafts wrongly.")
+    return notes

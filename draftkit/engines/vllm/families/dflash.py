@@ -23,6 +23,32 @@ def refusal(dflash: DFlashSpec) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def notes(dflash: DFlashSpec) -> list[str]:
+    """That its first model runner stops at the draft."""
+    mixed = len(set(dflash.decoder.windows)) > 1
+    if dflash.method == "dflash" and not mixed:
+        return []
+    what = "layers with and without a window" if mixed else "DSpark" if dflash.method == "dspark" else "DFlash2"
+    return [
+        f"vLLM runs {what} with its second model runner only, which it takes by itself where Triton is; "
+        "VLLM_USE_V2_MODEL_RUNNER=1 asks for it."
+    ]
+
+
+def _as_speculators(dflash: DFlashSpec) -> str | None:
+    """What vLLM's adapter for the speculators library's files reads otherwise than the library."""
+    if (
+        dflash.method != "dspark"
+        and dflash.causal_layers
+        and dflash.causal_layers != tuple(range(dflash.decoder.num_hidden_layers))
+    ):
+        return "vLLM takes windows that are causal within the block for causality in the layers without a window too"
+    return None
+
+
+layout_refusals = {"speculators": _as_speculators}  # layout → what vLLM would run wrongly in it, and not in the unified
+
+
 def _unlike_dflash(dflash: DFlashSpec) -> dict[str, bool]:
     markov = dflash.markov
     scaled = dflash.embedding_scale != 1.0 or dflash.logit_softcap != 0.0
@@ -31,7 +57,9 @@ def _unlike_dflash(dflash: DFlashSpec) -> dict[str, bool]:
         "vLLM has DSpark's plain Markov head only, and the draft's is gated or recurrent": (
             markov is not None and markov.markov_type != "vanilla"
         ),
-        "vLLM reads the embedding of the mask from a file of its own, mask_embedding.pt": dflash.mask_embedding,
+        "vLLM's DSpark class has no embedding of the mask besides the table": (
+            dflash.mask_embedding and dflash.method == "dspark"
+        ),
     }
 
 
@@ -43,5 +71,4 @@ def _unlike_dflash2(dflash: DFlashSpec) -> dict[str, bool]:
             dflash.slots != "fill-in" or dflash.markov is not None or dflash.confidence != "none"
         ),
         "vLLM's DFlash2 class has the whole vocabulary": dflash.reduced_vocabulary,
-        "vLLM reads the embedding of the mask from a file of its own, mask_embedding.pt": dflash.mask_embedding,
     }

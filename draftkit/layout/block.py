@@ -1,0 +1,226 @@
+"""What block drafters have in common: the facts of the body that fills a block, its tensors, and how engines read it.
+
+Keys and values of the context are made from hidden states of the target; the rows of the block are an anchor, the
+newest token, and masks after it. The families of DFlash's descendants add heads of their own to this body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftkit.errors import LayoutError
+from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, check_range
+from draftkit.layout.decoder import Decoder, Rope, layer_keys, layer_tensors, rope_keys
+from draftkit.layout.positions import longest_sequence
+from draftkit.layout.schema import Shape, TensorSchema, of_shapes
+from draftkit.layout.target import default_block_layer_ids
+
+NESTED = "dflash_config"  # the config key under which z-lab's layout has what only a block drafter has
+MASK_FILE = "mask_embedding.pt"  # where engines look for a mask's embedding that is no row of the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConvolution:
+    """DFlash2's convolutions around attention and MLP: over `conv_taps` rows, coefficients shared by `conv_group_size`
+    channels."""
+
+    conv_taps: int
+    conv_group_size: int
+
+    def __post_init__(self) -> None:
+        check_range(self, MAX_SIZE, "conv_taps", "conv_group_size")
+
+    def keys(self) -> dict[str, object]:
+        """The sizes under the names that engines read."""
+        return {"conv_kernel_size": self.conv_taps, "conv_group_size": self.conv_group_size}
+
+    def tensors(self, decoder: Decoder) -> dict[str, Shape]:
+        """Those of all layers. Raises `LayoutError` where groups of channels do not fill the width."""
+        h, taps = decoder.hidden_size, self.conv_taps
+        if h % self.conv_group_size:
+            raise LayoutError(
+                f"conv_group_size is {self.conv_group_size}", expected=f"a divisor of the draft's width {h}"
+            )
+        coefficients = 2 * taps * (h // self.conv_group_size)
+        return {
+            f"layers.{layer}.{part}_conv.{name}": shape
+            for layer in range(decoder.num_hidden_layers)
+            for part in ("attention", "mlp")
+            for name, shape in (("base_kernel", (2, taps, h)), ("kernel_projection.weight", (coefficients, h)))
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDraft(Architecture):
+    """The body of a block drafter.
+
+    - `aux_layer_ids`: captured target layers in convention S, ascending: id i is the residual stream after i decoder
+      layers, 0 the embedding's output. `last_state`: whether the state after the last layer, where it is among them, is
+      read before or after the target's final norm.
+    - `slots`: what the rows of a block predict. `fill-in`: each mask the token in its own place, the anchor nothing.
+      `anchor-first`: each row, the anchor among them, the token after it.
+    - `block_size`: rows of a block in training. `parallel.mask_token_id`: the token in the place of masks.
+    - `causal_layers`: the layers in which a row does not see the later rows of its block. `window_rule`: where a
+      sliding window is counted from: each `row`, as served by vLLM and SGLang, or the `anchor` for all rows.
+    - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
+    """
+
+    decoder: Decoder
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layer_ids: tuple[int, ...] = field()
+    last_state: Literal["before_norm", "after_norm"]
+    slots: Literal["fill-in", "anchor-first"]
+    block_size: int
+    parallel: ParallelDrafting = field()
+    causal_layers: tuple[int, ...]
+    window_rule: Literal["row", "anchor"]
+    embed_tokens: Literal["draft", "target"]
+    lm_head: Literal["draft", "target"]
+
+    def __post_init__(self) -> None:
+        check_range(self, MAX_SIZE, "target_hidden_size", "draft_vocab_size")
+        check_ascending("aux_layer_ids", self.aux_layer_ids)
+        if not self.aux_layer_ids:
+            raise LayoutError("aux_layer_ids are empty", expected="the target's layers that the draft reads")
+        check_ascending("causal_layers", self.causal_layers, self.decoder.num_hidden_layers)
+        if self.draft_tokens < 1:
+            raise LayoutError(f"block_size is {self.block_size}", expected="a block that drafts at least one token")
+
+    @property
+    def rope(self) -> Rope:
+        return self.decoder.rope
+
+    def usual_layers(self, num_target_layers: int) -> tuple[tuple[int, ...], ...]:
+        own = default_block_layer_ids(num_target_layers, self.decoder.num_hidden_layers)
+        return own, *super().usual_layers(num_target_layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.decoder.windows
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def draft_tokens(self) -> int:
+        return self.block_size - 1 if self.slots == "fill-in" else self.block_size
+
+    @property
+    def fixed_length(self) -> bool:
+        return len(self.causal_layers) < self.decoder.num_hidden_layers
+
+    @property
+    def states_read(self) -> int:
+        return len(self.aux_layer_ids)
+
+    @property
+    def max_positions(self) -> int | None:
+        return longest_sequence(rope_keys(self.rope))
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the target features of one position: A · target_hidden_size."""
+        return self.target_hidden_size * self.states_read
+
+    @property
+    def sliding_layers(self) -> tuple[int, ...]:
+        """The layers that have a window."""
+        return tuple(layer for layer, window in enumerate(self.windows) if window is not None)
+
+    @property
+    def target_layer_ids(self) -> list[int]:
+        """The captured layers as engines number them: by the layers whose outputs these states are, −1 for none."""
+        return [i - 1 for i in self.aux_layer_ids]
+
+    def fusion_tensors(self) -> dict[str, Shape]:
+        """What makes the context of the captured states."""
+        h = self.decoder.hidden_size
+        return {"fc.weight": (h, self.feature_size), "hidden_norm.weight": (h,)}
+
+    def head_tensors(self) -> dict[str, Shape]:
+        """What the family adds to the body."""
+        return {}
+
+    def tensors(self) -> dict[str, TensorSchema]:
+        if self.lm_head == "target" and self.reduced_vocabulary:
+            raise LayoutError(
+                f"lm_head is the target's, and the draft has {self.draft_vocab_size} of {self.vocab_size} tokens",
+                expected="a head of the draft's own, with a row for each of them",
+            )
+        h, tensors = self.decoder.hidden_size, self.fusion_tensors()
+        for index in range(self.decoder.num_hidden_layers):
+            tensors |= layer_tensors(self.decoder, f"layers.{index}.")
+        tensors |= {"norm.weight": (h,)} | self.head_tensors()
+        if self.embed_tokens == "draft":
+            tensors["embed_tokens.weight"] = (self.vocab_size, h)
+        if self.lm_head == "draft":
+            tensors["lm_head.weight"] = (self.draft_vocab_size, h)
+        schema = of_shapes(tensors)
+        if self.reduced_vocabulary:
+            schema["d2t"] = TensorSchema((self.draft_vocab_size,), ("I64",))
+        return schema
+
+    def head_keys(self) -> dict[str, object]:
+        """What the family adds to `dflash_config`."""
+        return {}
+
+    def nested_config(self) -> dict[str, object]:
+        """`dflash_config`, as z-lab's drafts have it."""
+        nested: dict[str, object] = {
+            "mask_token_id": self.parallel.mask_token_id,
+            "target_layer_ids": self.target_layer_ids,
+        }
+        if self.causal_layers != self.sliding_layers:
+            nested["causal"] = bool(self.causal_layers)  # one value for all layers; else the sliding ones are causal
+        return nested | self.head_keys()
+
+    def body_config(self) -> dict[str, object]:
+        """The config of the decoder layers and the block, in transformers' words for Qwen3."""
+        decoder = self.decoder
+        return {
+            "model_type": "qwen3",
+            "vocab_size": self.vocab_size,
+            **layer_keys(decoder),
+            "attention_bias": decoder.qkv_bias,
+            "layer_types": decoder.layer_types,
+            "sliding_window": decoder.sliding_window,
+            "use_sliding_window": decoder.sliding_window is not None,
+            "block_size": self.block_size,
+            "tie_word_embeddings": False,
+        } | rope_keys(decoder.rope)
+
+    def engine_config(self) -> dict[str, object]:
+        return self.body_config() | {
+            "draft_vocab_size": self.draft_vocab_size,
+            "target_hidden_size": self.target_hidden_size,
+            "eagle_aux_hidden_state_layer_ids": list(self.aux_layer_ids),
+            NESTED: self.nested_config(),
+        }
+
+    def card_facts(self) -> dict[str, str]:
+        return {
+            "target layers read": ", ".join(map(str, self.aux_layer_ids)),
+            "block": f"{self.block_size} rows, {self.slots}",
+        }
+
+    def limitations(self) -> list[str]:
+        length = self.rope.max_position_embeddings
+        found = [
+            f"Its block is made for {self.draft_tokens} draft tokens a round; it cannot draft more.",
+            f"Its position embedding is made for {length:,} tokens; acceptance beyond is not known.",
+        ]
+        if self.reduced_vocabulary:
+            left_out = self.vocab_size - self.draft_vocab_size
+            found.append(f"It never proposes {left_out:,} of the target's {self.vocab_size:,} tokens.")
+        return found
+
+
+def check_ascending(name: str, ids: tuple[int, ...], end: int | None = None) -> None:
+    """Raise `LayoutError` unless these layers are distinct and ascending, from 0 and below `end`."""
+    if list(ids) != sorted(set(ids)) or (ids and (ids[0] < 0 or (end is not None and ids[-1] >= end))):
+        most = "" if end is None else f" below {end}"
+        raise LayoutError(f"{name} are {list(ids)}", expected=f"distinct layers ≥ 0{most} in ascending order")
