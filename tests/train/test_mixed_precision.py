@@ -54,6 +54,18 @@ OPTIONS: dict[str, tuple[dict[str, object], ...]] = {
         {"steps": 3, "feature_layers": [-1, 3], "feature_scale": 0.3, "feature_dropout": 0.5},
         {"steps": 3, "drop": {"retention": 0.5}, "reduction": {"decay": 0.8}, "mask_token_id": 319},
     ),
+    "dflash": (
+        {"block_size": 4, "max_anchors": 4, "loss": "kl", "decay_length": 2.0},
+        {"block_size": 4, "slots": "anchor-first", "dpace": 0.5, "temperature": 0.7, "mask_token_id": 319},
+        {"block_size": 4, "layers": [1, 3], "num_layers": 3, "sliding_window": 3, "causal": True, "train_head": True},
+    ),
+    "dspark": (
+        {"block_size": 4, "markov_rank": 8, "max_anchors": 4, "loss": "kl", "slots": "fill-in", "train_head": True},
+        {"block_size": 4, "markov_rank": 8, "markov_type": "gated", "confidence_weight": 0.5, "decay_length": 2.0},
+        {"block_size": 4, "markov_rank": 8, "markov_type": "rnn", "confidence": False, "dpace": 0.5},
+        {"block_size": 4, "markov_rank": 8, "mask_token_id": 319, "temperature": 0.7},
+        {"block_size": 4, "layers": [1, 3], "num_layers": 3, "sliding_window": 3, "causal": True},
+    ),
     "mlp-speculator": (
         {"stage": 1},
         {"num_heads": 5, "inner_size": 24, "tied": False, "scale_input": False},
