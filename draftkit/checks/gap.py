@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,15 +21,16 @@ STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch
 class GapReplay:
     """The same answers as training walks them and as serving decodes them.
 
-    `greedy`: at temperature 0, where both must agree token for token. `frequencies`: of the draft's rotary positions in
-    training and in the checkpoint. `states`: of one answer, each with a name, in training and in serving, float [1, T,
-    H]. `drafted`: of each answer, whether training counts a first draft token at a position. `walked`, `decoded`: of
-    each answer, the drafts that stood in each round.
+    `greedy`: at temperature 0, where both must agree token for token. `facts`: of the draft in training and in the
+    checkpoint, by name, where its module states them. `frequencies`: of its rotary positions in both. `states`: of one
+    answer, each with a name, in training and in serving, float [1, T, H]. `drafted`: of each answer, whether training
+    counts a first draft token at a position. `walked`, `decoded`: of each answer, the drafts that stood in each round.
     """
 
     answers: Sequence[Sample]
     generations: Sequence[Generation]
     greedy: bool
+    facts: tuple[Mapping[str, object], Mapping[str, object]] | None
     frequencies: tuple[Tensor, Tensor] | None
     states: Sequence[tuple[str, Tensor, Tensor]]
     drafted: Sequence[Sequence[bool]]
@@ -38,6 +39,23 @@ class GapReplay:
 
 
 @check
+def facts(replay: GapReplay) -> Iterator[Finding]:
+    """What the checkpoint says of the draft is what was trained: which row of a block predicts what, layers, norms."""
+    if replay.facts is None:
+        return
+    mine, theirs = replay.facts
+    differing = [name for name in mine if mine[name] != theirs.get(name)]
+    if differing:
+        values = (f"{name} is {mine[name]} in training and {theirs.get(name)} in the checkpoint" for name in differing)
+        yield Finding(
+            "facts",
+            "error",
+            "; ".join(values),
+            fix="the spec that is saved is not that of the draft that trains",
+        )
+
+
+@check_unless("facts")
 def rope(replay: GapReplay) -> Iterator[Finding]:
     """Draft and checkpoint rotate by the same frequencies."""
     if replay.frequencies is None:
@@ -104,7 +122,7 @@ def mask(replay: GapReplay) -> Iterator[Finding]:
         )
 
 
-@check_unless("rope", "text", "states", "mask")
+@check_unless("facts", "rope", "text", "states", "mask")
 def draft(replay: GapReplay) -> Iterator[Finding]:
     """Same text, same states, and the same rounds: else the draft differs from its checkpoint."""
     pairs = list(zip(replay.answers, replay.walked, replay.decoded, strict=True))
@@ -119,7 +137,7 @@ def draft(replay: GapReplay) -> Iterator[Finding]:
         f"{len(differing)} of {len(pairs)} answers have other rounds, as {answer.id} from round {at + 1} on: walked "
         f"{list(mine[at : at + 5])}, decoded {list(theirs[at : at + 5])}",
         where=answer.id,
-        fix="training and checkpoint disagree about the draft: positions, a norm, weights",
+        fix="training and checkpoint disagree about the draft: positions, masks, a norm, weights",
     )
 
 

@@ -7,7 +7,7 @@ exactly. A gap is a bug between training and serving; its causes are what `check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from draftkit.data.samples import Sample
 from draftkit.data.states.online import States
 from draftkit.finding import Finding
 from draftkit.io.atomic import temporary_folder
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.models.states import FINAL
@@ -91,6 +93,7 @@ def report_gap(
         answers=answers,
         generations=generations,
         greedy=temperature == 0,
+        facts=_facts(recipe, drafter),
         frequencies=_rotations(recipe, drafter),
         states=[] if served is None else [*_states(batches[0], served, recipe)],
         drafted=[batch.drafted(1)[0].tolist() for batch in batches],
@@ -151,6 +154,14 @@ def _states(batch: TrainingBatch, served: Tensor, recipe: Recipe) -> Iterator[tu
     pairs = zip(trained.float().split(width, -1), served.float().split(width, -1), strict=True)
     for name, (mine, theirs) in zip(names, pairs, strict=True):
         yield "after the final norm" if name == FINAL else f"after {name} layers", mine, theirs
+
+
+def _facts(recipe: Recipe, drafter: Drafter) -> tuple[Mapping[str, object], Mapping[str, object]] | None:
+    """Of draft and checkpoint, where their modules are built from them."""
+    mine, theirs = (getattr(model, "spec", None) for model in (recipe.draft, drafter.module))
+    if not isinstance(mine, Architecture) or not isinstance(theirs, Architecture):
+        return None
+    return facts_of(mine), facts_of(theirs)
 
 
 def _rotations(recipe: Recipe, drafter: Drafter) -> tuple[Tensor, Tensor] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fixtures import memorized
 from fixtures.zoo_models import requests
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,6 +17,7 @@ from transformers import PreTrainedModel
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, States, load_training_target
+from draftkit.layout.facts import with_facts
 from draftkit.loading import open_draft
 from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target
@@ -23,7 +27,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.gap import Gap, report_gap
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
-from draftkit.train.recipes.recipe import Origin
+from draftkit.train.recipes.recipe import Origin, Recipe
 
 torch.set_num_threads(1)
 
@@ -60,7 +64,7 @@ def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Sample
     return states_of
 
 
-def gap(target: PreTrainedModel, answers: list[Sample], trained: Eagle3, layers: tuple[int, ...] | None = None) -> Gap:
+def gap(target: PreTrainedModel, answers: list[Sample], trained: Recipe, layers: tuple[int, ...] | None = None) -> Gap:
     assert trained.aux_layers is not None
 
     def save(out: Path, tensors: dict[str, Tensor]) -> None:
@@ -120,5 +124,29 @@ def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]
 def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.layers[0].norm_before_residual = True
+    (cause,) = gap(target, answers, trained).causes
+    assert cause.name == "draft"
+
+
+def test_a_block_drafter_without_a_fault_has_no_gap(target: PreTrainedModel, answers: list[Sample]) -> None:
+    found = gap(target, answers, memorized.fill_in_dspark())
+    assert found.walked == found.decoded
+    assert found.walked.mean > 1.1
+    assert found.causes == ()
+
+
+def test_a_block_drafter_whose_checkpoint_says_something_else(target: PreTrainedModel, answers: list[Sample]) -> None:
+    trained = copy.copy(memorized.fill_in_dspark())
+    other = with_facts(trained.spec.architecture, slots="anchor-first", block_size=4)
+    trained.spec = replace(trained.spec, architecture=other)
+    (cause,) = gap(target, answers, trained).causes
+    assert cause.name == "facts"
+    assert "slots is fill-in in training and anchor-first in the checkpoint" in cause.message
+    assert "block_size is 5 in training and 4 in the checkpoint" in cause.message
+
+
+def test_rows_of_a_block_that_see_no_later_ones_in_training(target: PreTrainedModel, answers: list[Sample]) -> None:
+    trained = copy.deepcopy(memorized.fill_in_dspark())
+    trained.draft.layers[0].sight["bidirectional"] = False
     (cause,) = gap(target, answers, trained).causes
     assert cause.name == "draft"

@@ -14,7 +14,7 @@ from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.protocol import Committed
 
-SIZES = (4, 7, 8, 10, 16)  # rows of published blocks
+SIZES = (5, 7, 8, 10, 16)  # rows of published blocks
 
 
 @experiment("block-size", "rows that see the later ones of their block")
