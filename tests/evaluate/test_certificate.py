@@ -222,7 +222,7 @@ def plant_uncleared_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         SlotRows,
         "bias",
-        lambda self, *rest: bias(SlotRows(self.slots, self.positions + 1), *rest),
+        lambda self, *rest, **seen: bias(SlotRows(self.slots, self.positions + 1), *rest, **seen),
     )
 
 

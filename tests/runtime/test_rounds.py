@@ -12,8 +12,10 @@ import torch
 from fixtures import pico
 from fixtures.drafter_cases import Case, V, requests, sampled, target
 from fixtures.kernels import NATIVE, Launches
+from fixtures.recurrent_targets import KINDS, recurrent_target
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
 
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
@@ -60,19 +62,23 @@ def ngram() -> Drafter:
     return NgramDrafter(V, min_n=1, max_n=3)
 
 
-def decode(drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int) -> list[list[int]]:
+def decode(
+    drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int, model: PreTrainedModel | None
+) -> list[list[int]]:
     engine = Engine(
-        Target(target(), drafter.aux_layers if drafter else None), drafter,
+        Target(model or target(), drafter.aux_layers if drafter else None), drafter,
         num_speculative_tokens=k, num_slots=num_slots,
         verification="coupled", draft_sampling=DraftSampling(mode="probabilistic"),
     )  # fmt: skip
     return [generation.tokens for generation in engine.generate(wanted)]
 
 
-def check_replayed(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_replayed(
+    drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel | None = None
+) -> None:
     k = 3 if drafter else 0
     wanted = {"greedy": requests(), "sampled": sampled()}
-    launched = {name: decode(drafter, these, k, 4) for name, these in wanted.items()}
+    launched = {name: decode(drafter, these, k, 4, model) for name, these in wanted.items()}
     sizes = set()
 
     class Again:
@@ -82,7 +88,7 @@ def check_replayed(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(engine_module, "capturable", lambda _: True)
     monkeypatch.setattr(engine_module, "CudaCapture", Again)
-    assert {name: decode(drafter, these, k, 4) for name, these in wanted.items()} == launched
+    assert {name: decode(drafter, these, k, 4, model) for name, these in wanted.items()} == launched
     assert sizes == {1, 2, 4}  # three sequences ran as four rows
 
 
@@ -95,20 +101,29 @@ def test_replayed_rounds_without_a_draft_model(drafter: Drafter | None, monkeypa
     check_replayed(drafter, monkeypatch)
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
+def test_replayed_rounds_of_hybrid_targets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_replayed(ngram(), monkeypatch, recurrent_target(kind))
+
+
 def test_a_capture_that_fails_costs_speed_only(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fails:
         def __call__(self, run: Replay) -> Replay:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    expected = decode(ngram(), requests(), 3, 4)
+    expected = decode(ngram(), requests(), 3, 4, None)
     monkeypatch.setattr(engine_module, "capturable", lambda _: True)
     monkeypatch.setattr(engine_module, "CudaCapture", Fails)
     with pytest.warns(UserWarning, match="without CUDA graphs, and slower: operation not permitted when stream is"):
-        assert decode(ngram(), requests(), 3, 4) == expected
+        assert decode(ngram(), requests(), 3, 4, None) == expected
 
 
 def check_host(
-    drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParameters, mode: Verification
+    drafter: Drafter | None,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: SamplingParameters,
+    mode: Verification,
+    model: PreTrainedModel | None = None,
 ) -> None:
     """One round; the first token comes from the prefill."""
     watch, run, tolist = Watch(), Rounds.run, Tensor.tolist
@@ -120,8 +135,9 @@ def check_host(
 
     monkeypatch.setattr(Rounds, "run", watched)
     engine = Engine(
-        Target(target(), drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=2 if drafter else 0,
-        num_slots=1, verification=mode, draft_sampling=DraftSampling(mode="probabilistic"),
+        Target(model or target(), drafter.aux_layers if drafter else None), drafter,
+        num_speculative_tokens=2 if drafter else 0, num_slots=1, verification=mode,
+        draft_sampling=DraftSampling(mode="probabilistic"),
     )  # fmt: skip
     engine.generate([[5, 6]], sampling, max_new_tokens=2)
     assert watch.operations > 50
@@ -143,6 +159,13 @@ def test_no_kind_of_round_looks_at_the_host(
     drafter: Drafter | None, mode: Verification, sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_host(drafter, monkeypatch, sampling, mode)
+
+
+@pytest.mark.interpreter
+@interpreted
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_of_hybrid_targets_never_look_at_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_host(ngram(), monkeypatch, SamplingParameters(), "rejection", recurrent_target(kind))
 
 
 def test_the_watch_sees_the_references_look(monkeypatch: pytest.MonkeyPatch) -> None:
