@@ -161,7 +161,7 @@ def _captured(model: PreTrainedModel, states: tuple[int, ...], tokens: Tensor) -
     if model.config._attn_implementation == ATTENTION:
         length = tokens.shape[1]
         positions = torch.arange(length, device=tokens.device)[None]
-        rows = SlotCache(1, length).rows(torch.zeros_like(tokens[:, 0]), positions, length)
+        rows = SlotCache(1, length).rows(torch.zeros_like(tokens[:, 0]), positions, length, prompt=True)
         logits, features = Target(model, AuxLayers(states)).forward(tokens, positions, rows)
     else:
         tapped = TappedModel(model, AuxLayers(states))

@@ -40,7 +40,7 @@ def _error(whose: Broken, where: str) -> NonFiniteError:
 
 def _features(target: Target, ids: Tensor) -> Tensor | None:
     positions = torch.arange(len(ids), device=ids.device)[None]
-    rows = SlotCache(1, len(ids)).rows(torch.zeros_like(ids[:1]), positions, len(ids))
+    rows = SlotCache(1, len(ids)).rows(torch.zeros_like(ids[:1]), positions, len(ids), prompt=True)
     return target.forward(ids[None], positions, rows, last_only=True).features
 
 

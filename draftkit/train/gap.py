@@ -142,7 +142,7 @@ def _serving_states(answer: Sample, target: PreTrainedModel, drafter: Drafter) -
     tokens = torch.from_numpy(answer.tokens).long()[None].to(target.device)
     positions = torch.arange(tokens.shape[1], device=target.device)[None]
     slots = torch.zeros(1, dtype=torch.int64, device=target.device)
-    rows = SlotCache(1, len(answer)).rows(slots, positions, len(answer))
+    rows = SlotCache(1, len(answer)).rows(slots, positions, len(answer), prompt=True)
     return Target(target, drafter.aux_layers).forward(tokens, positions, rows).features
 
 

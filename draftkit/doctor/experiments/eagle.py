@@ -118,7 +118,8 @@ def _mean_shortfall(patient: Patient, drafter: EagleDrafter) -> Tensor:
         tokens = torch.tensor([request.prompt], device=target.device)
         length = tokens.shape[1]
         slots, positions = tokens.new_zeros(1), torch.arange(length, device=target.device)[None]
-        features = target.forward(tokens, positions, SlotCache(1, length).rows(slots, positions, length)).features
+        rows = SlotCache(1, length).rows(slots, positions, length, prompt=True)
+        features = target.forward(tokens, positions, rows).features
         assert features is not None
         rows = SlotCache(1, length).rows(slots, positions[:, 1:] - 1, length)
         states = drafter.model(tokens[:, 1:], features[:, :-1], positions[:, 1:] - 1, kv=rows).head_input

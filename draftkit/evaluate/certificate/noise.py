@@ -123,7 +123,7 @@ def _prefill(target: Target, cache: SlotCache, slot: int, prompt: tuple[int, ...
     if prompt:
         tokens = torch.tensor([prompt], device=target.device)
         positions = torch.arange(len(prompt), device=target.device)[None]
-        rows = cache.rows(torch.tensor([slot], device=target.device), positions, len(prompt))
+        rows = cache.rows(torch.tensor([slot], device=target.device), positions, len(prompt), prompt=True)
         target.forward(tokens, positions, rows, last_only=True)
 
 
