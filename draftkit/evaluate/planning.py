@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,11 +44,12 @@ def plan_memory(
     plans = {}
     for source, draft in drafts.items():
         per_slot = slot_bytes(
-            target_cache=own.slot_bytes(dtype, capacity, k),
-            draft_cache=family_of(draft).slot_bytes(draft, dtype, capacity, k),
+            target=partial(own.slot_bytes, dtype),
+            draft=partial(family_of(draft).slot_bytes, draft, dtype),
             feature_size=draft.spec.architecture.states_read * text.hidden_size,
             vocab_size=text.vocab_size,
             itemsize=dtype.itemsize,
+            capacity=capacity,
             k=k,
         )
         plans[source] = MemoryPlan(fixed, per_slot, num_slots, capacity, available)

@@ -56,6 +56,16 @@ def footprint(config: PretrainedConfig) -> Footprint:
 
     Raises `UnsupportedTarget` for a model that cannot be run so, or that keeps the call's arguments from its attention.
     """
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _FOUND:
+        _FOUND[key] = _footprint(config)
+    return _FOUND[key]
+
+
+_FOUND: dict[tuple[type[PretrainedConfig], str], Footprint] = {}  # by configuration
+
+
+def _footprint(config: PretrainedConfig) -> Footprint:
     with torch.device("meta"):
         config = deepcopy(config)  # which keeps the name of its attention
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(

@@ -17,7 +17,8 @@ RANKS = (2, 4, 8)
 class MemoryCost:
     """Of one draft beside its target on one device with `available` bytes.
 
-    `target_kv` and `draft_kv`: for a sequence of `capacity` positions.
+    `target_kv` and `draft_kv`: for a sequence of `capacity` positions. `target_states`, `draft_states`: of recurrent
+    modules, for each sequence; `plain_states`: the target's without the draft.
     `plain_slot` and `slot`: all that a sequence takes without the draft, and with it.
     """
 
@@ -29,6 +30,9 @@ class MemoryCost:
     slot: int
     available: int
     capacity: int
+    target_states: int = 0
+    draft_states: int = 0
+    plain_states: int = 0
 
     @property
     def plain_batch(self) -> int:
@@ -71,26 +75,31 @@ def memory_cost(cell: Cell) -> MemoryCost | None:
 def cost_of(plan: MemoryPlan, draft: str, k: int) -> MemoryCost:
     """What `draft` costs by a plan for rounds of `k` draft tokens.
 
-    Without a draft, a sequence takes the target's KV and the logits of one position instead of K + 1.
+    Without a draft, a sequence takes the target's KV, and states and logits of one position instead of K + 1.
     """
     target_kv = plan.per_slot["target cache"]
+    target_states = plan.per_slot.get("target states", 0)
+    plain_states = target_states // (k + 1)
     return MemoryCost(
         target_weights=plan.fixed["target weights"],
         draft_weights=plan.fixed.get(f"weights of {draft}", 0),
         target_kv=target_kv,
         draft_kv=plan.per_slot.get("draft cache", 0),
-        plain_slot=target_kv + plan.per_slot.get("logits", 0) // (k + 1),
+        plain_slot=target_kv + plain_states + plan.per_slot.get("logits", 0) // (k + 1),
         slot=sum(plan.per_slot.values()),
         available=plan.available,
         capacity=plan.capacity,
+        target_states=target_states,
+        draft_states=plan.per_slot.get("draft states", 0),
+        plain_states=plain_states,
     )
 
 
 def tensor_parallel(cost: MemoryCost, ranks: int) -> RankCost:
     """The cost under tensor parallelism, where every rank is a device like the measured one.
 
-    With R ranks of M bytes, weights of W (target) and D (draft) bytes, KV of t and d bytes a sequence, each split
-    evenly by attention heads, a rank holds
+    With R ranks of M bytes, weights of W (target) and D (draft) bytes, KV and states of t and d bytes a sequence, each
+    split evenly by heads, a rank holds
 
         no draft          (M − W/R) / (t/R)            sequences
         split draft       (M − W/R − D/R) / (t/R + d/R)
@@ -101,9 +110,10 @@ def tensor_parallel(cost: MemoryCost, ranks: int) -> RankCost:
     Logits, activations and workspaces are left out. Heads that do not divide by R are repeated, which costs more.
     """
     free = cost.available - cost.target_weights / ranks
-    plain = _fitting(free, cost.target_kv / ranks)
-    split = _fitting(free - cost.draft_weights / ranks, (cost.target_kv + cost.draft_kv) / ranks)
-    on_one = _fitting(free - cost.draft_weights, cost.target_kv / ranks + cost.draft_kv)
+    target, draft = cost.target_kv + cost.target_states, cost.draft_kv + cost.draft_states
+    plain = _fitting(free, (cost.target_kv + cost.plain_states) / ranks)
+    split = _fitting(free - cost.draft_weights / ranks, (target + draft) / ranks)
+    on_one = _fitting(free - cost.draft_weights, target / ranks + draft)
     return RankCost(ranks, plain, split, on_one, lost_kv=(plain - on_one) * cost.target_kv // ranks)
 
 

@@ -13,11 +13,12 @@ from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 def require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, capacity: int, k: int) -> None:
     """Raise `DraftkitError` where the state of so many slots does not fit beside the weights, which are loaded."""
     per_slot = slot_bytes(
-        target_cache=target.slot_bytes(capacity, k),
-        draft_cache=0 if drafter is None else drafter.slot_bytes(capacity, k),
+        target=target.slot_bytes,
+        draft=(lambda *_: 0) if drafter is None else drafter.slot_bytes,
         feature_size=target.feature_size,
         vocab_size=target.vocab_size,
         itemsize=target.dtype.itemsize,
+        capacity=capacity,
         k=k,
     )
     MemoryPlan({}, per_slot, num_slots, capacity, available_memory(target.device)).require()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from draftkit.errors import DraftkitError
 
 GIB = 1 << 30
 FLOAT32 = 4
+
+
+SlotBytes = Callable[[int, int], int]  # what a model keeps of a sequence, by positions and draft tokens a round
 
 
 @dataclass(frozen=True)
@@ -55,22 +59,25 @@ class MemoryPlan:
 
 def slot_bytes(
     *,
-    target_cache: int,
-    draft_cache: int,
+    target: SlotBytes,
+    draft: SlotBytes,
     feature_size: int,
     vocab_size: int,
     itemsize: int,
+    capacity: int,
     k: int,
 ) -> dict[str, int]:
     """The bytes of one slot by what they are for.
 
-    `target_cache`, `draft_cache`: what the two keep of a sequence. `itemsize`: of the target's dtype. Logits are
-    kept as the target gives them and once in float32, beside the draft's probabilities.
+    `itemsize`: of the target's dtype. Logits are kept as the target gives them and once in float32, beside the draft's
+    probabilities. States of recurrent modules are what is kept of a sequence without positions.
     """
     rows = k + 1
+    states = {"target states": target(0, k), "draft states": draft(0, k)}
     return {
-        "target cache": target_cache,
-        "draft cache": draft_cache,
+        "target cache": target(capacity, k) - states["target states"],
+        "draft cache": draft(capacity, k) - states["draft states"],
+        **{name: size for name, size in states.items() if size},
         "hidden states": rows * feature_size * itemsize,
         "logits": rows * vocab_size * (itemsize + FLOAT32),
         "draft probabilities": k * vocab_size * FLOAT32,

@@ -6,6 +6,7 @@ The reference is what transformers generates from the same weights with its own 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from fixtures.recurrent_targets import KINDS, Remembering, prompts, recurrent_mo
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from draftkit.evaluate.certificate.planted import PoisonedTarget
+from draftkit.evaluate.planning import plan_memory
+from draftkit.loading import open_draft
 from draftkit.models.target import Target
+from draftkit.report.memory_cost import cost_of
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
@@ -168,6 +172,19 @@ def test_caches_take_what_was_planned(case: Case) -> None:
     states = sum(pool.nbytes * 2 * (K + 1) // len(pool) for pool in run._cache.states.pools.values())
     assert positions + states == 2 * run.target.slot_bytes(capacity, K)
     assert states == 2 * run.target.slot_bytes(0, K) > 0
+
+
+def test_plans_tell_states_from_keys_and_values(tmp_path: Path) -> None:
+    """Without a draft, those of one position are kept."""
+    recurrent_model("qwen3_next").save_pretrained(tmp_path)
+    sizes: Any = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "num_slots": 2, "longest": 64, "k": K}
+    with open_draft("ngram", str(tmp_path)) as draft:
+        plan = plan_memory(tmp_path, {"ngram": draft}, **sizes)["ngram"]
+    one = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # three layers, convolutions in bfloat16 and recurrent states in float32
+    assert plan.per_slot["target states"] == (K + 1) * one
+    assert plan.per_slot["target cache"] == plan.capacity * 2 * 2 * 16 * 2  # keys and values of one layer
+    assert "draft states" not in plan.per_slot
+    assert cost_of(plan, "ngram", K).plain_states == one
 
 
 def test_states_keep_their_dtype_in_a_model_of_another() -> None:
