@@ -146,9 +146,15 @@ class _Layer(LinearAttentionLayer):
             self.update_recurrent_state(state, key.number)
 
     def get(self, key: StateKey) -> Tensor:
-        state = (self.conv_states if key.kind == "conv" else self.recurrent_states)[key.number]
+        state = self._of(key.kind)[key.number]
         assert state is not None
         return state
+
+    def drop(self, key: StateKey) -> None:
+        self._of(key.kind)[key.number] = None
+
+    def _of(self, kind: Kind) -> dict[int, Tensor | None]:
+        return self.conv_states if kind == "conv" else self.recurrent_states
 
 
 class StateCache(Cache):
@@ -171,6 +177,11 @@ class StateCache(Cache):
     def keep(self, keys: Iterable[StateKey], row: int) -> None:
         for key in keys:
             self.states.keep(key, self.layers[key.layer].get(key), row)
+
+    def drop(self, keys: Iterable[StateKey]) -> None:
+        """Free what a module that is done has read and left; it is kept elsewhere."""
+        for key in keys:
+            self.layers[key.layer].drop(key)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Leave keys and values to the attention function."""
@@ -204,10 +215,9 @@ class RowByRow:
     """The forward of a recurrent module, which leaves the state after every row in the call's `StateCache`."""
 
     def __init__(self, module: nn.Module, recurrence: Recurrence):
+        self.module = module
         self.whole = module.forward
         self.recurrence = recurrence
-        self.ahead = [module.get_submodule(name) for name in recurrence.ahead]
-        self.last = None if recurrence.last is None else module.get_submodule(recurrence.last)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, StateCache)), None)
@@ -220,32 +230,37 @@ class RowByRow:
         if hidden.shape[1] == 1 or states.begins or (states.at_once and self.recurrence.resumes):
             output = self.whole(*args, **kwargs)
             cache.keep(self.recurrence.states, -1)
-            return output
-        return self._row_by_row(args, kwargs, hidden, cache)
+        else:
+            output = self._row_by_row(args, kwargs, hidden, cache)
+        cache.drop(self.recurrence.states)
+        return output
 
     def _row_by_row(self, args: Any, kwargs: Any, hidden: Tensor, cache: StateCache) -> Any:
         batch, rows = hidden.shape[:2]
-        projected = [(linear, linear(hidden)) for linear in self.ahead]
+        ahead = [self.module.get_submodule(name) for name in self.recurrence.ahead]  # adapters may have come in between
+        last = None if self.recurrence.last is None else self.module.get_submodule(self.recurrence.last)
+        projected = [(linear, linear(hidden)) for linear in ahead]
         outputs = []
         for row in range(rows):
             of_row = partial(_row, row=row, batch=batch, rows=rows)
             given = {linear: of_row(whole) for linear, whole in projected}
-            with _giving(given, self.last):
+            with _giving(given, last):
                 outputs.append(self.whole(*map(of_row, args), **{name: of_row(arg) for name, arg in kwargs.items()}))
             cache.keep(self.recurrence.states, row)
-        return self._joined(outputs)
-
-    def _joined(self, outputs: list[Any]) -> Any:
         if not isinstance(outputs[0], tuple):
-            joined = torch.cat(outputs, dim=1)
-            return joined if self.last is None else self.last(joined)
+            return _joined(outputs, last)
         first, *rest = zip(*outputs, strict=True)
-        return self._joined(list(first)), *(_along_rows(values) for values in rest)
+        return _joined(first, last), *(_along_rows(values) for values in rest)
 
 
 def rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """What a module of transformers is called for: [B, T, H]."""
     return kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+
+def _joined(outputs: Sequence[Tensor], last: nn.Module | None) -> Tensor:
+    joined = torch.cat(list(outputs), dim=1)
+    return joined if last is None else last(joined)
 
 
 def _along_rows(values: tuple[Any, ...]) -> Any:
