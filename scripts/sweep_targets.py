@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from tiny_targets import TEXT, VOCABULARY, auto_class, model_types, tiny_config, tiny_model
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from draftkit.errors import DraftkitError
@@ -136,9 +136,8 @@ def run(model_type: str) -> Finding:
                 model = tiny_model(config, seed, scale)
                 name = type(model).__name__
                 model.save_pretrained(folder)
-                config = model.config
                 del model
-                texts, clear = reference(folder, config)
+                texts, clear = reference(folder, AutoConfig.from_pretrained(folder))
             except Exception as error:
                 return Finding(model_type, BUILT_NOT, _line(error))
             distinct = min(len(set(text)) / len(text) for text in texts.values())

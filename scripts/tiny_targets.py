@@ -14,14 +14,15 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
 VOCABULARY = 128
@@ -55,6 +56,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"qk_head_dim", 24),
     (r"v_head_dim", 12),
     (r"index_head_dim|index_n_heads", 16),
+    (r"index_topk", 16),
     (r"linear_(key_|value_)?head_dim", 16),
     (r"mamba_n_heads|mamba_num_heads|n_mamba_heads", 8),
     (r"mamba_d_head|mamba_head_dim", 32),
@@ -93,14 +95,19 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 GEMMA4 = {"head_dim": HEAD, "global_head_dim": HEAD // 2, "layer_types": [SLIDING, FULL, SLIDING, FULL]}
 GEMMA4_SHARED = {**GEMMA4, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
 DETAILS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
     "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}},
     "cohere_compass_text": {
         "layer_types": [SLIDING, FULL] * 2,
         "rope_parameters": {SLIDING: ROPE | {"mrope_section": [4, 6, 6]}, FULL: ROPE | {"mrope_section": [4, 6, 6]}},
     },
-    "dbrx": {"attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "diffusion_gemma_text": {"top_k_experts": 2},
+    "dots3_note_vision_encoder": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN},
     "dots3_note_text": {
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
         "head_dim": 24,
         "swa_num_attention_heads": HEADS,
         "swa_num_key_value_heads": HEADS,
@@ -115,10 +122,24 @@ DETAILS: dict[str, dict[str, Any]] = {
     "gemma4_text": GEMMA4_SHARED,
     "gemma4_unified_text": GEMMA4_SHARED,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "glm4v_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "glm4v_moe_text": {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}},
+    "glm5_next_text": {"qk_rope_head_dim": 0},
+    "glm_ocr_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
+    "hunyuan_vl_text": {"rope_parameters": ROPE | {"mrope_section": [4, 4, 4, 4]}},
     "lfm2_moe": {"layer_types": ["conv", FULL, "conv", FULL]},
+    "longcat_flash": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "head_dim": 8},
     "mamba2": {"num_heads": 8, "head_dim": 32},
     "modernbert-decoder": {"sep_token_id": 3, "cls_token_id": 2},
+    "paddleocr_vl_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "qwen2_vl_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "qwen2_5_vl_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "qwen2_5_omni_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "qwen3_omni_moe_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "qwen3_vl_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    "qwen3_vl_moe_text": {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -127,19 +148,20 @@ DETAILS: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "reformer": {"is_decoder": True, "axial_pos_shape": [16, 16], "axial_pos_embds_dim": [64, 64]},
+    "step3p7_text": {"sliding_window": WINDOW},
     "zamba": {"layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"], "num_hidden_layers": 6},
     "zaya": {"num_experts_per_tok": 1},
 }
 
 
 def model_types() -> list[str]:
-    """Every type of configuration that transformers has a causal LM for, or a model from images and text to text."""
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
+    """Every type of configuration that transformers has a causal LM for, or one of several kinds of input to text."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
 
 
 def auto_class(config: PretrainedConfig) -> Any:
-    """What loads the model that decodes text with a configuration."""
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    """What loads the model that decodes text with a configuration: of several kinds of input, its text side alone."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
 def tiny_config(model_type: str) -> PretrainedConfig:
@@ -192,7 +214,8 @@ def _layers(default: PretrainedConfig) -> int:
 def tiny_model(config: PretrainedConfig, seed: int, scale: float) -> PreTrainedModel:
     """A model with random weights of standard deviation `scale`, and vectors as its class makes them, with noise."""
     torch.manual_seed(seed)
-    model = auto_class(config).from_config(config).eval().requires_grad_(False)
+    whole = AutoModelForMultimodalLM if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING else AutoModelForCausalLM
+    model = whole.from_config(config).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2 and not re.search("A_log|norm|dt_", name):
             parameter.normal_(0, scale)

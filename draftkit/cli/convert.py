@@ -13,9 +13,9 @@ import typer
 from draftkit.cli.shared import (
     FormatOption,
     JsonOption,
+    OptionalTargetOption,
     RevisionOption,
     SourceArgument,
-    TargetOption,
     console,
     print_json,
 )
@@ -30,7 +30,7 @@ def convert(
     out: Annotated[
         Path | None, typer.Argument(help="The folder to write; default: the source's name-draftkit.")
     ] = None,
-    target: TargetOption = None,
+    target: OptionalTargetOption = None,
     revision: RevisionOption = None,
     to: Annotated[str, typer.Option(help="The layout to write; `draftkit formats` lists all.")] = "unified",
     format: FormatOption = None,
@@ -77,7 +77,7 @@ def convert(
 
 def inspect(
     source: SourceArgument,
-    target: TargetOption = None,
+    target: OptionalTargetOption = None,
     revision: RevisionOption = None,
     format: FormatOption = None,
     as_json: JsonOption = False,

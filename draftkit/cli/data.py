@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 
 from draftkit.cli.shared import (
+    DeviceOption,
+    DtypeOption,
     JsonOption,
     ProgressLines,
     RevisionOption,
+    TargetOption,
     TrustOption,
     console,
     print_json,
@@ -38,7 +41,6 @@ RowsArgument = Annotated[
         "dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as it is."
     ),
 ]
-TargetOption = Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")]
 SplitOption = Annotated[str, typer.Option(help="The split of a Hub dataset.")]
 SubsetOption = Annotated[str | None, typer.Option(help="The configuration of a Hub dataset.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Take this many rows from the beginning.")]
@@ -46,11 +48,6 @@ SystemOption = Annotated[str | None, typer.Option(help="The system message of co
 TemplateOption = Annotated[
     list[str] | None,
     typer.Option("--template-option", help="NAME=VALUE for the chat template, as enable_thinking=false; repeatable."),
-]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")]
-DtypeOption = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
 ]
 
 

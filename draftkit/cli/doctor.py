@@ -5,18 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    TargetOption,
+    TrustOption,
+    console,
+    print_json,
+    quiet_transformers,
+)
 
 if TYPE_CHECKING:
     from draftkit.doctor.measure import TrialProgress
 
 
 def doctor(
-    target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
+    target: TargetOption,
     draft: Annotated[str, typer.Option(help="The draft to examine, of any format.")],
     k: Annotated[
         int | None,
@@ -29,11 +38,8 @@ def doctor(
         int, typer.Option(min=1, help="Use this many prompts; a quarter of them tries every change, the rest confirm.")
     ] = 48,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 48,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

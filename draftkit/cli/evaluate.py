@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, ProgressLines, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ProgressLines,
+    TargetOption,
+    TrustOption,
+    console,
+    print_json,
+    quiet_transformers,
+)
 from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSamplingMode, Verification
 from draftkit.results.settings import Turns
@@ -26,7 +36,7 @@ CERTIFIED_PROMPTS = 8
 
 
 def evaluate(
-    target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
+    target: TargetOption,
     draft: Annotated[list[str], typer.Option(help="A draft of any format, or ngram[:MIN-MAX]; repeat to compare.")],
     k: Annotated[str, typer.Option("--k", help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12.")] = "4",
     dataset: Annotated[
@@ -58,11 +68,8 @@ def evaluate(
         bool, typer.Option("--ignore-eos", help="Generate as many as that, whatever the model says.")
     ] = False,
     concurrency: Annotated[str, typer.Option(help="Sequences decoded together, as 1 or 1,8,100.")] = "1",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as 0,0.7,1.")] = "0",
     top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TargetOption, TrustOption, console, print_json, quiet_transformers
 
 app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -62,7 +62,7 @@ def transplant(
 
 @app.command()
 def candidates(
-    target: Annotated[str, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")],
+    target: TargetOption,
     folders: Annotated[
         list[Path] | None,
         typer.Option("--dir", help="A folder with models anywhere below it; repeatable; default: the Hub's cache."),

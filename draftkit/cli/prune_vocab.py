@@ -36,7 +36,7 @@ def prune_vocab(
     from draftkit.engines.vllm.serve import method_note
     from draftkit.errors import DraftkitError
     from draftkit.prepare.prune import plan_pruning
-    from draftkit.report.pruning import show_pruning
+    from draftkit.report.vocabulary import show_pruning
 
     if not plan and (size is None or out is None):
         raise DraftkitError("pruning takes --size and --out", hint="--plan shows what sizes allow")

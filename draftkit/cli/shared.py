@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 30.0  # between lines
 
 SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
-TargetOption = Annotated[
-    str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
+TARGET = typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
+TargetOption = Annotated[str, TARGET]
+OptionalTargetOption = Annotated[str | None, TARGET]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")]
+DtypeOption = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, OptionalTargetOption, TrustOption, console, print_json, quiet_transformers
 from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def train(
     recipe: Annotated[
         str | None, typer.Option(metavar=f"[{'|'.join(recipe_names())}]", callback=_known, help="What to train.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
-    ] = None,
+    target: OptionalTargetOption = None,
     data: Annotated[str | None, typer.Option(help="Samples that `draftkit data prepare` wrote.")] = None,
     out: Annotated[str | None, typer.Option(help="A folder for the checkpoints and the final draft.")] = None,
     draft: Annotated[str | None, typer.Option(help="A checkpoint to go on with, of any format.")] = None,
@@ -46,7 +44,9 @@ def train(
     plan_vocab: Annotated[
         bool, typer.Option("--plan-vocab", help="Print what draft vocabularies allow, and train nothing.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run, and train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the resolved run, and train nothing.")
+    ] = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,6 +60,7 @@ def train(
     }  # fmt: skip
     run = read_config(config, settings or [], flags)
     if dry_run:
+        _check(run, resume)
         print(run.to_yaml(), end="")
     elif plan_vocab:
         _plan_vocabulary(run, as_json)
@@ -67,8 +68,14 @@ def train(
         _train(run, resume, as_json)
 
 
+def _check(run: TrainConfig, resume: bool) -> None:
+    from draftkit.train.run import check_run
+
+    check_run(run, resume=resume)
+
+
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:
-    from draftkit.report.training import vocabulary_table
+    from draftkit.report.vocabulary import vocabulary_table
     from draftkit.train.run import plan_draft_vocabulary
 
     ceilings = plan_draft_vocabulary(run)

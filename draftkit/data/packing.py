@@ -75,6 +75,7 @@ class PackedRows(Dataset[PackedRow]):
 
     def __init__(self, samples: Sequence[Sample], numbers: Sequence[int], size: int):
         self.samples = samples
+        self.numbers = numbers
         self.size = size
         self.rows = [[numbers[i] for i in row] for row in pack([len(samples[number]) for number in numbers], size)]
 

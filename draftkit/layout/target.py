@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from draftkit.errors import TargetError
 from draftkit.io.jsonfile import read_object
@@ -103,9 +104,20 @@ def class_defaults(config: Mapping[str, object]) -> dict[str, object]:
     for values in (config, language_model(config)):  # the class of a wrapper may be the author's own
         try:
             kind = CONFIG_MAPPING[str(values.get("model_type"))]
-            text = kind.from_dict(dict(values)).get_text_config()
+            text = kind.from_dict(_with_infinities(values)).get_text_config()
         except Exception:  # whatever its class stumbles over
             continue
         names = (*SIZES, "max_position_embeddings", "tie_word_embeddings")
         return {name: getattr(text, name, None) for name in names}
     return {}
+
+
+def _with_infinities(value: Any) -> Any:
+    """A JSON value with the numbers that transformers writes as `{"__float__": "Infinity"}`."""
+    if isinstance(value, list):
+        return [_with_infinities(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"__float__"}:
+        return float(value["__float__"])
+    return {name: _with_infinities(item) for name, item in value.items()}

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
+from draftkit.models.attention import KeyValues
 from draftkit.models.states import FINAL, AuxLayers
-from draftkit.models.target import KeyValues, Target, load_target
+from draftkit.models.target import Target, load_target
 from draftkit.models.weights import check_mask_token, fill, load_weights
 
 

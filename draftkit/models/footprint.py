@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import UnsupportedTarget
+from draftkit.models.attention import SUPPORTED, Latents, check_attention, chooses, compresses, note_layer, required
+from draftkit.models.pretrained import empty_model
 from draftkit.models.recurrent import (
     NoStates,
     Recurrence,
     StateCache,
-    attends,
     cache_argument,
     keeps_states,
     layers_with_states,
@@ -26,9 +25,8 @@ from draftkit.models.recurrent import (
 )
 from draftkit.models.recurrent_probe import find_recurrences
 from draftkit.models.rope import give_rows_their_rope
+from draftkit.models.states import decoder_layers, decoder_of
 
-SUPPORTED = "layers that look back by softmax attention over keys and values, or by states in transformers' cache"
-DEAF = "drops the model call's keyword arguments"
 RECORDING = "draftkit_recording"
 PROBED = torch.bfloat16  # the dtype of a model that is run without memory
 
@@ -52,9 +50,9 @@ class Footprint(NamedTuple):
 
 
 def footprint(config: PretrainedConfig) -> Footprint:
-    """Run the model without memory (on torch's meta device) and see what its attention would keep.
+    """Run the model without memory (on torch's meta device) and see what its layers would keep.
 
-    Raises `UnsupportedTarget` for a model that cannot be run so, or that keeps the call's arguments from its attention.
+    Raises `UnsupportedTarget` for a model that cannot be run so, or whose layers look back as draftkit does not know.
     """
     key = type(config), config.to_json_string(use_diff=False)
     if key not in _FOUND:
@@ -66,20 +64,17 @@ _FOUND: dict[tuple[type[PretrainedConfig], str], Footprint] = {}  # by configura
 
 
 def _footprint(config: PretrainedConfig) -> Footprint:
-    with torch.device("meta"):
-        config = deepcopy(config)  # which keeps the name of its attention
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(
-            config, dtype=PROBED, attn_implementation=RECORDING
-        )
-        model.tie_weights()
+    model = empty_model(config, PROBED, RECORDING)
+    model.config.get_text_config().pad_token_id = None  # which GPT-2 looks for in the tokens
+    model.eval().requires_grad_(False)
+    recurrences: tuple[Recurrence, ...] = ()
+    with torch.device("meta"), _without_values(model):
         give_rows_their_rope(model)
-        model.eval().requires_grad_(False)
-        with _without_values(model):
-            recorder = _run(model, 1)
-            recurrences: tuple[Recurrence, ...] = ()
-            if layers_with_states(config):
-                recurrences = find_recurrences(model, sizes_of(config), partial(_run, model))
-                _check_hybrid(model, recurrences, recorder)
+        recorder = _run(model, 1)
+        if layers_with_states(config):
+            recurrences = find_recurrences(model, sizes_of(config), partial(_run, model))
+    check_attention(model, len(decoder_layers(decoder_of(model))), recorder.windows)
+    _check_states(model, recurrences)
     return Footprint(sum(p.numel() for p in model.parameters()), recorder.cached, recurrences)
 
 
@@ -93,90 +88,96 @@ def _run(model: PreTrainedModel, rows: int, cache: StateCache | None = None) -> 
         cache.latents = latents
     past = {cache_argument(type(model)): latents if cache is None else cache}
     tokens = torch.zeros(1, rows, dtype=torch.int64)
-    model(input_ids=tokens, position_ids=tokens, use_cache=False, kv=recorder, **past)
+    mask = recorder.mask if chooses(model.config) else None
+    model(input_ids=tokens, attention_mask=mask, position_ids=tokens, use_cache=False, kv=recorder, **past)
     return recorder
 
 
-def _check_hybrid(model: PreTrainedModel, recurrences: Sequence[Recurrence], recorder: Recorder) -> None:
-    """Every layer must have left its states in the cache, and attended, as its kind has it."""
+def _check_states(model: PreTrainedModel, recurrences: Sequence[Recurrence]) -> None:
+    """Every layer must have left its states in the cache, as its kind has it."""
     with_states = {key.layer for recurrence in recurrences for key in recurrence.states}
-    for layer, kind in enumerate(model.config.get_text_config().layer_types):
+    for layer, kind in enumerate(getattr(model.config.get_text_config(), "layer_types", None) or ()):
         if keeps_states(kind) and layer not in with_states:
-            problem = "keeps its state elsewhere than in transformers' cache"
-        elif attends(kind) and layer not in recorder.layers:
-            problem = "does not attend through transformers' AttentionInterface"
-        else:
-            continue
-        raise UnsupportedTarget(f"layer {layer} of {type(model).__name__} {problem}", expected=SUPPORTED)
+            raise UnsupportedTarget(
+                f"layer {layer} of {type(model).__name__} keeps its state elsewhere than in transformers' cache",
+                expected=SUPPORTED,
+            )
 
 
 @contextmanager
 def _without_values(model: nn.Module) -> Iterator[None]:
-    """A forward on the meta device, where tensors have shapes alone."""
+    """Forwards on the meta device, where tensors have shapes alone.
+
+    Parts of the model that look at values, such as experts that are chosen on the host, do nothing; not those with a
+    part that knows its layer, which may keep something.
+    """
+    looked: list[RuntimeError] = []
+
+    def passed_over(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
+        try:
+            return forward(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            rows = args[0] if args else kwargs.get("hidden_states")
+            if isinstance(error, RuntimeError):
+                looked.append(error)
+            if not looked or not isinstance(rows, Tensor):
+                raise
+            return torch.empty_like(rows)
+
+    for module in model.modules():
+        if not any(hasattr(part, "layer_idx") for part in module.modules()):
+            module.forward = partial(passed_over, module.forward)
     try:
         yield
-    except RuntimeError as error:
-        raise UnsupportedTarget(
-            f"{type(model).__name__} looks at values while it runs, so that its memory cannot be planned",
-            expected="a forward that can do without, as most of transformers' models",
-        ) from error
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if looked or isinstance(error, RuntimeError):
+            raise UnsupportedTarget(
+                f"{type(model).__name__} looks at values while it runs, so that its memory cannot be planned",
+                expected="a forward that can do without, as most of transformers' models",
+            ) from error
         raise UnsupportedTarget(
             f"{type(model).__name__} does not run without transformers' own cache: {error}", expected=SUPPORTED
         ) from error
 
 
-def cannot_follow(module: nn.Module, problem: str) -> UnsupportedTarget:
-    """Of a module that calls the attention function in another way than transformers' Llama."""
-    return UnsupportedTarget(
-        f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
-        expected="keys, values and keyword arguments as in transformers' Llama",
-    )
-
-
-class Latents:
-    """What layers with multi-head latent attention would cache: content [B, 1, T, R] and rotary part [B, 1, T, P].
-
-    It is given to the model in the place of a cache, to which such a layer hands its latents before it makes keys and
-    values of them, by its method `expand_kv`, for the attention function. Until that is called they wait here.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, content: Tensor, rotary: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """As the method of transformers' `Cache`; there is nothing cached to be joined with."""
-        self.waiting[layer] = content, rotary
-        return content, rotary
-
-
-def compresses(model: nn.Module) -> bool:
-    """Whether layers of a model cache latents."""
-    return any(hasattr(module, "expand_kv") for module in model.modules())
-
-
 class Recorder:
-    """Counts what one row would store. `layers`: those that have attended."""
+    """Counts what one row would store. `windows` as of `KeyValues`."""
 
     def __init__(self) -> None:
         self.cached = 0
-        self.layers: set[int] = set()
-        self.latents = Latents()
+        self.mask = torch.zeros(1, 1, 1, 1)
+        self.windows: dict[int, int | None] = {}
+        self.latents = Latents(self.store_index)
+
+    def store_index(self, layer: int, key: Tensor) -> Tensor:
+        self.cached += key.numel()
+        return key
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, window: int | None
     ) -> tuple[Tensor, None]:
         layer = int(module.layer_idx)  # type: ignore[arg-type]
-        self.layers.add(layer)
         stored = self.latents.waiting.pop(layer, (key, value))
         self.cached += sum(part.numel() for part in stored)
+        note_layer(self.windows, layer, window)
         return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
 
-def _record(module: nn.Module, *tensors: Tensor, kv: Recorder | None = None, **_: object) -> tuple[Tensor, None]:
-    if kv is None:
-        raise cannot_follow(module, DEAF)
-    return kv.attend(module, *tensors)
+def _record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    kv: Recorder | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
+    **rest: object,
+) -> tuple[Tensor, None]:
+    kv = required(kv, module, attention_mask, rest)
+    return kv.attend(module, query, key, value, sliding_window)
 
 
 AttentionInterface.register(RECORDING, _record)

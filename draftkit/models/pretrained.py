@@ -73,13 +73,16 @@ def auto_class(config: PretrainedConfig) -> Any:
 
 def read_model_config(folder: Path) -> PretrainedConfig:
     """The configuration of a language model that transformers can build. Raises `TargetError` for any other."""
-    config = read_config(folder)
-    if config.is_encoder_decoder:
-        raise TargetError(
-            f"{config.model_type} is an encoder-decoder", where=folder, expected="a causal language model"
-        )
-    if model_class(config) is None:
-        raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
+    try:
+        config = read_config(folder)
+        if config.is_encoder_decoder:
+            raise TargetError(f"{config.model_type} is an encoder-decoder", where=folder, expected="a decoder alone")
+        if model_class(config) is None:
+            raise UnsupportedTarget(
+                f"transformers has no causal language model of type {config.model_type}", where=folder
+            )
+    except UnsupportedTarget as refusal:
+        raise refusal.otherwise("a newer release of transformers may know it") from refusal.__cause__
     return config
 
 

@@ -86,7 +86,7 @@ class NoStates:
 
 
 class LatentCache(Protocol):
-    """What layers with multi-head latent attention hand their latents to (`footprint.Latents`)."""
+    """What layers with multi-head latent attention hand their latents to (`attention.Latents`)."""
 
     def update(self, content: Tensor, rotary: Tensor, layer: int) -> tuple[Tensor, Tensor]: ...
 

@@ -5,26 +5,23 @@ Shapes: B sequences, T rows, H target width, F width of the captured features, V
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import TargetError, UnsupportedTarget
-from draftkit.models.footprint import SUPPORTED, Footprint, Latents, compresses, footprint
+from draftkit.models.attention import SUPPORTED, KeyValues, Latents, check_attention, chooses, compresses
+from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.positions import Positions
-from draftkit.models.pretrained import describe, load_pretrained, read_config
+from draftkit.models.pretrained import describe, load_pretrained, model_class, read_config
 from draftkit.models.recurrent import (
     NOTHING_KEPT,
-    KeptStates,
     Recurrence,
     StateCache,
-    attends,
     cache_argument,
     keeps_states,
     layers_with_states,
@@ -35,7 +32,7 @@ from draftkit.models.rope import give_rows_their_rope, sequences_of
 from draftkit.models.states import AuxLayers, TappedModel
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *NOTHING_KEPT}
-SLIDING = {"sliding_attention", "hybrid_sliding"}
+ALONE = "indexed_attention"  # not beside layers with states, whose cache keeps nothing for an indexer
 
 
 class TargetOutput(NamedTuple):
@@ -43,23 +40,6 @@ class TargetOutput(NamedTuple):
 
     logits: Tensor
     features: Tensor | None
-
-
-class KeyValues(Protocol):
-    """Where one forward keeps its keys and values; the attention function gets it as the argument `kv`.
-
-    `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
-    those of layers that cache latents, `states` those of recurrent modules.
-    """
-
-    @property
-    def windows(self) -> Mapping[int, int | None]: ...
-
-    @property
-    def latents(self) -> Latents: ...
-
-    @property
-    def states(self) -> KeptStates: ...
 
 
 class Target(TappedModel):
@@ -72,6 +52,7 @@ class Target(TappedModel):
         self.positions = Positions.of(model.config)
         self._ropes = give_rows_their_rope(model)
         self._compresses = compresses(model)
+        self.chooses = chooses(model.config)
         self._recurrences: list[Recurrence] = []
         if layers_with_states(model.config):
             self._recurrences = run_row_by_row(model, lambda: self._footprint.recurrences)
@@ -94,7 +75,9 @@ class Target(TappedModel):
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""
-        return _end_ids(self.model.generation_config, self.model.config.get_text_config().eos_token_id)
+        return _end_ids(
+            self.model.generation_config, getattr(self.model.config.get_text_config(), "eos_token_id", None)
+        )
 
     @torch.inference_mode()
     def forward(
@@ -121,6 +104,7 @@ class Target(TappedModel):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
                 inputs_embeds=embeddings,
+                attention_mask=kv.mask if self.chooses else None,
                 position_ids=positions,
                 use_cache=False,
                 logits_to_keep=keep,
@@ -128,7 +112,7 @@ class Target(TappedModel):
                 **{cache_argument(type(self.model)): self._cache(kv)},
             )
         if not self._attention_checked:
-            self._check_attention(kv.windows)
+            check_attention(self.model, self.num_layers, kv.windows)
             self._attention_checked = True
         return TargetOutput(output.logits, self.features(states, tokens))
 
@@ -137,24 +121,6 @@ class Target(TappedModel):
         latents = kv.latents if self._compresses else None
         return StateCache(self._sizes, kv.states, latents) if self._recurrences else latents
 
-    def _check_attention(self, windows: Mapping[int, int | None]) -> None:
-        """Every layer must have attended through draftkit's function, and within a window where its config has one."""
-        config = self.model.config.get_text_config()
-        # Only a window that the architecture knows: some checkpoints carry a sliding_window that nothing reads.
-        slides = hasattr(type(config), "sliding_window") and config.sliding_window
-        everywhere = "sliding_attention" if slides else "full_attention"
-        kinds = getattr(config, "layer_types", None) or [everywhere] * self.num_layers
-        for layer, kind in enumerate(kinds):
-            if not attends(kind):
-                continue
-            if layer not in windows:
-                problem = "does not attend through transformers' AttentionInterface"
-            elif windows[layer] is None and kind in SLIDING:
-                problem = "does not tell the attention function its sliding window"
-            else:
-                continue
-            raise UnsupportedTarget(f"layer {layer} of {type(self.model).__name__} {problem}", expected=SUPPORTED)
-
 
 def check_config(config: PretrainedConfig) -> None:
     """Raise `UnsupportedTarget` for architectures whose attention draftkit's runtime cannot take over yet."""
@@ -162,7 +128,8 @@ def check_config(config: PretrainedConfig) -> None:
     kinds = set(getattr(text, "layer_types", None) or [])
     if config.is_encoder_decoder:  # no engine drafts for those
         raise TargetError(f"targets with an encoder are not supported ({text.model_type})", expected="a decoder alone")
-    if unknown := {kind for kind in kinds - LAYER_TYPES if not keeps_states(kind)}:
+    with_states = {kind for kind in kinds if keeps_states(kind)}
+    if unknown := kinds - LAYER_TYPES - with_states - (set() if with_states else {ALONE}):
         raise UnsupportedTarget(
             f"draftkit's own engine does not run layers of type {', '.join(sorted(unknown))} yet ({text.model_type})",
             expected=SUPPORTED,
@@ -198,11 +165,11 @@ def read_target_config(folder: Path) -> PretrainedConfig:
     """The configuration of a target. Raises `TargetError` for one that cannot be read or is not supported."""
     config = read_config(folder)
     check_config(config)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    found = model_class(config)
+    if found is None:
         raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
-    check_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
-    if layers_with_states(config):
-        footprint(config)  # finds their states, or raises
+    check_class(found, config)
+    footprint(config)  # or its refusal
     return config
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from draftkit.models.footprint import DEAF, cannot_follow
+from draftkit.models.attention import required
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 
@@ -32,26 +32,22 @@ def slot_attention(
     s_aux: Tensor | None = None,
     bidirectional: bool = False,
     anchored: bool = False,
-    position_ids: Tensor | None = None,
+    indices: Tensor | None = None,
     **rest: object,
 ) -> tuple[Tensor, None]:
     """Attend over the cached sequences, following the protocol of transformers' `AttentionInterface`.
 
     `query` [B, N, T, D], `key` and `value` [B, G, T, D] of the new rows, rotated; `kv` is the keyword argument given
     to the model call. `softcap` bounds scores (Gemma 2), `s_aux` [N] are sink logits (gpt-oss). `bidirectional` and
-    `anchored` are those of `Scoring` (block drafters). The mask comes from `kv`; flags in `rest` do not change scores.
-    Returns [B, T, N, D].
+    `anchored` are those of `Scoring` (block drafters), and `indices` its `chosen` (DeepSeek-V3.2). The mask comes from
+    `kv`; flags in `rest` do not change scores. Returns [B, T, N, D].
 
     Raises `TargetError` for a model that does not hand `kv` down, or whose scores depend on further tensors.
     """
-    unknown = [name for name, argument in rest.items() if isinstance(argument, Tensor)]
-    if attention_mask is not None:
-        unknown.append("attention_mask")
-    if unknown or kv is None:
-        raise cannot_follow(module, f"passes {', '.join(unknown)}" if unknown else DEAF)
+    kv = required(kv, module, attention_mask, rest)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, _chunk(module, layer))
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, _chunk(module, layer), indices)
     if layer in kv.latents.waiting:
         out = _attend_latents(module, query, kv, layer, scoring)
     else:

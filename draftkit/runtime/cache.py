@@ -9,10 +9,12 @@ Shapes: S slots, B sequences, T rows, C capacity, G key/value heads, D and E wid
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import torch
 from torch import Tensor
 
-from draftkit.errors import TargetError
-from draftkit.models.footprint import Latents
+from draftkit.models.attention import Latents, note_layer
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.recurrent import SlotStates, StateRows
@@ -29,11 +31,11 @@ class SlotCache:
         self.states = SlotStates(num_slots, k)
         self.num_slots = num_slots
         self.capacity = capacity
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self.written = [0] * num_slots  # entries of each slot beyond these are zero; on the host, kept on the CPU only
 
-    def pools(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The pools of a layer, for keys and values shaped as `key` and `value` [B, G, T, D]; D may differ."""
+    def pools(self, layer: Hashable, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The pools of a layer, or of its indexer, for what is shaped as `key` and `value` [B, G, T, D or E]."""
         if layer not in self.layers:
             self.layers[layer] = self._pool(key), self._pool(value)
         return self.layers[layer]
@@ -75,7 +77,7 @@ class CacheRows:
     def __init__(self, cache: SlotCache, rows: SlotRows, length: int, left_over: list[tuple[int, slice]]):
         self.rows = rows
         self.windows: dict[int, int | None] = {}
-        self.latents = Latents()
+        self.latents = Latents(self.store_index)
         self._cache = cache
         self._length = length
         self._left_over = left_over
@@ -90,10 +92,21 @@ class CacheRows:
 
         Returns the part of the pools that the rows may read: [S, G, length, D] and [S, G, length, E].
         """
-        if layer in self.windows:
-            raise TargetError(f"layer {layer} of the model attends twice in one forward", expected="once per layer")
-        self.windows[layer] = window
-        keys, values = self._cache.pools(layer, key, value)
+        note_layer(self.windows, layer, window)
+        return self._store(layer, key, value)
+
+    def store_index(self, layer: int, key: Tensor) -> Tensor:
+        """Store what a layer's indexer compares queries with [B, T, W]; returns that of all positions, [B, C, W]."""
+        pool, _ = self._store(("indexer", layer), key[:, None], key[:, None, :, :0])
+        return self.rows.of_sequences(pool)[:, 0]
+
+    @property
+    def mask(self) -> Tensor:
+        """What is added to the scores of the rows: float32 [B, 1, T, length]."""
+        return self.rows.bias(self._length, None, 1, torch.float32)
+
+    def _store(self, name: Hashable, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self._cache.pools(name, key, value)
         for slot, entries in self._left_over:
             keys[slot, :, entries] = 0
             values[slot, :, entries] = 0

@@ -97,5 +97,5 @@ class CudaCapture:
 
 
 def capturable(target: Target) -> bool:
-    """Whether rounds of this target may be captured: it is on CUDA."""
-    return target.device.type == "cuda"
+    """Whether rounds of this target may be captured: it is on CUDA, and what its rows see is no choice of its own."""
+    return target.device.type == "cuda" and not target.chooses

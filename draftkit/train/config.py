@@ -86,6 +86,7 @@ class Validation:
     - `samples`: a prepared file, or empty for the `share` of the training samples that is held out.
     - `k`: draft tokens a round. `mode`: how the samples were decoded, `greedy` or `sampled` at the `temperature`.
     - `every`: steps between validations, 0 for the end only. `limit`: samples, at most.
+    - `patience`: validations in a row without a longer acceptance length after which the run ends; 0 for none.
     - `decode`: held-out prompts that are decoded for real as well, 0 for none.
     """
 
@@ -96,7 +97,15 @@ class Validation:
     temperature: Positive = 1.0
     every: SizeOrNone = 0
     limit: Size = 256
+    patience: SizeOrNone = 0
     decode: SizeOrNone = 0
+
+    def __post_init__(self) -> None:
+        if self.patience and not self.every:
+            raise DraftkitError(
+                f"validation.patience {self.patience} without validations in between",
+                hint="set validation.every to the steps between them",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
 from draftkit.layout.folder import Draft, tokenizer_files
-from draftkit.loading import open_draft
+from draftkit.loading import open_draft, require_runtime
 from draftkit.models.devices import device_named, dtype_named, limit_threads
-from draftkit.models.pretrained import read_config
+from draftkit.models.pretrained import describe, empty_model, read_model_config
+from draftkit.models.states import TappedModel
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap
@@ -36,13 +38,19 @@ from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_a
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
-from draftkit.train.trainer import DraftTrainer, StatesOf
+from draftkit.train.trainer import DraftTrainer, Patience, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
 PACKAGES = ("draftkit", "torch", "transformers", "accelerate", "peft", "safetensors")
 ADAPTER_FOLDER = "adapter"  # where the run trains one: the checkpoint's own weights have it merged
 STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
+
+
+class LoadTarget(Protocol):
+    """Loads a target, or its ends."""
+
+    def __call__(self, source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel: ...
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,24 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     """What draft vocabularies of several sizes would allow, on the samples held out. No weights are loaded."""
     config.check()
     samples, training, validating = _samples(config)
-    vocab_size = read_config(locate(config.target, weights=False).path).get_text_config().vocab_size
+    vocab_size = describe(locate(config.target, weights=False).path).vocab_size
     counts = token_counts(samples, training, vocab_size)
     judged = [samples[number] for number in validating or training]
     return plan_vocabulary(judged, counts, config.validation.k)
+
+
+def check_run(config: TrainConfig, *, resume: bool = False) -> None:
+    """Raise `DraftkitError` for what `train_draft` would refuse before its first step; nothing is written.
+
+    Of the target, the embedding and the output layer are read. What only its layers' weights can show, as one that is
+    missing, is not found.
+    """
+    with _set_up(config, resume, load_target_ends) as ready:
+        if config.states:
+            _state_source(config, ready.recipe, ready.target)
+        else:
+            whole = read_model_config(locate(config.target, weights=False).path)
+            TappedModel(empty_model(whole, ready.dtype), ready.recipe.aux_layers)
 
 
 def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> Trained:
@@ -79,25 +101,61 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
     """
+    load = load_target_ends if config.states else load_training_target
+    with _set_up(config, resume, load) as ready:
+        recipe, files = ready.recipe, ready.files
+        save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
+        trainer = DraftTrainer(
+            recipe,
+            ready.arguments,
+            ready.training,
+            ready.validating,
+            states_of=_state_source(config, recipe, ready.target),
+            save_draft=save,
+            load_draft=partial(_load_checkpoint, recipe=recipe),
+            k=config.validation.k,
+            mode=config.validation.mode,
+            decode=_decoding(config, recipe, ready.target, ready.validating, save),
+            callbacks=(*callbacks, *([Patience(config.validation.patience)] if config.validation.patience else [])),
+        )
+        newest = newest_checkpoint(Path(config.out))
+        trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
+        return _finish(trainer, config, recipe, files, ready.dtype)
+
+
+class _Ready(NamedTuple):
+    """What a run has before its first step. `files`: that its draft takes over. `dtype`: the target's."""
+
+    target: PreTrainedModel
+    recipe: Recipe
+    files: tuple[Path, ...]
+    training: PackedRows
+    validating: PackedRows | None
+    arguments: TrainingArguments
+    dtype: torch.dtype
+
+
+@contextmanager
+def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Ready]:
+    """Everything that comes before the first step, with the target that `load` gives."""
     config.check()
     out = Path(config.out)
     _check_output(out, resume)
-    newest = newest_checkpoint(out)
-    set_seed(config.seed)
+    if config.validation.decode:
+        require_runtime(config.target, "leave out validation.decode, which decodes with it")
     samples, training, validating = _samples(config)
     with ExitStack() as stack:
         stack.enter_context(_no_empty_folder(out))
         device = device_named(config.device or None)
         arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
         dtype = dtype_named(config.target_dtype or None, device)
-        load = load_target_ends if config.states else load_training_target
         target = load(config.target, device=device, dtype=dtype)
         limit_threads(target)
+        set_seed(config.seed)  # after the target, whose loading draws numbers of its own
         check_lengths(samples, target.config)
         draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
         counts = token_counts(samples, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)
-        files = draft.files if draft is not None else _tokenizer(config, recipe)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             base = locate(config.draft) if config.draft else None
@@ -105,23 +163,15 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         if config.optimization.recompute:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
-        save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
-        source = _state_source(config, recipe, target)
-        trainer = DraftTrainer(
-            recipe,
-            arguments,
-            PackedRows(samples, training, config.tokens_per_row),
-            PackedRows(samples, validating, config.tokens_per_row) if validating else None,
-            states_of=source,
-            save_draft=save,
-            load_draft=partial(_load_checkpoint, recipe=recipe),
-            k=config.validation.k,
-            mode=config.validation.mode,
-            decode=_decoding(config, recipe, target, samples, validating, save),
-            callbacks=callbacks,
+        yield _Ready(
+            target=target,
+            recipe=recipe,
+            files=draft.files if draft is not None else _tokenizer(config, recipe),
+            training=PackedRows(samples, training, config.tokens_per_row),
+            validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
+            arguments=arguments,
+            dtype=dtype,
         )
-        trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
-        return _finish(trainer, config, recipe, files, dtype)
 
 
 def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | None, counts: Tensor) -> Recipe:
@@ -290,13 +340,12 @@ def _decoding(
     config: TrainConfig,
     recipe: Recipe,
     target: PreTrainedModel,
-    samples: list[Sample],
-    validating: list[int],
+    validating: PackedRows | None,
     save: SaveDraft,
 ) -> Callable[[], Gap] | None:
     """What decodes held-out prompts for real; None where the run does not want it."""
     settings = config.validation
-    if not settings.decode:
+    if not settings.decode or validating is None:
         return None
     source = OnlineStates(target, recipe.aux_layers)
 
@@ -306,7 +355,7 @@ def _decoding(
 
     return lambda: report_gap(
         recipe,
-        [samples[number] for number in validating[: settings.decode]],
+        [validating.samples[number] for number in validating.numbers[: settings.decode]],
         target,
         states_of=states_of,
         save_draft=save,
@@ -323,11 +372,10 @@ def _finish(
     state = trainer.state
     out = Path(config.out)
     last = out / f"checkpoint-{state.global_step}"
-    stopped = state.global_step < state.max_steps
     trainer.accelerator.wait_for_everyone()  # or one process may look before another has written
     if newest_checkpoint(out) != last:
         trainer.save_checkpoint()
-    if stopped:
+    if trainer.signals.received is not None and state.global_step < state.max_steps:
         return Trained(None, last, {}, trainer.signals.received)
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()

@@ -39,6 +39,7 @@ from draftkit.train.validation import judge, metrics
 from draftkit.train.walk import Mode
 
 TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
+LENGTH = "eval_acceptance_length"
 StatesOf = Callable[[PackedRow], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
@@ -210,6 +211,21 @@ class WholeState(TrainerState):
     def save_to_json(self, json_path: str) -> None:
         with atomic_file(Path(json_path), force=True) as file:
             super().save_to_json(file.name)  # opens the same file, empty so far, once more
+
+
+class Patience(TrainerCallback):
+    """Ends a run after so many validations without a longer acceptance length; read off the log, which is resumed."""
+
+    def __init__(self, validations: int):
+        self._validations = validations
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        lengths = [entry[LENGTH] for entry in state.log_history if LENGTH in entry]
+        if len(lengths) - 1 - lengths.index(max(lengths)) >= self._validations:
+            control.should_training_stop = True
+        return control
 
 
 class StopSignals(TrainerCallback):

@@ -69,6 +69,7 @@ SURFACE = {
         "--draft-sampling",
         "--draft-greedy-below",
         "--draft-temperature",
+        "--draft-confidence",
         "--verification",
         "--acceptance-rates",
         "--disable-above-batch",

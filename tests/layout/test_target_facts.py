@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from draftkit.errors import TargetError
 from draftkit.layout.target import TargetFacts, read_target_facts
@@ -80,3 +81,11 @@ def test_a_config_that_says_all_needs_no_transformers(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_infinities_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    """Nemotron-H's configuration has one, and leaves the number of its layers to its class."""
+    CONFIG_MAPPING["nemotron_h"](layer_types=["linear_attention", "mlp", "full_attention"]).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["time_step_limit"][1] == {"__float__": "Infinity"}
+    assert read_target_facts(tmp_path, "target", None).num_hidden_layers == 3

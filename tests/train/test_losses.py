@@ -25,9 +25,9 @@ from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, Term, parse_loss
 from draftkit.train.losses.reduction import Reduction
-from draftkit.train.losses.states import smooth_l1
 from draftkit.train.losses.table import FAMILIES, LOSSES
 from draftkit.train.losses.teacher import TargetHead
+from draftkit.train.recipes.eagle import smooth_l1
 
 Formula = Callable[[Tensor, Tensor, Tensor], Tensor]  # of draft logits, target logits and labels
 

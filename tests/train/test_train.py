@@ -300,6 +300,22 @@ def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -
     assert all(torch.allclose(own[name], chosen[name], rtol=1e-2) for name in own)
 
 
+def test_a_run_ends_when_acceptance_no_longer_grows(target: Path, data: Path, tmp_path: Path) -> None:
+    """A draft that does not change gets no better; a run that goes on knows what was found before."""
+    more = {
+        "validation.every": 2, "validation.patience": 3, "save_every": 2, "keep": 9, "optimization.lr": "1e-12",
+        "optimization.max_steps": 40,
+    }  # fmt: skip
+    trained = train_draft(config(target, data, tmp_path / "run", **more))
+    assert trained.checkpoint.name == "checkpoint-8"
+    assert trained.draft == tmp_path / "run" / "draft"
+    assert read_draft(trained.draft).spec.method == "eagle3"
+    for later in (6, 8):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{later}")
+    again = train_draft(config(target, data, tmp_path / "run", **more), resume=True)
+    assert again.checkpoint.name == "checkpoint-8"
+
+
 def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     shown = draftkit("train", *settings(target, data, tmp_path / "run"), "--dry-run")
     assert shown.code == 0
@@ -343,6 +359,7 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
         ({"tokens_per_row": 16}, "has .* tokens, a row 16"),
         ({"validation.share": 1.0}, "no sample is left to train on"),
         ({"validation.share": 0.0, "validation.every": 2}, "no sample is held out"),
+        ({"validation.patience": 2}, "validation.patience 2 without validations in between"),
     ],
 )  # fmt: skip
 def test_bad_settings(

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from draftkit.models.target import KeyValues, Target, TargetOutput
+from draftkit.models.attention import KeyValues
+from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.recurrent import SlotStates
 from draftkit.runtime.rows import SlotRows

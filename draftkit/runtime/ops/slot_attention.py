@@ -35,7 +35,7 @@ class Scoring(NamedTuple):
     tanh (Gemma 2). `sinks` [N] are one more score per head, which takes weight and gives no value (gpt-oss).
     `bidirectional`: a row sees the later rows of its sequence too, those of this forward. `anchored`: the window of all
     rows is that of the sequence's first one. `chunk`: positions are cut into chunks of so many, and a row sees nothing
-    before its own (Llama 4).
+    before its own (Llama 4). `chosen` int [B, T, …]: the entries that each row sees, of those that it would see.
     """
 
     scaling: float
@@ -45,6 +45,7 @@ class Scoring(NamedTuple):
     bidirectional: bool = False
     anchored: bool = False
     chunk: int | None = None
+    chosen: Tensor | None = None
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring: Scoring) -> Tensor:
@@ -57,7 +58,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring:
     sequences leave. Prompts are the reference's: a kernel is compiled for its number of rows, and every prompt has its
     own.
     """
-    if uses_triton(query) and not rows.prompt and query.shape[2] <= MAX_ROWS and query.numel():
+    few = not rows.prompt and query.shape[2] <= MAX_ROWS
+    if uses_triton(query) and few and scoring.chosen is None and query.numel():
         return _attend(query, keys, values, rows, scoring)
     return attend_reference(query, keys, values, rows, scoring)
 
@@ -101,7 +103,12 @@ def _bias(rows: SlotRows, length: int, repeats: int, dtype: torch.dtype, scoring
         "anchored": scoring.anchored,
         "chunk": scoring.chunk,
     }
-    return rows.bias(length, scoring.window, repeats, dtype, **seen)
+    bias = rows.bias(length, scoring.window, repeats, dtype, **seen)
+    if scoring.chosen is None:
+        return bias
+    batch, count, _ = scoring.chosen.shape
+    hidden = scoring.chosen.new_ones(batch, count, length, dtype=torch.bool).scatter_(2, scoring.chosen.long(), False)
+    return bias.masked_fill(hidden.repeat(1, repeats, 1)[:, None], -torch.inf)
 
 
 def _written_out(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scoring: Scoring) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
 
 from draftkit.convert.formats.eagle import fusion_spec
 from draftkit.errors import DraftkitError
@@ -20,7 +21,6 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.chain import Step
 from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
-from draftkit.train.losses.states import smooth_l1
 from draftkit.train.ranges import Positive, Repeats, Weight
 from draftkit.train.recipes.bases.eagle import (
     EagleFamily,
@@ -101,6 +101,11 @@ def state_distances(batch: TrainingBatch, steps: list[Step]) -> Tensor:
         true = batch.last[0, (step.rows + 1 + t) % size]
         distances.append(smooth_l1(step.output.feedback[0], true))
     return torch.cat(distances)
+
+
+def smooth_l1(draft: Tensor, target: Tensor) -> Tensor:
+    """Huber's loss with β = 1, the mean over the width: float32 [N] of states [N, H] (EAGLE-1, HASS)."""
+    return smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
 
 
 def sample_lengths(sample_ids: Tensor) -> Tensor:

@@ -1,12 +1,25 @@
-"""Pruned draft vocabularies as terminal tables."""
+"""Draft vocabularies as terminal tables: what each size allows a new draft, and a draft that is pruned."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from draftkit.data.vocabulary import Ceiling
+
+
+def vocabulary_table(ceilings: Sequence[Ceiling], k: int) -> Table:
+    """What draft vocabularies of several sizes allow."""
+    table = Table("draft vocabulary", "of the tokens in the loss mask", f"acceptance length at most, K={k}")
+    for column in table.columns:
+        column.justify = "right"
+    for ceiling in ceilings:
+        table.add_row(f"{ceiling.size:,}", f"{100 * ceiling.coverage:.2f} %", f"{ceiling.acceptance_length:.2f}")
+    return table
 
 
 def show_pruning(console: Console, result: Mapping[str, Any]) -> None:

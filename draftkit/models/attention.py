@@ -1,0 +1,129 @@
+"""What a model of transformers must give draftkit's attention functions, and what it is given for a cache.
+
+B sequences, T rows, C entries of a slot cache, R and P widths of latents, W of what indexers compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from draftkit.errors import UnsupportedTarget
+from draftkit.models.recurrent import KeptStates, attends
+
+SUPPORTED = "layers that look back by softmax attention over keys and values, or by states in transformers' cache"
+SLIDING = {"sliding_attention", "hybrid_sliding"}
+HANDED_DOWN = {"position_ids", "logits_to_keep"}  # arguments of the model call that say nothing about scores
+
+
+class KeyValues(Protocol):
+    """Where one forward keeps its keys and values; the attention function gets it as the argument `kv`.
+
+    `windows`: the layers that have attended, each with its sliding window, None for full attention. `latents` takes
+    those of layers that cache latents, `states` those of recurrent modules. `mask` [B, 1, T, C] is what is added to the
+    scores of the rows' entries, for models that choose among them.
+    """
+
+    @property
+    def windows(self) -> Mapping[int, int | None]: ...
+
+    @property
+    def latents(self) -> Latents: ...
+
+    @property
+    def states(self) -> KeptStates: ...
+
+    @property
+    def mask(self) -> Tensor: ...
+
+
+class Masked(Protocol):
+    """What `required` looks at of `KeyValues`."""
+
+    @property
+    def mask(self) -> Tensor: ...
+
+
+Kept = TypeVar("Kept", bound=Masked)
+
+
+class Latents:
+    """What layers with multi-head latent attention would cache: content [B, 1, T, R] and rotary part [B, 1, T, P].
+
+    It is given to the model in the place of a cache, to which such a layer hands its latents before it makes keys and
+    values of them, by its method `expand_kv`, for the attention function. Until that is called they wait here.
+    `store_index` keeps what the indexer of a layer with sparse attention compares its queries with: keys [B, T, W] of
+    the new rows; it returns those of all positions.
+    """
+
+    def __init__(self, store_index: Callable[[int, Tensor], Tensor]) -> None:
+        self.waiting: dict[int, tuple[Tensor, Tensor]] = {}
+        self._store_index = store_index
+
+    def update(self, content: Tensor, rotary: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """As the method of transformers' `Cache`; there is nothing cached to be joined with."""
+        self.waiting[layer] = content, rotary
+        return content, rotary
+
+    def update_indexer(self, key: Tensor, layer: int) -> Tensor:
+        """As the method of transformers' `Cache`."""
+        return self._store_index(layer, key)
+
+
+def compresses(model: nn.Module) -> bool:
+    """Whether layers of a model cache latents."""
+    return any(hasattr(module, "expand_kv") for module in model.modules())
+
+
+def chooses(config: PretrainedConfig) -> bool:
+    """Whether layers have an indexer that chooses the positions which they see (DeepSeek Sparse Attention)."""
+    return "indexed_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
+
+
+def check_attention(model: PreTrainedModel, num_layers: int, windows: Mapping[int, int | None]) -> None:
+    """Raise `UnsupportedTarget` unless every layer has attended, and within a window where its configuration has one.
+
+    `windows`: as of `KeyValues`.
+    """
+    config = model.config.get_text_config()
+    # Only a window that the architecture knows: some checkpoints carry a sliding_window that nothing reads.
+    slides = hasattr(type(config), "sliding_window") and config.sliding_window
+    everywhere = "sliding_attention" if slides else "full_attention"
+    kinds = getattr(config, "layer_types", None) or [everywhere] * num_layers
+    for layer, kind in enumerate(kinds):
+        if not attends(kind):
+            continue
+        if layer not in windows:
+            problem = "does not attend through transformers' AttentionInterface"
+        elif windows[layer] is None and kind in SLIDING:
+            problem = "does not tell the attention function its sliding window"
+        else:
+            continue
+        raise UnsupportedTarget(f"layer {layer} of {type(model).__name__} {problem}", expected=SUPPORTED)
+
+
+def required(kv: Kept | None, module: nn.Module, mask: Tensor | None, rest: Mapping[str, object]) -> Kept:
+    """The keyword argument `kv` of an attention function that got `mask` and the arguments `rest` besides.
+
+    Raises `UnsupportedTarget` for a model that does not hand it down, or whose scores depend on further tensors.
+    """
+    unknown = [name for name, value in rest.items() if isinstance(value, Tensor) and name not in HANDED_DOWN]
+    if kv is not None and mask is not None and mask is not kv.mask:
+        unknown.append("attention_mask")
+    if kv is not None and not unknown:
+        return kv
+    problem = f"passes {', '.join(unknown)}" if unknown else "drops the model call's keyword arguments"
+    raise UnsupportedTarget(
+        f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
+        expected="keys, values and keyword arguments as in transformers' Llama",
+    )
+
+
+def note_layer(windows: dict[int, int | None], layer: int, window: int | None) -> None:
+    """Note among `windows` that a layer attends. Raises `UnsupportedTarget` where it did so before in this forward."""
+    if layer in windows:
+        raise UnsupportedTarget(f"layer {layer} of the model attends twice in one forward", expected="once per layer")
+    windows[layer] = window

@@ -1,0 +1,118 @@
+"""Drafts of targets that draftkit's own runtime may not run: training takes their states, however these are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Command
+from fixtures import pico
+from fixtures.samples import samples
+from fixtures.targets import TARGETS, save_target, target_model
+from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING
+from transformers.utils import logging
+
+from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.layout.folder import read_draft
+
+torch.set_num_threads(1)
+logging.disable_progress_bar()  # as the command does where it is the first to import transformers
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "samples.jsonl"
+    write_samples(path, samples(12), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
+    return path
+
+
+def train(target: Path, data: Path, out: Path, *more: object) -> list[object]:
+    settings = ("optimization.max_steps=2", "tokens_per_row=128", "options.steps=2", "options.layers=[1,3,5]")
+    flags = ["train", "--recipe", "eagle3", "--target", target, "--data", data, "--out", out]
+    return [*flags, *(part for setting in settings for part in ("--set", setting)), *more]
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_path: Path, draftkit: Command) -> None:
+    target, states = save_target(kind, tmp_path / "target"), tmp_path / "states"
+    stored = draftkit("data", "states", data, states, "--target", target, "--layers", "1,3,5", "--encoding", "float32")
+    assert stored.code == 0, stored.err
+    assert draftkit(*train(target, data, tmp_path / "dry"), "--dry-run").code == 0
+    for out, more in ((tmp_path / "online", []), (tmp_path / "files", ["--states", states])):
+        ran = draftkit(*train(target, data, out, *more))
+        assert ran.code == 0, ran.err
+    online, files = (load_file(tmp_path / name / "checkpoint-2" / "model.safetensors") for name in ("online", "files"))
+    for name, weight in online.items():
+        torch.testing.assert_close(files[name].float(), weight.float(), rtol=1e-2, atol=1e-3)
+    spec = read_draft(tmp_path / "files" / "draft").spec.architecture
+    assert spec.aux_layer_ids == (1, 3, 5)  # type: ignore[attr-defined]
+
+
+def wrong_layers(target: Path, data: Path, folder: Path) -> list[object]:
+    return ["--set", "options.layers=[1,3,9]"]
+
+
+def other_samples(target: Path, data: Path, folder: Path) -> list[object]:
+    return ["--data", folder / "none.jsonl"]
+
+
+def long_rows(target: Path, data: Path, folder: Path) -> list[object]:
+    return ["--set", "tokens_per_row=16"]
+
+
+def no_states(target: Path, data: Path, folder: Path) -> list[object]:
+    return ["--states", folder / "none"]
+
+
+def other_draft(target: Path, data: Path, folder: Path) -> list[object]:
+    return ["--draft", pico.write_checkpoint(folder / "draft", pico.eagle_config(), pico.eagle_tensors())]
+
+
+def unknown_architecture(target: Path, data: Path, folder: Path) -> list[object]:
+    (target / "config.json").write_text(json.dumps({"model_type": "of_tomorrow", "hidden_size": 64, "vocab_size": 320}))
+    return []
+
+
+def encoder_decoder(target: Path, data: Path, folder: Path) -> list[object]:
+    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING["t5"]().to_dict()))
+    return []
+
+
+def decoding(target: Path, data: Path, folder: Path) -> list[object]:
+    (target / "config.json").write_text(json.dumps(CONFIG_MAPPING["falcon"]().to_dict()))
+    return ["--set", "validation.decode=2"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (wrong_layers, "target layers [1, 3, 9]"),
+        (other_samples, "none.jsonl"),
+        (long_rows, "a row 16"),
+        (no_states, "none"),
+        (other_draft, "the draft is of the kind eagle"),
+        (unknown_architecture, "a newer release of transformers"),
+        (encoder_decoder, "t5 is an encoder-decoder"),
+        (decoding, "leave out validation.decode"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_does(
+    wrong: Callable[[Path, Path, Path], list[object]], said: str, data: Path, tmp_path: Path, draftkit: Command
+) -> None:
+    target = pico.save_tokenizer(pico.save_llama(tmp_path / "target", num_hidden_layers=6))
+    command = [*train(target, data, tmp_path / "run"), *wrong(target, data, tmp_path)]
+    refused = [draftkit(*command, *more) for more in (["--dry-run"], [])]
+    assert [ran.code for ran in refused] == [1, 1]
+    assert refused[0].err.splitlines()[0] == refused[1].err.splitlines()[0]
+    assert said in refused[0].err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_target_is_what_transformers_computes() -> None:
+    """The fixture's models differ from each other, so that none of the above passes for nothing."""
+    outputs = {kind: target_model(kind)(torch.arange(3, 9)[None], use_cache=False).logits for kind in TARGETS}
+    assert all(logits.std() > 0.1 for logits in outputs.values())
