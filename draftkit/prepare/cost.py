@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from draftkit.errors import FormatError
-from draftkit.models.remote_code import trusts_remote_code
+from draftkit.models.pretrained import empty_model, read_model_config
+from draftkit.models.states import decoder_of
 
 EXPERTS = ".experts."  # in the names of weights that lie in one tensor for all experts
 
@@ -25,20 +24,20 @@ class Cost(NamedTuple):
 
 
 def read_cost(folder: Path) -> Cost:
-    """The cost of the language model in a folder. Raises `FormatError` for what is none, or of an unknown kind."""
+    """The cost of the language model in a folder, of a multi-modal one its text side. Raises `FormatError` for what is
+    none, or of an unknown kind."""
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code()).get_text_config()
-        with torch.device("meta"):
-            model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config, dtype=torch.bfloat16)
-            model.tie_weights()
+        model = empty_model(read_model_config(folder), torch.bfloat16)
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        weights = {name: weight for name, weight in decoder_of(model).named_parameters() if weight is not head}
     except Exception as error:  # whatever its config class or model stumbles over
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FormatError(f"transformers has no causal LM for this config: {reason}", where=folder) from error
-    sizes = {name: _read_share(name, weight, config) * weight.numel() for name, weight in model.named_parameters()}
-    parameters = sum(weight.numel() for weight in model.parameters())
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    config = model.config.get_text_config()
+    sizes = {name: _read_share(name, weight, config) * weight.numel() for name, weight in weights.items()}
+    parameters = head.numel() + sum(weight.numel() for weight in weights.values())
     unread = 0 if embedding is head else embedding.numel()
-    return Cost(parameters, round(sum(sizes.values())) - unread)
+    return Cost(parameters, round(sum(sizes.values())) + head.numel() - unread)
 
 
 def _read_share(name: str, weight: nn.Parameter, config: object) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fixtures import pico
 from fixtures.hub_server import HubServer
+from fixtures.targets import target_model
 from fixtures.vocabularies import WORDS, byte_level, sentencepiece, wordpiece
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +100,14 @@ def test_a_tied_head_is_read_whole(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     cost = read_cost(tmp_path)
     assert cost.parameters == cost.per_token == sum(p.numel() for p in LlamaForCausalLM(config).parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "nemotron_h"])
+def test_the_cost_is_that_of_the_language_model(kind: str, tmp_path: Path) -> None:
+    model = target_model(kind)
+    model.save_pretrained(tmp_path)
+    text = [*model.get_decoder().parameters(), *model.get_output_embeddings().parameters()]
+    assert read_cost(tmp_path).parameters == sum(weight.numel() for weight in text)
 
 
 def test_of_experts_a_token_reads_those_it_is_sent_to(tmp_path: Path) -> None:
