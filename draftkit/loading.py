@@ -19,7 +19,6 @@ from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.footprint import footprint
 from draftkit.models.target import load_target, read_target_config
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
@@ -40,7 +39,7 @@ def runtime_refusal(target: str) -> UnsupportedTarget | None:
     Raises `DraftkitError` for what is no target of any engine.
     """
     try:
-        footprint(read_target_config(locate(target, weights=False).path))
+        read_target_config(locate(target, weights=False).path)
     except UnsupportedTarget as refusal:
         return refusal
     return None

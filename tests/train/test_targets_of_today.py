@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.completions_server import Answer, CompletionsServer
 from fixtures.samples import samples
 from fixtures.targets import TARGETS, save_target, target_model
 from safetensors.torch import load_file
@@ -19,6 +21,7 @@ from transformers.utils import logging
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.layout.folder import read_draft
 
+FAKE_VLLM = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
 torch.set_num_threads(1)
 logging.disable_progress_bar()  # as the command does where it is the first to import transformers
 
@@ -50,6 +53,48 @@ def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_pat
         torch.testing.assert_close(files[name].float(), weight.float(), rtol=1e-2, atol=1e-3)
     spec = read_draft(tmp_path / "files" / "draft").spec.architecture
     assert spec.aux_layer_ids == (1, 3, 5)  # type: ignore[attr-defined]
+
+
+def three_tokens(body: dict[str, object]) -> Answer:
+    """What a server of the target answers: the last token twice, then the end."""
+    prompt = body["prompt"]
+    assert isinstance(prompt, list)
+    answer = [prompt[-1], prompt[-1], 2]
+    return 200, {"choices": [{"index": 0, "text": "x", "token_ids": answer, "prompt_token_ids": prompt}]}
+
+
+def test_a_draft_for_a_target_that_draftkit_never_runs(
+    tmp_path: Path, draftkit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From prompts to a measured draft: answers by a server, states and training in transformers, vLLM to measure."""
+    target = save_target("falcon", tmp_path / "target")
+    rows, answers, data = (tmp_path / name for name in ("rows.jsonl", "answers.jsonl", "data.jsonl"))
+    rows.write_text("".join(json.dumps({"text": f"number {i} of the texts"}) + "\n" for i in range(12)))
+    refused = draftkit("data", "regenerate", rows, answers, "--target", target, "--device", "cpu")
+    assert refused.code == 1
+    assert f"next: vllm serve {target}, and --endpoint http://HOST:PORT/v1" in refused.err
+    assert not answers.exists()
+    with CompletionsServer(three_tokens) as server:
+        ran = draftkit("data", "regenerate", rows, answers, "--target", target, "--endpoint", server.endpoint)
+        assert ran.code == 0, ran.err
+    for command in (
+        ["data", "prepare", answers, data, "--target", target],
+        ["data", "check", data, "--target", target, "--device", "cpu"],
+        train(target, data, tmp_path / "run", "--set", "validation.share=0.2"),
+    ):
+        ran = draftkit(*command)
+        assert ran.code == 0, ran.err
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_VLLM))
+    monkeypatch.setenv("FAKE_VLLM_JOURNAL", str(tmp_path / "journal"))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("number 3 of the texts\nnumber 4 of the texts\n")
+    measured = draftkit(
+        "eval", "--target", target, "--draft", tmp_path / "run" / "draft", "--prompts", prompts, "--k", 2,
+        "--max-new-tokens", 20, "--vllm-python", sys.executable, "--device", "cpu", "--json",
+    )  # fmt: skip
+    assert measured.code == 0, measured.err
+    (cell,) = json.loads(measured.out)["cells"]
+    assert (cell["engine"], cell["method"], cell["num_prompts"]) == ("vllm", "eagle3", 2)
 
 
 def wrong_layers(target: Path, data: Path, folder: Path) -> list[object]:
