@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from draftkit.layout.folder import Draft
 from draftkit.models.footprint import Footprint, footprint
+from draftkit.models.quantized import stays_quantized
 from draftkit.models.target import read_target_config
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.memory import available_memory
@@ -57,7 +58,7 @@ def plan_memory(
 
 
 def _weight_bytes(folder: Path, config: PretrainedConfig, own: Footprint, dtype: torch.dtype) -> int:
-    """Quantized weights are as large as their files."""
-    if getattr(config, "quantization_config", None) is not None:
+    """Weights that stay quantized are as large as their files."""
+    if stays_quantized(config):
         return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return own.parameters * dtype.itemsize

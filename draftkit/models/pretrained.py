@@ -26,6 +26,7 @@ from draftkit.io.jsonfile import read_object
 from draftkit.layout.target import language_model
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
+from draftkit.models.quantized import SCALES, settle_quantization, stays_quantized
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 
 
@@ -83,6 +84,7 @@ def read_model_config(folder: Path) -> PretrainedConfig:
             )
     except UnsupportedTarget as refusal:
         raise refusal.otherwise("a newer release of transformers may know it") from refusal.__cause__
+    settle_quantization(config, folder)
     return config
 
 
@@ -116,16 +118,18 @@ def load_pretrained(
 ) -> PreTrainedModel:
     """Load a model for inference; `device` becomes the current one. `attention` as in `empty_model`.
 
-    Raises `TargetError` for what cannot be loaded and for weights that are missing from the checkpoint, and
-    `NonFiniteError` for weights with NaN or infinity.
+    Raises `TargetError` for what cannot be loaded, for weights that are missing from the checkpoint and for quantized
+    ones that its configuration does not tell of, and `NonFiniteError` for weights with NaN or infinity.
     """
     use_device(device)
+    packed = stays_quantized(config)
     try:
         model, info = auto_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
+            device_map={"": device} if packed else None,  # such weights are not moved later
             output_loading_info=True,
             trust_remote_code=trusts_remote_code(),
         )
@@ -133,8 +137,12 @@ def load_pretrained(
         raise TargetError(_said(error), where=folder, hint=remote_code_hint(error)) from error
     if info["missing_keys"]:
         raise TargetError(f"the target lacks weights: {', '.join(sorted(info['missing_keys'])[:5])}", where=folder)
+    if scales := [name for name in info["unexpected_keys"] if name.endswith(SCALES)]:
+        raise UnsupportedTarget(
+            f"its weights are quantized ({min(scales)}), and its configuration does not say how", where=folder
+        )
     require_finite(model.state_dict().items(), folder)
-    loaded: PreTrainedModel = model.to(device).requires_grad_(False)
+    loaded: PreTrainedModel = (model if packed else model.to(device)).requires_grad_(False)
     return loaded.eval()
 
 

@@ -18,6 +18,7 @@ from draftkit.models.attention import SUPPORTED, KeyValues, Latents, check_atten
 from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.positions import Positions
 from draftkit.models.pretrained import describe, load_pretrained, model_class, read_config
+from draftkit.models.quantized import settle_quantization
 from draftkit.models.recurrent import (
     NOTHING_KEPT,
     Recurrence,
@@ -169,6 +170,7 @@ def read_target_config(folder: Path) -> PretrainedConfig:
     if found is None:
         raise UnsupportedTarget(f"transformers has no causal language model of type {config.model_type}", where=folder)
     check_class(found, config)
+    settle_quantization(config, folder)
     footprint(config)  # or its refusal
     return config
 
