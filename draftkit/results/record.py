@@ -122,7 +122,7 @@ class Heading:
     min_p: float | None = None
     seed: int | None = None
     draft_sampling: str | None = None
-    min_confidence: float | None = None
+    min_confidence: float | None = field(default=None, metadata=OPTIONAL)
     verification: str | None = None
     max_new_tokens: int | None = None
 

@@ -55,8 +55,7 @@ FIELDS = {
     "conditional_acceptance_per_pos", "acceptance_length_by_convention", "runtime_s", "speedup", "baseline_ttft_ms",
     "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
     "memory", "target_sha256", "draft_sha256", "prompts_sha256", "template_sha256",
-    "num_drafts_beyond", "min_confidence",
-    "near_ties",
+    "num_drafts_beyond", "near_ties",
 }  # fmt: skip
 
 

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from draftkit.checks.preflight import check_data
 from draftkit.data.responders import Sampling, engine_responder
 from draftkit.data.samples import SamplesOrigin, write_samples
-from draftkit.data.states import online
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
 from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.models import ends
 from draftkit.models.devices import device_named, use_device
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
@@ -158,7 +158,7 @@ def loading_on(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         raise Loading
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    monkeypatch.setattr(online, "_loaded", load)
+    monkeypatch.setattr(ends, "open_checkpoint", load)
     return found
 
 
