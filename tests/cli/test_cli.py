@@ -415,8 +415,10 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 # Says when it is in the middle of its work, and waits.
 SLOW = """
-import sys, time
+import signal, sys, time
 from draftkit.cli import main
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that nohup runs would ignore it, and so would the command
 
 def wait(*arguments, **options):
     print("begun", flush=True)
