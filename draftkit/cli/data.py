@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -49,6 +49,15 @@ TemplateOption = Annotated[
     list[str] | None,
     typer.Option("--template-option", help="NAME=VALUE for the chat template, as enable_thinking=false; repeatable."),
 ]
+
+TopKOption = Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")]
+TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")]
+EndpointOption = Annotated[
+    str | None,
+    typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
+]
+ServedModelOption = Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")]
 
 
 @app.command()
@@ -102,16 +111,13 @@ def regenerate(
     out: Annotated[Path, typer.Argument(help="The file of responses; one that exists is continued.")],
     target: TargetOption,
     temperature: Annotated[float, typer.Option(min=0, help="The one that the draft will serve at; 0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="With a row's id, it decides the row's random numbers.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one turn, at most.")] = 1024,
-    concurrency: Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")] = 16,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
-    ] = None,
-    served_model: Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")] = None,
+    concurrency: ConcurrencyOption = 16,
+    endpoint: EndpointOption = None,
+    served_model: ServedModelOption = None,
     split: SplitOption = "train",
     subset: SubsetOption = None,
     revision: RevisionOption = None,
@@ -179,6 +185,75 @@ def regenerate(
         return
     show_report(console(), result)
     print(f"next: draftkit data prepare {out} SAMPLES --target {target}", file=sys.stderr)
+
+
+@app.command()
+def synthesize(
+    target: TargetOption,
+    count: Annotated[int, typer.Option(min=1, help="How many prompts the file is to have.")],
+    out: Annotated[Path, typer.Option(help="The file of prompts, as prompts.jsonl; one that exists is continued.")],
+    language: Annotated[
+        list[str] | None, typer.Option(help="Keep prompts in this language, as en; repeatable; default: all.")
+    ] = None,
+    min_words: Annotated[int, typer.Option(min=1, help="Words of a prompt, at least.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="Above 0: every prompt begins alike.")] = 1.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="It decides all prompts.")] = 0,
+    concurrency: ConcurrencyOption = 16,
+    endpoint: EndpointOption = None,
+    served_model: ServedModelOption = None,
+    system: Annotated[str | None, typer.Option(help="A system message, which steers what is asked.")] = None,
+    template_options: TemplateOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    trust_remote_code: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the target, a chat model, write prompts itself: its template is cut before the user's words (Magpie)."""
+    quiet_transformers()
+    from draftkit.data.loss_mask import Renderer
+    from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening
+    from draftkit.data.synthesize import synthesize as write_prompts
+    from draftkit.data.tokenizer import load_tokenizer
+
+    settings = SynthesizeSettings(
+        target=target,
+        served_by="endpoint" if endpoint else "draftkit",
+        dtype=dtype,
+        system=system,
+        template_options=_parse_options(template_options),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        languages=tuple(language or ()),
+        min_words=min_words,
+        max_new_tokens=max_new_tokens,
+    )
+    tokenizer = load_tokenizer(target)
+    renderer = Renderer(tokenizer, settings.template_options, system)
+    cut = opening(renderer)
+    sampling = settings.sampling(cut)
+    file = PromptFile(out, settings.header(tokenizer))
+    before = len(file.done)
+    left_out: Mapping[str, int] = {}
+    if before < count:
+        responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
+        with _progress("prompts", count) as on_prompts:
+            on_prompts(before)
+            left_out = write_prompts(
+                count, cut, renderer, responder, file, settings, batch_size=4 * concurrency, on_progress=on_prompts
+            )
+    if as_json:
+        counts = {"prompts": len(file.done), "resumed": before, "left_out": left_out}
+        print_json({"schema": 1, "target": target, "out": str(out)} | counts)
+        return
+    print(f"{len(file.done):,} prompts, {before:,} of them there before: {out}")
+    if left_out:
+        print("left out: " + ", ".join(f"{number:,} {reason}" for reason, number in left_out.items()))
+    print(f"next: draftkit data regenerate {out} ANSWERS --target {target}", file=sys.stderr)
 
 
 @app.command()

@@ -68,7 +68,16 @@ class Renderer:
         """The ids that the target answers; without the template, the texts line by line. Raises `TemplateRejection`."""
         if self.template is False:
             return self.encode("\n".join(str(message["content"]) for message in messages))
-        return self._ids(self._text(self._prepared(messages), tools, generate=True))
+        return self.ids(self.text(messages, tools, generate=True))
+
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[object] | None = None, *, generate: bool = False
+    ) -> str:
+        """What the template makes of a conversation; `generate`: up to where the answer begins.
+
+        Raises `TemplateRejection`.
+        """
+        return self._text(self._prepared(messages), tools, generate=generate)
 
     def turns(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[Turn]:
         """The assistant turns of a conversation, in order; a turn before which nothing was said is only context.
@@ -83,7 +92,7 @@ class Renderer:
         """The turn that the last message is."""
         before = self._text(messages[:-1], tools, generate=True)
         after = self._text(messages, tools)
-        prompt, tokens = self._ids(before), self._ids(after)
+        prompt, tokens = self.ids(before), self.ids(after)
         begin = len(prompt) if tokens[: len(prompt)] == prompt else common_length(prompt, tokens)
         reasons = set()
         if begin < len(prompt):
@@ -134,7 +143,8 @@ class Renderer:
         text: str = render(self.target.tokenizer, messages, tools=tools, add_generation_prompt=generate, **self.options)
         return text
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """The ids of rendered text, which has its special tokens already."""
         return token_ids(self.target.tokenizer, text, special=False)
 
 

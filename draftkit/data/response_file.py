@@ -1,4 +1,4 @@
-"""A file of served responses that grows by whole batches, so that a killed run goes on where it stopped."""
+"""A file of what a target has written that grows by whole batches, so that a killed run goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class ResponseFile:
     """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids.
 
     Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
-    made with other settings, `FormatError` naming any other damaged line.
+    made with other settings, `FormatError` naming any other damaged line. `format`: what the first line says it is.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, object]):
+    def __init__(self, path: Path, settings: Mapping[str, object], format: str = REGENERATED):
         self.path = path
         self.settings = dict(settings)
+        self.format = format
         self.done: set[str] = set()
         if path.exists():
-            _cut_half_line(path)
+            _cut_half_line(path, format)
             self._resume()
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
@@ -38,7 +39,7 @@ class ResponseFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 begin = file.tell()
-                header = [] if begin else [dump_line({"format": REGENERATED, "version": 1, "settings": self.settings})]
+                header = [] if begin else [dump_line({"format": self.format, "version": 1, "settings": self.settings})]
                 try:
                     _write_all(file.fileno(), b"".join(header + lines))
                     os.fsync(file.fileno())
@@ -60,7 +61,7 @@ class ResponseFile:
         _, header = next(lines, (1, None))
         if header is None:
             return
-        _check_header(header, self.settings, self.path)
+        _check_header(header, self.format, self.settings, self.path)
         for number, row in lines:
             if not isinstance(row.get("id"), str):
                 raise FormatError("the row has no id", where=f"{self.path}, line {number}", hint="remove the line")
@@ -73,9 +74,9 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _cut_half_line(path: Path) -> None:
+def _cut_half_line(path: Path, format: str) -> None:
     """Remove what follows the last line end; a killed run may have left it. Only a file of ours is touched."""
-    begins = dump_line({"format": REGENERATED})[:-2]
+    begins = dump_line({"format": format})[:-2]
     try:
         with path.open("rb+") as file:
             if file.read(len(begins)) != begins[: file.tell()]:
@@ -98,9 +99,9 @@ def _end_of_lines(file: BinaryIO) -> int:
     return 0
 
 
-def _check_header(header: Mapping[str, object], settings: Mapping[str, object], path: Path) -> None:
+def _check_header(header: Mapping[str, object], format: str, settings: Mapping[str, object], path: Path) -> None:
     made_with = header.get("settings")
-    if header.get("format") != REGENERATED or not isinstance(made_with, dict):
+    if header.get("format") != format or not isinstance(made_with, dict):
         raise _not_ours(path)
     differing = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
     if differing:

@@ -16,6 +16,7 @@ from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
+SYNTHESIZED = "draftkit-prompts"  # that of a file of prompts that a target has written
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bot": "assistant"}
 SHAPES = (
@@ -223,7 +224,7 @@ def _read_jsonl(path: Path) -> Iterator[Place]:
         if number == 1 and record.get("format") == REGENERATED:
             settings = record.get("settings")
             tokenizer = str(settings.get("tokenizer_sha256")) if isinstance(settings, dict) else ""
-        else:
+        elif number > 1 or record.get("format") != SYNTHESIZED:
             yield where, record, tokenizer
 
 

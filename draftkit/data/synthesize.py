@@ -1,0 +1,222 @@
+"""Prompts where a user has none: the target writes them itself (Magpie, arXiv 2406.08464).
+
+A chat model has learned what users say as well as what it answers. Its chat template, cut before the user's words, is a
+prompt that the model goes on with as a user would; what it writes there is kept where it is whole, new, long enough, no
+loop, and of a language that is wanted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from draftkit.data.language import LANGUAGES, language_of
+from draftkit.data.loss_mask import Renderer
+from draftkit.data.regenerate import row_seed
+from draftkit.data.responders import Refusal, Responder, RowPrompt, Sampling
+from draftkit.data.response_file import ResponseFile
+from draftkit.data.rows import SYNTHESIZED
+from draftkit.data.tokenizer import TargetTokenizer
+from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.io.jsonl import read_lines
+from draftkit.models.chat import TemplateRejection
+from draftkit.requests import SamplingParameters
+from draftkit.results.statistics import is_looping, repetition
+
+SENTINEL = "draftkitsentinel"  # a user's message that no template contains, and that trimming does not change
+ID = "synthetic-"  # and the number of the attempt
+IN_VAIN = 1000  # attempts without a prompt that is kept, after which nothing more is expected
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A chat template cut at the user's first words: `tokens` before them, the text that `closes` them, if any does.
+
+    `end_ids`: what ends the user's turn, the target's own end tokens and the one token that closes it, where it is one.
+    `special_ids`: what no user writes.
+    """
+
+    tokens: tuple[int, ...]
+    closes: str
+    end_ids: frozenset[int]
+    special_ids: frozenset[int]
+
+
+def opening(renderer: Renderer) -> Opening:
+    """Where a user's turn begins and ends in the target's chat template.
+
+    Raises `TargetError` for a target without a template, which is a base model, and for a template in which a user's
+    message cannot be found.
+    """
+    target = renderer.target
+    if target.tokenizer.chat_template is None:
+        raise TargetError(
+            "the target's tokenizer has no chat template: a base model has not learned what users ask",
+            where=target.name,
+            hint="give the instruct model of the same family, or prompts of your own to `draftkit data regenerate`",
+        )
+    try:
+        text = renderer.text([{"role": "user", "content": SENTINEL}], generate=True)
+    except TemplateRejection as rejection:
+        raise TargetError(f"the chat template takes no user message: {rejection}", where=target.name) from rejection
+    before, found, after = text.partition(SENTINEL)
+    if not found or not before:
+        raise TargetError(
+            "the chat template has nothing before a user's message" if found else "the chat template changes messages",
+            where=target.name,
+            expected="a template that marks where the user's words begin",
+        )
+    special = frozenset(id for id, token in target.tokenizer.added_tokens_decoder.items() if token.special)
+    return Opening(
+        tokens=tuple(renderer.ids(before.rstrip(" "))),  # a space before the words belongs to the first of them
+        closes=next(iter(after.split()), ""),
+        end_ids=target.end_ids | special.intersection(renderer.ids(after)[:1]),
+        special_ids=special,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesizeSettings:
+    """How prompts are made; a file goes on only with those that it was begun with.
+
+    `languages`: those kept, all where empty. `min_words` of a prompt; `max_new_tokens` bounds it. The others are as in
+    `RegenerateSettings`.
+    """
+
+    target: str
+    served_by: Literal["draftkit", "endpoint"]
+    dtype: str | None
+    system: str | None
+    template_options: Mapping[str, object]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    languages: tuple[str, ...] = ()
+    min_words: int = 3
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.languages) - set(LANGUAGES)):
+            raise DraftkitError(f"language {', '.join(unknown)}", expected=", ".join(LANGUAGES))
+
+    def header(self, tokenizer: TargetTokenizer) -> dict[str, object]:
+        """The settings as they are stored, with digests of tokenizer and chat template."""
+        digests = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256}
+        return asdict(self) | {"languages": list(self.languages)} | digests
+
+    def sampling(self, cut: Opening) -> Sampling:
+        """What the responder needs of them. Raises `DraftkitError` for values outside their range."""
+        parameters = SamplingParameters(self.temperature, self.top_k, self.top_p)
+        if not self.temperature:
+            raise DraftkitError("temperature 0", expected="above 0: every prompt begins alike and would be the same")
+        return Sampling(parameters, self.max_new_tokens, cut.end_ids)
+
+
+class PromptFile(ResponseFile):
+    """The prompts made so far: JSONL that `data prepare`, `data regenerate` and `eval --dataset` read.
+
+    A prompt's id ends with the number of its attempt, counted from 0.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, object]):
+        super().__init__(path, settings, SYNTHESIZED)
+        rows = [row for _, row in read_lines(path)][1:] if path.exists() else []
+        self.seen = {_words(str(row.get("prompt"))) for row in rows}
+        self.attempts = max((self._number(id) + 1 for id in self.done), default=0)
+
+    def _number(self, id: str) -> int:
+        number = id.removeprefix(ID)
+        if number == id or not number.isdecimal():
+            raise FormatError(f"the prompt {id} was not synthesized", where=self.path, hint="write to another file")
+        return int(number)
+
+
+def synthesize(
+    count: int,
+    cut: Opening,
+    renderer: Renderer,
+    responder: Responder,
+    out: PromptFile,
+    settings: SynthesizeSettings,
+    *,
+    batch_size: int = 64,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Counter[str]:
+    """Append prompts to `out` until it has `count`; returns how many attempts of this run were left out, by reason.
+
+    Attempt n depends on the seed and n alone, and what is kept on the attempts before it, not on the size of batches or
+    on how often the run was interrupted, up to the numerics of batched matrix products. Raises `DraftkitError` where
+    `IN_VAIN` attempts in a row give nothing, and what the responder and the file raise.
+    """
+    left_out: Counter[str] = Counter()
+    in_vain = 0
+    while len(out.done) < count:
+        numbers = range(out.attempts, out.attempts + batch_size)
+        ids = [f"{ID}{number}" for number in numbers]
+        answers = responder.respond([RowPrompt(id, cut.tokens, row_seed(settings.seed, id, 0)) for id in ids])
+        kept: list[dict[str, object]] = []
+        for id, answer in zip(ids, answers, strict=True):
+            if len(out.done) + len(kept) == count:
+                break
+            text, reason = _prompt_of(answer, cut, renderer.target, settings, out.seen)
+            if reason:
+                left_out[reason] += 1
+                in_vain += 1
+                continue
+            in_vain = 0
+            out.seen.add(_words(text))
+            kept.append({"id": id, "category": language_of(text), "prompt": text})
+        if kept:
+            out.append(kept)
+            on_progress(len(kept))
+        out.attempts = numbers.stop
+        if in_vain >= IN_VAIN:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common())
+            raise DraftkitError(
+                f"{in_vain} attempts in a row gave no prompt: {reasons}",
+                where=renderer.target.name,
+                hint="what was kept is in the file; a higher --temperature or --max-new-tokens, or other --language",
+            )
+    return left_out
+
+
+def _prompt_of(
+    answer: tuple[int, ...] | Refusal, cut: Opening, target: TargetTokenizer, settings: SynthesizeSettings,
+    seen: set[str],
+) -> tuple[str, str | None]:  # fmt: skip
+    """The user's words, and why they are left out, None where they are not."""
+    if isinstance(answer, Refusal):
+        return "", "refused"
+    ended = bool(answer) and answer[-1] in cut.end_ids
+    drawn = answer[:-1] if ended else answer
+    text = target.tokenizer.decode(drawn, skip_special_tokens=False)
+    if cut.closes and cut.closes in text:
+        text, ended = text.partition(cut.closes)[0], True
+    if not ended:
+        return "", "unfinished"
+    if not cut.special_ids.isdisjoint(target.tokenizer(text, add_special_tokens=False).input_ids):
+        return "", "with special tokens"
+    text = text.strip()
+    words = _words(text)
+    if words.count(" ") + 1 < settings.min_words:
+        return "", "too short"
+    if is_looping(repetition(drawn)):
+        return "", "looping"
+    if settings.languages and language_of(text) not in settings.languages:
+        return "", "in another language"
+    return text, "duplicate" if words in seen else None
+
+
+def _words(text: str) -> str:
+    """What makes two prompts the same: their words, whatever the case, the spaces and the signs between."""
+    return " ".join(re.findall(r"\w", text.casefold()) if _unspaced(text) else re.findall(r"\w+", text.casefold()))
+
+
+def _unspaced(text: str) -> bool:
+    """Whether words are not set apart by spaces, so that each letter counts as one."""
+    return language_of(text) in ("zh", "ja", "th")
