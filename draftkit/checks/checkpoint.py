@@ -17,7 +17,9 @@ from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
+from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
+from draftkit.runtime.drafters import refusal_to_run
 
 Config = Mapping[str, object]
 Facts = Mapping[str, object]
@@ -53,6 +55,13 @@ def findings_of_draft(draft: Draft, target: TargetFacts | None = None) -> list[F
 def contradiction(contradictions: Sequence[Finding]) -> Sequence[Finding]:
     """What its reading has found to contradict itself."""
     return contradictions
+
+
+@check
+def not_run(spec: DraftSpec) -> Iterator[Finding]:
+    """A draft of a kind that draftkit holds and converts, and has no drafter for."""
+    if reason := refusal_to_run(spec):
+        yield Finding("not-run", "note", reason, source="draftkit")
 
 
 @check_unless("d2t")

@@ -116,6 +116,7 @@ def _parse_facts(texts: list[str]) -> dict[str, str]:
 def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) -> None:
     """The plan, or, where there is an output, what was written and the next command."""
     from draftkit.report.conversion import conversion_json, report_conversion, show_conversion
+    from draftkit.runtime.drafters import refusal_to_run
 
     if as_json:
         print_json(conversion_json(conversion) | ({} if out is None else {"out": str(out)}))
@@ -123,7 +124,7 @@ def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) 
         show_conversion(console(), conversion)
     else:
         report_conversion(console(), conversion, out)
-        if conversion.export is None:
+        if conversion.export is None and refusal_to_run(conversion.require_draft().spec) is None:
             target = conversion.target.name if conversion.target else "TARGET"
             print(f"next: draftkit eval --target {target} --draft {out}", file=sys.stderr)
 

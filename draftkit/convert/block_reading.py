@@ -7,7 +7,8 @@ the body are shared (z-lab/dflash `model.py`, deepseek-ai/DeepSpec `modeling/dsp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +19,9 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, planned_so_far
 from draftkit.convert.quantization import read_quantization
+from draftkit.convert.speculators import check_converted, note_target, read_kind
 from draftkit.convert.vocabulary_map import read_vocabulary_map, with_map
+from draftkit.engines.speculators import LAYER_CONFIG
 from draftkit.errors import FormatError
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
@@ -67,6 +70,26 @@ def lift_nested(facts: Facts) -> None:
     """Read the keys of z-lab's nested config as if they stood beside it, where there is one."""
     if isinstance(facts.mapping(NESTED), dict):
         facts.lift(NESTED)
+
+
+def has_head(checkpoint: Checkpoint, tensors: str, named: str) -> bool:
+    """Whether a block drafter has a head of one kind: by the beginning of its tensors' names, or as its config calls
+    it."""
+    in_names = any(re.match(tensors, name) for name in checkpoint.tensors)
+    return in_names or any(re.search(named, name, re.IGNORECASE) for name in checkpoint.kind_names)
+
+
+def read_library_draft(checkpoint: Checkpoint, facts: Facts, kinds: Sequence[str]) -> tuple[str, str | None]:
+    """The kind of a block drafter of the speculators library, and the target that it names; its sizes are lifted."""
+    kind = read_kind(checkpoint, facts, kinds)
+    facts.lift(LAYER_CONFIG)
+    facts.names("architectures")  # follow from the method, as the kind does
+    check_converted(checkpoint, facts, "DFlashConverter")
+    named = note_target(facts)
+    if SLIDING in (facts.names("layer_types") or ()):
+        note = "as vLLM serves it; the library trains all rows of a block with the window of its first"
+        facts.record("window_rule", "row", "format default", note)
+    return kind, named
 
 
 def plan_block_draft(

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftkit.engines.speculators import KIND
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.handles import TensorHandle
@@ -77,6 +78,13 @@ class Checkpoint:
         """The `architectures` of the config."""
         names = self.config.get("architectures")
         return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """What the config calls its draft: its classes, its type in the speculators library, its projector."""
+        nested = self.config.get(NESTED)
+        stated = (self.config.get(KIND), isinstance(nested, dict) and nested.get("projector_type"))
+        return (*self.architectures, *(name for name in stated if isinstance(name, str)))
 
     @property
     def is_causal_lm(self) -> bool:

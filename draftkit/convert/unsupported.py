@@ -7,13 +7,11 @@ speculators 0.9, NeMo Automodel, and the MTP and DSpark classes of vLLM 0.32.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
-from draftkit.layout.block import NESTED
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,11 @@ class Kind:
 
     def is_named(self, checkpoint: Checkpoint) -> bool:
         pattern = self.named or self.name
-        return any(re.search(pattern, name, re.IGNORECASE) for name in _names(checkpoint))
+        return any(re.search(pattern, name, re.IGNORECASE) for name in checkpoint.kind_names)
 
 
 # The later ones have parts that the earlier ones have too.
 KINDS = (
-    Kind("LiLiCorr", r"\blilicorr\."),
-    Kind("XPress", r"\brefiner_head\."),
-    Kind("Domino", r"\bprefix_gru\."),
-    Kind("DFlare", r"\b(k_proj_target|layer_fusion_weights)\b"),
     Kind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash"),
     Kind("DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b", "DSparkV41|DeepseekV4DSpark", "dspark"),
     Kind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
@@ -64,14 +58,6 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
             where=checkpoint.source.path,
             hint=f"vLLM loads such drafts as they are, with method {kind.method}" if kind.method else None,
         )
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[str]:
-    """What a config calls its draft."""
-    nested = checkpoint.config.get(NESTED)
-    stated = (checkpoint.config.get(KIND), isinstance(nested, dict) and nested.get("projector_type"))
-    yield from checkpoint.architectures
-    yield from (name for name in stated if isinstance(name, str))
 
 
 def _of_other_layers(checkpoint: Checkpoint) -> Kind | None:

@@ -16,7 +16,8 @@ from draftkit.doctor.decay import Decay, classify
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
-from draftkit.errors import DraftkitError, UnsupportedTarget
+from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.errors import DraftkitError
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.vllm import BY_VLLM
 from draftkit.finding import SEVERITIES, Finding
@@ -30,6 +31,7 @@ from draftkit.models.ends import load_ends
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
+from draftkit.runtime.drafters import refusal_to_run
 
 USUAL_TOKENS = 4  # of a round, where the weights are made for no number
 
@@ -37,7 +39,7 @@ USUAL_TOKENS = 4  # of a round, where the weights are made for no number
 @dataclass(frozen=True)
 class Diagnosis:
     """`length`: acceptance of the draft as it is, at the temperature in `settings`; None, as `decay`, where draftkit's
-    own runtime does not run the target, of which one of the `findings` tells.
+    own runtime does not run the draft or its target, of which one of the `findings` tells.
 
     `findings`: known defects and faulty tensors, the worst first. `tried`: every change that was measured, the most
     helpful first. `not_applicable`: experiment → what it needs.
@@ -94,7 +96,7 @@ def diagnose_draft(
     `num_speculative_tokens`: of a round; None for those that its weights are made for, or else 4. A quarter of the
     prompts are decoded with the draft as it is and with each change; the few changes that look helpful are measured
     on the other prompts too, and help where the acceptance length grows there by a margin, and by more than chance.
-    With a target that draftkit's own runtime does not run, nothing is decoded. Raises `DraftkitError`.
+    With a draft or a target that draftkit's own runtime does not run, nothing is decoded. Raises `DraftkitError`.
     """
     device = device_named(device)
     with ExitStack() as stack:
@@ -102,7 +104,8 @@ def diagnose_draft(
         if not unified.spec.architecture.has_checkpoint:
             raise DraftkitError(f"{draft} has no checkpoint to examine", hint="draftkit eval measures it")
         refusal = runtime_refusal(target)
-        model, tokenizer = _loaded(target, device, dtype_named(dtype, device), whole=refusal is None)
+        unable = refusal_to_run(unified.spec) if refusal is None else refusal.problem
+        model, tokenizer = _loaded(target, device, dtype_named(dtype, device), whole=unable is None)
         limit_threads(model)
         asked = load_prompts(prompts, limit)
         requests = [
@@ -123,8 +126,8 @@ def diagnose_draft(
             "temperature": TEMPERATURE,
         }
         reading = _reading(draft, target)
-        if refusal is not None:
-            return _look_at(patient, reading, settings, refusal)
+        if unable is not None:
+            return _look_at(patient, reading, settings, unable)
         return _examine(patient, reading, settings, on_progress)
 
 
@@ -153,18 +156,11 @@ def _seen(patient: Patient) -> list[Finding]:
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _look_at(
-    patient: Patient, reading: Reading | None, settings: dict[str, object], refusal: UnsupportedTarget
-) -> Diagnosis:
-    """What can be said of a draft whose target draftkit's own runtime does not run."""
+def _look_at(patient: Patient, reading: Reading | None, settings: dict[str, object], unable: str) -> Diagnosis:
+    """What can be said of a draft that draftkit's own runtime does not run, or whose target it does not."""
     found = _seen(patient)
-    unmeasured = Finding(
-        "not-measured",
-        "note",
-        f"no change was tried: {refusal.problem}",
-        fix=f"{BY_VLLM}, the draft as it is",
-        source="draftkit",
-    )
+    fix = f"{BY_VLLM}, the draft as it is" if refusal_by_vllm(patient.draft.spec) is None else ""
+    unmeasured = Finding("not-measured", "note", f"no change was tried: {unable}", fix=fix, source="draftkit")
     return Diagnosis(
         target=patient.target_source,
         draft=patient.source,

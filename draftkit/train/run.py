@@ -31,6 +31,7 @@ from draftkit.loading import open_draft, require_runtime
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.pretrained import describe, empty_model, read_model_config
 from draftkit.models.states import TappedModel
+from draftkit.runtime.drafters import check_runs
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap
@@ -154,6 +155,8 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
         set_seed(config.seed)  # after the target, whose loading draws numbers of its own
         check_lengths(samples, target.config)
         draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
+        if draft is not None:
+            check_runs(draft)
         counts = token_counts(samples, training, target.config.get_text_config().vocab_size)
         recipe = start_recipe(config, target, draft, counts)
         if config.lora is not None:

@@ -14,8 +14,7 @@ from draftkit.errors import FormatError
 
 BODY = ("fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight")
 CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    "AngelSlim": ("DFlare", (*BODY, "layers.0.self_attn.k_proj_target.weight"), {}),
-    "SpecForge": ("Domino", ("a.weight",), {"dflash_config": {"projector_type": "domino"}}),
+    "speculators Domino": ("domino of the speculators library", BODY, {"speculators_model_type": "domino"}),
     "Laguna": ("DFlash with Laguna's layers", (*BODY, "aux_hidden_norms.0.weight"), {}),
     "DeepSeek-V4": ("DSpark within DeepSeek-V4", ("mtp.0.main_proj.weight", "mtp.2.markov_head.embed.weight"), {}),
     "DeepSpec, Gemma-4": ("DSpark with Gemma-4's layers", BODY, {"architectures": ["Gemma4DSparkModel"]}),

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftkit.convert.block_reading import BlockLayout, LastState, lift_nested
-from draftkit.convert.block_writing import last_state_at
+from draftkit.convert.block_writing import last_state_at, zlab_body, zlab_config
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.dflash_reading import CONFIDENCE, MARKOV, plan_dflash
 from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import copy
 from draftkit.convert.plan import Plan
-from draftkit.layout.block import MASK_FILE, NESTED
+from draftkit.layout.block import MASK_FILE
 from draftkit.layout.families.dflash import VLLM_CLASSES, DFlashSpec
 from draftkit.layout.target import TargetFacts
 
@@ -48,39 +48,13 @@ def export(outgoing: Outgoing) -> Export:
     if draft.mask_embedding:
         moves.append(copy(outgoing.tensor("mask_embedding"), "embedding"))
         apart[MASK_FILE] = ("embedding",)
-    target = {} if outgoing.target is None else {"num_target_layers": outgoing.target.num_hidden_layers}
-    config = _config(draft) | target | {"dtype": outgoing.dtype}
+    config = zlab_config(outgoing, draft, VLLM_CLASSES[draft.method])
+    if draft.logit_scale != 1.0 and draft.method != "dflash2":
+        config["logit_scale"] = draft.logit_scale
     return Export(config, tuple(moves), losses(draft, runs), torch_files=apart)
 
 
 def _zlab_draft(draft: DFlashSpec, last_state: LastState) -> DFlashSpec:
     """The draft that readers of this layout make of this one."""
-    decoder = draft.decoder
     own = draft if draft.method == "dflash2" else replace(draft, embedding_scale=1.0, logit_softcap=0.0)
-    uniform = len(draft.causal_layers) in (0, decoder.num_hidden_layers)
-    return replace(
-        own,
-        decoder=replace(decoder, output_bias=decoder.qkv_bias, mlp_bias=False, qk_norm=True),
-        last_state=last_state,
-        slots="fill-in",
-        causal_layers=draft.causal_layers if uniform else draft.sliding_layers,
-        window_rule="row",
-        markov=None,
-        confidence="none",
-    )
-
-
-def _config(draft: DFlashSpec) -> dict[str, object]:
-    """Block size and causality at both levels, as readers look for them at either."""
-    layers = draft.decoder.num_hidden_layers
-    nested = draft.nested_config() | {"block_size": draft.block_size}
-    config: dict[str, object] = {"architectures": [VLLM_CLASSES[draft.method]], **draft.body_config()}
-    if len(draft.causal_layers) in (0, layers):
-        config["is_causal"] = nested["causal"] = bool(draft.causal_layers)
-    if draft.target_hidden_size != draft.decoder.hidden_size:
-        config["target_hidden_size"] = draft.target_hidden_size
-    if draft.reduced_vocabulary:
-        config["draft_vocab_size"] = draft.draft_vocab_size
-    if draft.logit_scale != 1.0 and draft.method != "dflash2":
-        config["logit_scale"] = draft.logit_scale
-    return config | {NESTED: nested}
+    return replace(zlab_body(own, last_state), slots="fill-in", markov=None, confidence="none")

@@ -10,7 +10,7 @@ from draftkit.engines.vllm.accepts import family_notes, family_settings, refusal
 from draftkit.layout.spec import DraftSpec
 
 # Of folders that vLLM loads, as `--to` names them.
-LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "hf", "pard")
+LAYOUTS = ("unified", "vllm", "speculators", "dflash", "deepspec", "lilicorr", "hf", "pard")
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:

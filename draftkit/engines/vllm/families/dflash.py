@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
+from draftkit.engines.vllm.block import body_reasons, first_reason, second_runner
 from draftkit.layout.families.dflash import DFlashSpec
 
 
 def refusal(dflash: DFlashSpec) -> str | None:
     """The first thing that vLLM's class for this draft computes otherwise."""
-    decoder, layers = dflash.decoder, dflash.decoder.num_hidden_layers
-    uniform = dflash.causal_layers in ((), tuple(range(layers)), dflash.sliding_layers)
-    reasons = {
-        f"vLLM's draft layers have silu, not {decoder.hidden_act}": decoder.hidden_act != "silu",
-        "vLLM's block drafters norm queries and keys": not decoder.qk_norm,
-        "vLLM gives a bias to all four attention projections or to none, and none to the MLP": (
-            decoder.qkv_bias != decoder.output_bias or decoder.mlp_bias
-        ),
-        "vLLM reads the state after the target's last layer before the final norm": dflash.last_state == "after_norm",
-        "vLLM counts a window from each row": dflash.window_rule == "anchor" and bool(dflash.sliding_layers),
-        "vLLM makes all layers causal within the block, none, or those with a window": not uniform,
-    }
-    reasons |= _unlike_dflash2(dflash) if dflash.method == "dflash2" else _unlike_dflash(dflash)
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    own = _unlike_dflash2(dflash) if dflash.method == "dflash2" else _unlike_dflash(dflash)
+    return first_reason(body_reasons(dflash) | own)
 
 
 def notes(dflash: DFlashSpec) -> list[str]:
@@ -28,11 +17,8 @@ def notes(dflash: DFlashSpec) -> list[str]:
     mixed = len(set(dflash.decoder.windows)) > 1
     if dflash.method == "dflash" and not mixed:
         return []
-    what = "layers with and without a window" if mixed else "DSpark" if dflash.method == "dspark" else "DFlash2"
-    return [
-        f"vLLM runs {what} with its second model runner only, which it takes by itself where Triton is; "
-        "VLLM_USE_V2_MODEL_RUNNER=1 asks for it."
-    ]
+    what = "DSpark" if dflash.method == "dspark" else "DFlash2"
+    return [second_runner("layers with and without a window" if mixed else what)]
 
 
 def _as_speculators(dflash: DFlashSpec) -> str | None:

@@ -1,0 +1,56 @@
+"""Domino: DFlash whose logits a recurrent head corrects, from one token of the block to the next.
+
+Source: sgl-project/SpecForge `modeling/draft/domino.py`; NeMo Automodel and ModelOpt have the same head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftkit.layout.architecture import MAX_SIZE, check_range
+from draftkit.layout.block import BlockDraft
+from draftkit.layout.schema import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class DominoSpec(BlockDraft):
+    """A Domino draft.
+
+    A recurrent network of `gru_hidden_dim` states reads the embeddings of the block's tokens; its state and the row's
+    output go through `emb_dim` features to a correction of the logits. `pure_draft_prefix_len`: the first predicting
+    rows, whose logits are not corrected.
+    """
+
+    gru_hidden_dim: int
+    emb_dim: int
+    pure_draft_prefix_len: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, MAX_SIZE, "gru_hidden_dim", "emb_dim")
+
+    @property
+    def method(self) -> str:
+        return "domino"
+
+    @property
+    def title(self) -> str:
+        return "A Domino draft: a block drafter whose logits a recurrent head corrects from token to token"
+
+    def head_tensors(self) -> dict[str, Shape]:
+        h, states = self.decoder.hidden_size, self.gru_hidden_dim
+        return {
+            "prefix_gru.weight_ih_l0": (3 * states, h),
+            "prefix_gru.weight_hh_l0": (3 * states, states),
+            "embed_proj.0.weight": (self.emb_dim, h + states),
+            "embed_proj.2.weight": (self.draft_vocab_size, self.emb_dim),
+        }
+
+    def head_keys(self) -> dict[str, object]:
+        return {
+            "projector_type": "domino",
+            "emb_dim": self.emb_dim,
+            "gru_hidden_dim": self.gru_hidden_dim,
+            "pure_draft_prefix_len": self.pure_draft_prefix_len,
+            "shift_label": self.slots == "anchor-first",
+        }
