@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from fixtures.draft_references import K, block_reference
-from fixtures.drafter_cases import Load, dflash_draft, dspark_draft, load, requests, sampled, target  # noqa: F401
+from fixtures.draft_references import K, Tensors, block_reference
+from fixtures.drafter_cases import Case, Load, dflash_draft, dspark_draft, load, requests, sampled, target  # noqa: F401
 from fixtures.published import dflash
 from test_drafters import Decoding, Recorder, started
 from torch import Tensor
@@ -31,17 +33,30 @@ def generate(drafter: Drafter | None, k: int, wanted: tuple = (), floor: float =
     return engine.generate(wanted or requests())
 
 
-@pytest.mark.parametrize("k", [1, 7, 15])
-def test_blocks_of_sixteen(load: Load, k: int) -> None:  # noqa: F811
-    drafter = dflash_draft(load, dflash.dflash_config(block_size=16)).drafter
-    assert [g.tokens for g in generate(drafter, k)] == [g.tokens for g in generate(None, 0)]
+SIXTEEN: dict[str, tuple[dict[str, Any], Callable[[torch.dtype], Tensors], int]] = {
+    "DFlash": (dflash.dflash_config(block_size=16), dflash.dflash_tensors, 15),
+    "DFlash2": (dflash.dflash_config(dflash.DFLASH2, block_size=16), dflash.dflash2_tensors, 15),
+    "DSpark": (dflash.deepspec_config(block_size=16), dflash.dspark_tensors, 16),
+}
 
 
-@pytest.mark.parametrize(("make", "most"), [(dflash_draft, 4), (dspark_draft, 4)])
-def test_more_tokens_than_a_block_drafts_are_refused(load: Load, make: object, most: int) -> None:  # noqa: F811
-    drafter = make(load).drafter  # type: ignore[operator]
-    with pytest.raises(DraftkitError, match=f"K = 5 draft tokens a round\n  expected: 1 to {most}"):
-        generate(drafter, 5)
+@pytest.mark.parametrize("k", [1, 7, "all"])
+@pytest.mark.parametrize("kind", SIXTEEN)
+def test_blocks_of_sixteen(load: Load, kind: str, k: int | str) -> None:  # noqa: F811
+    """Below the block and at it, four requests through three slots."""
+    config, make, most = SIXTEEN[kind]
+    drafter = load(config, make(torch.float32))
+    assert drafter.max_tokens == most
+    drafted = most if isinstance(k, str) else k
+    generations = generate(drafter, drafted)
+    assert [g.tokens for g in generations] == [g.tokens for g in generate(None, 0)]
+    assert {len(r.proposal) for g in generations for r in g.rounds} == {drafted}
+
+
+@pytest.mark.parametrize("make", [dflash_draft, dspark_draft])
+def test_more_tokens_than_a_block_drafts_are_refused(load: Load, make: Callable[[Load], Case]) -> None:  # noqa: F811
+    with pytest.raises(DraftkitError, match="K = 5 draft tokens a round\n  expected: 1 to 4"):
+        generate(make(load).drafter, 5)
 
 
 def confident(load: Load) -> DFlashDrafter:  # noqa: F811
