@@ -39,16 +39,6 @@ CONVENTION = (
     "Acceptance length = 1 + accepted draft tokens / rounds, the convention of vLLM, with the 95 % interval over "
     "prompts; expected: from the probabilities of the same forward passes; at each position: accepted / rounds."
 )
-KINDS = {
-    "eagle": "An EAGLE draft: decoder layers that read the target's last hidden state",
-    "eagle3": "An EAGLE-3 draft: decoder layers that read hidden states of several of the target's layers",
-    "p-eagle": "A P-EAGLE draft: an EAGLE-3 draft that proposes all its tokens in one pass",
-    "draft-model": "A standalone draft model: a small causal language model",
-    "pard": "A PARD draft: a small causal language model that proposes all its tokens in one pass",
-    "pard-2": "A PARD-2 draft: a parallel causal language model that reads the target's hidden states",
-    "mlp-speculator": "An MLP speculator: one small head for each position, on the target's last hidden state",
-    "medusa": "Medusa heads: independent heads on the target's last hidden state",
-}
 # What `draftkit train` leaves beside a draft, and which of its settings a card shows.
 TRAIN_FILE = "train.yaml"
 SHOWN_SETTINGS = (
@@ -135,7 +125,7 @@ def _linked(name: str | None) -> str:
 
 def _summary(given: CardInput) -> str:
     return (
-        f"{KINDS[given.draft.spec.method]}. It proposes tokens that {_linked(given.target)} then verifies "
+        f"{given.draft.spec.architecture.title}. It proposes tokens that {_linked(given.target)} then verifies "
         "(speculative decoding), in the unified layout of draftkit."
     )
 
