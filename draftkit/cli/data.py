@@ -292,7 +292,7 @@ def states(
         typer.Option(help="Store the states after these layers, as 2,5,7; default: EAGLE-3's; '' for none."),
     ] = None,
     encoding: Annotated[
-        Literal["bf16", "float32", "fp8", "int8"], typer.Option(help="How numbers are stored.")
+        Literal["bf16", "float32", "fp8", "int8", "int8-channel"], typer.Option(help="How numbers are stored.")
     ] = "bf16",
     tokens_per_row: Annotated[int, typer.Option(min=1, help="Tokens that the target reads at once.")] = 4096,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a file, which is built in memory.")] = 32768,

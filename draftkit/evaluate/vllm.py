@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from statistics import fmean
 
 from draftkit.convert.api import convert_checkpoint
-from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
 from draftkit.engines.vllm.offline import OfflineEngine, engine_arguments, run_offline
 from draftkit.engines.vllm.process import find_python
 from draftkit.engines.vllm.records import DraftCounts, VllmRun
@@ -47,6 +47,7 @@ def check_with_vllm(target: str, drafts: Sequence[str], settings: Settings, vllm
     if vllm.url is not None:
         return
     find_python(vllm.python)
+    check_target(locate(target, weights=False).path)
     for draft in drafts:
         with served_draft(draft, target, settings):
             pass

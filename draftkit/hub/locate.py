@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from draftkit import zoo
 from draftkit.errors import SourceError
+from draftkit.hub.gguf import folder_of_gguf
+from draftkit.io.tensors import gguf_file
 from draftkit.layout.folder import TOKENIZER_FILES
 
 Fetched = TypeVar("Fetched")
@@ -42,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Located:
-    """A source and the local folder that holds it."""
+    """A source and the local folder that holds it, or stands for it where that is a GGUF file."""
 
     path: Path
     name: str  # what the user would call it: 'org/name', 'zoo:eagle' or the path
@@ -54,9 +56,9 @@ class Located:
 def locate(source: str, *, revision: str | None = None, weights: bool = True, tokenizer: bool = True) -> Located:
     """Find `source` and return its local folder, downloading what is missing from the Hugging Face Hub.
 
-    `source` is `zoo:NAME`, a folder, `org/name`, `org/name@revision` or `hf://org/name[@revision]`; an existing folder
-    wins over a repository of the same name. From the Hub come the config and, where wanted, the tokenizer and one kind
-    of weights. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
+    `source` is `zoo:NAME`, a folder, a GGUF file, `org/name`, `org/name@revision` or `hf://org/name[@revision]`; an
+    existing folder wins over a repository of the same name. From the Hub come the config and, where wanted, the
+    tokenizer and one kind of weights. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
 
     Raises `SourceError` when the source cannot be had: missing, private or gated, no such revision, offline, no
     network, disk full.
@@ -110,11 +112,14 @@ def _in_zoo(source: str) -> Located:
 
 def _in_folder(source: str) -> Located:
     path = Path(os.path.expanduser(source))
+    if os.path.isfile(path) and path.suffix == ".gguf":
+        return Located(folder_of_gguf(path), source)
     if os.path.isfile(path):
         raise SourceError(f"{source} is a file", where=path, hint=f"pass the folder: {path.parent}")
     if not os.path.isdir(path):  # unlike the method of a path, False for a name that is too long
         raise SourceError(f"there is no folder {source}", where=path, hint="check the path; a Hub id is org/name")
-    return Located(path, source)
+    file = gguf_file(path)
+    return Located(path if file is None else folder_of_gguf(file), source)
 
 
 def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool) -> Located:

@@ -59,6 +59,24 @@ def open_checkpoint(folder: Path) -> dict[str, TensorHandle]:
     raise _no_weights(folder)
 
 
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file with the weights of a folder, which transformers reads; None where `open_checkpoint` does.
+
+    What multi-modal models have beside their language model (`mmproj`) does not count. Raises `SourceError` where there
+    are several.
+    """
+    if any((folder / kind.index).exists() or _candidates(folder, kind) for kind in KINDS):
+        return None
+    files = sorted(path for path in folder.glob("*.gguf") if "mmproj" not in path.name)
+    if len(files) > 1:
+        raise SourceError(
+            f"{folder.name} holds several GGUF files: {', '.join(path.name for path in files)}",
+            where=folder,
+            hint="pass the file itself",
+        )
+    return files[0] if files else None
+
+
 def _single_file(folder: Path, kind: Storage) -> Path | None:
     named = folder / kind.single
     if named.is_file():

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from draftkit.io.handles import TensorHandle
-from draftkit.io.tensors import open_checkpoint
+from draftkit.io.tensors import gguf_file, open_checkpoint
 from draftkit.layout.folder import Draft, tokenizer_files
 
 THREADS = 8  # which read and digest tensors together, at most
@@ -45,7 +45,7 @@ def target_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in (folder / "config.json", *tokenizer_files(folder)):
         digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
-    for part in _digests(handle for _, handle in sorted(open_checkpoint(folder).items())):
+    for part in _weights(folder):
         digest.update(part)
     return digest.hexdigest()
 
@@ -56,9 +56,17 @@ def weights_sha256(folder: Path) -> str:
     Raises as `target_sha256`.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for part in _digests(handle for _, handle in sorted(open_checkpoint(folder).items())):
+    for part in _weights(folder):
         digest.update(part)
     return digest.hexdigest()
+
+
+def _weights(folder: Path) -> list[bytes]:
+    """The digests of a checkpoint's tensors, or of the GGUF file that they are in."""
+    if (file := gguf_file(folder)) is not None:
+        with file.open("rb") as opened:
+            return [hashlib.file_digest(opened, "sha256").digest()]
+    return _digests(handle for _, handle in sorted(open_checkpoint(folder).items()))
 
 
 def _digests(handles: Iterable[TensorHandle]) -> list[bytes]:

@@ -9,10 +9,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError
-from draftkit.io.tensors import open_checkpoint
+from draftkit.io.tensors import gguf_file, open_checkpoint
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
-from draftkit.models.pretrained import empty_model, read_model_config, stored_names
+from draftkit.models.pretrained import empty_model, load_pretrained, read_model_config, stored_names
 
 
 class TargetEnds(PreTrainedModel):
@@ -38,11 +38,16 @@ class TargetEnds(PreTrainedModel):
 
 
 def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
-    """The ends of the target in a folder, of any architecture that transformers can build; nothing else is read.
+    """The ends of the target in a folder, of any architecture that transformers can build; nothing else is read, but
+    of a GGUF file.
 
     `device` becomes the current one. Raises `DraftkitError`.
     """
     config = read_model_config(folder)
+    if gguf_file(folder) is not None:
+        whole = load_pretrained(folder, config, device="cpu", dtype=dtype, attention=None)
+        ends = TargetEnds(config, whole.get_input_embeddings(), whole.get_output_embeddings(), whole.num_parameters())
+        return ends.to(device).eval()
     use_device(device)
     model = empty_model(config, dtype)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()

@@ -20,9 +20,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
+from transformers.utils import quantization_config
 
 from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.jsonfile import read_object
+from draftkit.io.tensors import gguf_file
 from draftkit.layout.target import language_model
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
@@ -132,6 +134,7 @@ def load_pretrained(
             device_map={"": device} if packed else None,  # such weights are not moved later
             output_loading_info=True,
             trust_remote_code=trusts_remote_code(),
+            **_dequantizing(gguf_file(folder)),
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise TargetError(_said(error), where=folder, hint=remote_code_hint(error)) from error
@@ -144,6 +147,14 @@ def load_pretrained(
     require_finite(model.state_dict().items(), folder)
     loaded: PreTrainedModel = (model if packed else model.to(device)).requires_grad_(False)
     return loaded.eval()
+
+
+def _dequantizing(file: Path | None) -> dict[str, Any]:
+    """How `from_pretrained` is asked for plain weights from a GGUF file."""
+    if file is None:
+        return {}
+    settings = getattr(quantization_config, "GgufConfig", None)  # releases without it know plain weights alone
+    return {"gguf_file": file.name} | ({} if settings is None else {"quantization_config": settings(dequantize=True)})
 
 
 def _register_own_class(config: PretrainedConfig, folder: Path) -> None:

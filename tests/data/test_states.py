@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.states import write as write_module
-from draftkit.data.states.encoding import ENCODINGS, Encoding, decode, encode, vector_bytes
+from draftkit.data.states.encoding import BY_CHANNEL, ENCODINGS, Encoding, channel_bytes, decode, encode, vector_bytes
 from draftkit.data.states.final_norm import load_final_norm
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges, target_sha256
@@ -46,11 +46,12 @@ LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)
 SETTINGS: dict[str, Any] = {"tokens_per_row": 64, "shard_tokens": 100, "device": "cpu"}
 
-# |x − decoded| of a number x in a vector whose largest magnitude is m.
+# |x − decoded| of a number x that shares its scale with a largest magnitude m.
 BOUNDS = {
     "float32": lambda x, m: 0 * x,
     "bf16": lambda x, m: abs(x) / 256,
     "int8": lambda x, m: m / 253,
+    "int8-channel": lambda x, m: m / 253,
     "fp8": lambda x, m: np.maximum(abs(x) / 15.9, m / 400_000),
 }
 
@@ -64,10 +65,22 @@ vectors = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 16)), e
 def test_encodings_round_within_their_bounds(encoding: Encoding, states: np.ndarray) -> None:
     encoded = encode(torch.from_numpy(states), encoding)
     found = decode(encoded, torch.float32).numpy()
-    largest = abs(states).max(-1, keepdims=True).astype(np.float64)
+    largest = abs(states).max(0 if encoding in BY_CHANNEL else -1, keepdims=True).astype(np.float64)
     assert (abs(found.astype(np.float64) - states) <= BOUNDS[encoding](states.astype(np.float64), largest)).all()
     stored = sum(t.numel() * t.itemsize for t in encoded if t is not None)
-    assert stored == len(states) * vector_bytes(states.shape[1], encoding)
+    size = states.shape[1]
+    assert stored == len(states) * vector_bytes(size, encoding) + channel_bytes(size, encoding)
+
+
+def test_scales_of_channels_keep_small_channels_beside_a_large_one() -> None:
+    states = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    states[:, 3] *= 1000
+
+    def error(encoding: Encoding) -> float:
+        others = [i for i in range(16) if i != 3]
+        return float((decode(encode(states, encoding), torch.float32) - states)[:, others].norm())
+
+    assert error("int8-channel") < 0.01 * error("int8")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -208,7 +221,11 @@ def test_the_plan_is_what_is_written(encoding: Encoding, data: Path, folder: Pat
     assert plan.bytes == sum(handle.nbytes for handle in handles)
     files = sum(path.stat().st_size for path in out.iterdir())
     assert plan.bytes < files < plan.bytes + plan.shards * write_module.FILE_BYTES
-    per_token = [handle.nbytes for handle in handles if handle.name != "offsets"]
+    per_token = [
+        handle.nbytes
+        for handle in handles
+        if handle.name == "states" or (handle.name == "scales" and encoding not in BY_CHANNEL)
+    ]
     assert plan.bytes_per_token * plan.tokens == sum(per_token)
     assert (plan.documents, plan.tokens, plan.shards) == (len(LENGTHS), sum(LENGTHS), len(manifest.shards))
     assert plan.seconds > 0
@@ -221,7 +238,7 @@ def test_states_in_eight_bits_are_near_those_in_full(stored: Path, data: Path, f
     exact = OfflineStates(stored, data=data, target=folder, aux_layers=None, dtype=torch.float32).states_of(
         range(7), 208
     )
-    for encoding, limit in (("bf16", 0.003), ("int8", 0.02), ("fp8", 0.03)):
+    for encoding, limit in (("bf16", 0.003), ("int8", 0.02), ("int8-channel", 0.02), ("fp8", 0.03)):
         write(data, tmp_path / encoding, folder, encoding=encoding)
         source = OfflineStates(tmp_path / encoding, data=data, target=folder, aux_layers=None, dtype=torch.float32)
         error = (source.states_of(range(7), 208).last - exact.last).norm() / exact.last.norm()

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from draftkit.data.states.encoding import LARGEST, Encoded, decode
+from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, decode
 from draftkit.data.states.online import States
 from draftkit.data.states.shards import AGAIN, Shard, file_sha256, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
@@ -99,8 +99,12 @@ class OfflineStates:
         place = number - self._firsts[index]
         run = slice(offsets[place], offsets[place + 1])
         with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
-            scales = file.get_slice("scales")[run] if self.manifest.encoding in LARGEST else None
-            return decode(Encoded(file.get_slice("states")[run], scales), self.dtype)
+            values, scales = file.get_slice("states")[run], None
+            if self.manifest.encoding in BY_CHANNEL:
+                scales = file.get_slice("scales")[place : place + 1]
+            elif self.manifest.encoding in LARGEST:
+                scales = file.get_slice("scales")[run][..., None]
+            return decode(Encoded(values, scales), self.dtype)
 
     def _shard(self, index: int) -> Verified:
         if index not in self._verified:

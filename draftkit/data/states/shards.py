@@ -4,7 +4,7 @@ A shard `states-NNNNN.safetensors` holds, with T tokens in D samples one after t
 
 - `states` [T, S, H]: the pre-norm states of `Manifest.layers`, then the one after the final norm, in the encoding's
   dtype; a sample is one run of bytes.
-- `scales` float32 [T, S], where the encoding has them.
+- `scales` float32, where the encoding has them: [T, S], or [D, S, H] where they are of the channels of a sample.
 - `offsets` int64 [D + 1]: where each sample begins, and the last one ends.
 """
 
@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftkit.data.states.encoding import Encoding, vector_bytes
+from draftkit.data.states.encoding import Encoding, channel_bytes, vector_bytes
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.atomic import atomic_file, settle_leftovers
 from draftkit.io.dtypes import dtype_name
@@ -83,6 +83,11 @@ class Manifest:
     def token_bytes(self) -> int:
         """What a token takes."""
         return self.num_states * vector_bytes(self.hidden_size, self.encoding)
+
+    @property
+    def sample_bytes(self) -> int:
+        """What a sample takes besides its tokens: where it begins, and its scales."""
+        return torch.int64.itemsize + self.num_states * channel_bytes(self.hidden_size, self.encoding)
 
 
 def shard_name(number: int) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from draftkit.data.samples import Sample
 from draftkit.data.states.final_norm import load_final_norm
+from draftkit.engines.vllm.accepts import check_target
 from draftkit.engines.vllm.process import vllm_process
 from draftkit.engines.vllm.states import extracting_arguments, layer_ids, write_states
 from draftkit.errors import FormatError
@@ -75,6 +76,7 @@ def vllm_extractor(
     a hidden folder beside `beside` until they are read. Raises `DraftkitError` when there is no such interpreter, and
     when vLLM fails.
     """
+    check_target(target)
     norm = load_final_norm(target, dtype)
     with scratch_folder(beside) as scratch:
         arguments = extracting_arguments(

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.samples import Sample, read_samples
-from draftkit.data.states.encoding import DTYPES, LARGEST, Encoding, encode
+from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, Encoding, encode
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
     Manifest,
@@ -117,7 +117,6 @@ def plan(
     left = remaining(manifest, [len(sample) for sample in samples])
     todo = [samples[number] for shard in left.values() for number in shard]
     tokens = sum(map(len, todo))
-    offsets = torch.int64.itemsize * (len(todo) + len(left))
     probe = _first(todo, probe_tokens)
     probed = sum(map(len, probe))
     seconds = 0.0
@@ -131,7 +130,7 @@ def plan(
         tokens=tokens,
         shards=len(left),
         bytes_per_token=manifest.token_bytes,
-        bytes=tokens * manifest.token_bytes + offsets,
+        bytes=tokens * manifest.token_bytes + len(todo) * manifest.sample_bytes + len(left) * torch.int64.itemsize,
         free_bytes=free_bytes(folder),
         probe_tokens=probed,
         seconds=seconds,
@@ -211,7 +210,8 @@ def _shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Ma
     offsets = offsets_of([len(sample) for sample in samples])
     tokens = int(offsets[-1])
     states = torch.empty(tokens, manifest.num_states, manifest.hidden_size, dtype=DTYPES[manifest.encoding])
-    scales = torch.empty(tokens, manifest.num_states)
+    by_channel = manifest.encoding in BY_CHANNEL
+    scales = torch.empty((len(samples), *states.shape[1:]) if by_channel else states.shape[:2])
     for place, found in extractor(samples):
         run = slice(int(offsets[place]), int(offsets[place + 1]))
         encoded = encode(found, manifest.encoding)
@@ -223,7 +223,7 @@ def _shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Ma
             )
         states[run] = encoded.values
         if encoded.scales is not None:
-            scales[run] = encoded.scales
+            scales[place if by_channel else run] = encoded.scales.squeeze(0 if by_channel else -1)
     named = {"states": states, "offsets": offsets}
     return named | {"scales": scales} if manifest.encoding in LARGEST else named
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
+from pathlib import Path
 
+from draftkit.errors import TargetError
+from draftkit.io.tensors import gguf_file
 from draftkit.layout.spec import DraftSpec
 
 
@@ -20,6 +23,16 @@ def refusal_by_vllm(spec: DraftSpec, layout: str = "unified") -> str | None:
     in_layout = getattr(family, "layout_refusals", {}).get(layout, lambda _: None)
     reason: str | None = family.refusal(spec.architecture) or in_layout(spec.architecture)
     return reason
+
+
+def check_target(folder: Path) -> None:
+    """Raise `TargetError` for a target that vLLM 0.32 does not load, of any architecture."""
+    if (file := gguf_file(folder)) is not None:
+        raise TargetError(
+            "vLLM 0.32 does not load GGUF files",
+            where=file,
+            hint="leave vLLM out, or pass the folder or Hub id of the model that the file was made from",
+        )
 
 
 def family_settings(spec: DraftSpec) -> dict[str, object]:

@@ -1,0 +1,132 @@
+"""A GGUF file as a folder like those of other models: what the file says of the model and its tokenizer, and the file.
+
+Transformers reads it. The folder lasts as long as the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftkit.errors import DraftkitError, FormatError, SourceError
+from draftkit.io.atomic import temporary_folder
+from draftkit.io.jsonfile import dump
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+ORIGINAL = "pass the folder or Hub id of the model that the file was made from"
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a generation with each of them
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+_log = logging.getLogger(__name__)
+_folders = ExitStack()
+atexit.register(_folders.close)
+
+
+def folder_of_gguf(file: Path) -> Path:
+    """The folder that stands for a file.
+
+    Raises `DraftkitError` without the package `gguf`, and for a file that is damaged, one part of several, or of a
+    model that transformers does not read from GGUF, or not all of.
+    """
+    file = file.resolve()
+    state = file.stat()
+    return _folder_of(file, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _folder_of(file: Path, changed: int, size: int) -> Path:
+    reader = _open(file)
+    folder = _folders.enter_context(temporary_folder()) / file.stem
+    folder.mkdir()
+    (folder / file.name).symlink_to(file)
+    _write_config(reader, file, folder)
+    _write_tokenizer(reader, file, folder)
+    ends = {_value(reader, f"tokenizer.ggml.{name}") for name in ENDS} - {None}
+    (folder / "generation_config.json").write_text(dump({"eos_token_id": sorted(ends)} if ends else {}))
+    return folder
+
+
+def _open(file: Path) -> GGUFReader:
+    """The file, whole as far as its header says."""
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as error:
+        raise DraftkitError(
+            "GGUF files are read with the package gguf", where=file, hint="pip install 'draftkit[gguf]'"
+        ) from error
+    try:
+        reader = GGUFReader(file)
+    except Exception as error:  # whatever it stumbles over: it believes what it reads
+        raise FormatError(
+            f"{file.name} is no GGUF file, or is damaged or cut short: {_first_line(error)}",
+            where=file,
+            hint="fetch it again",
+        ) from error
+    if (parts := _value(reader, "split.count") or 1) > 1:
+        raise SourceError(
+            f"{file.name} is one of {parts} parts, and transformers reads a GGUF file in one",
+            where=file,
+            hint="llama-gguf-split --merge joins them",
+        )
+    return reader
+
+
+def _write_config(reader: GGUFReader, file: Path, folder: Path) -> None:
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    architecture = _value(reader, "general.architecture")
+    try:
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # what is missing in a file shows in many types
+        raise FormatError(
+            f"transformers cannot read a model of type {architecture} from GGUF: {_first_line(error)}",
+            where=file,
+            hint=ORIGINAL,
+        ) from error
+    stated = _value(reader, f"{architecture}.rope.scaling.type") not in (None, "none")
+    scaled = stated or any(tensor.name in ROPE_FACTORS for tensor in reader.tensors)
+    if scaled and not _scales_rope(getattr(config.get_text_config(), "rope_parameters", None) or {}):
+        raise FormatError(
+            f"{file.name} scales its rope, which transformers does not read from GGUF", where=file, hint=ORIGINAL
+        )
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    config.architectures = config.architectures or ([name] if name else None)
+    config.save_pretrained(folder)
+
+
+def _scales_rope(rope: dict[str, Any]) -> bool:
+    """Whether rope parameters, or those of one kind of layers, are other than the default."""
+    kinds = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    return any(kind.get("rope_type", "default") != "default" for kind in kinds)
+
+
+def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
+    from transformers import AutoTokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    splits = _value(reader, "tokenizer.ggml.pre")
+    if splits not in (None, "default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS):
+        _log.warning("%s: transformers does not know how %s splits text, and may tokenize otherwise", file.name, splits)
+    try:
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    except Exception as error:  # as that of the configuration
+        raise FormatError(
+            f"transformers cannot read the tokenizer of {file.name}: {_first_line(error)}", where=file, hint=ORIGINAL
+        ) from error
+
+
+def _value(reader: GGUFReader, key: str) -> Any:
+    """What the file says under a key, None where it says nothing."""
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]
