@@ -36,6 +36,9 @@ def train(
     lora: Annotated[
         str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
     ] = None,
+    on_policy: Annotated[
+        bool, typer.Option("--on-policy", help="In half of the steps, count the drafts more that serving rejects.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="SETTING=VALUE, as optimization.lr=1e-4 or options.steps=3; repeatable."),
@@ -57,6 +60,7 @@ def train(
     flags = {
         "recipe": recipe, "target": target, "data": data, "out": out, "draft": draft, "states": states,
         "lora": None if lora is None else parse_lora(lora),
+        "on_policy": {} if on_policy else None,
     }  # fmt: skip
     run = read_config(config, settings or [], flags)
     if dry_run:

@@ -33,6 +33,23 @@ def save_draft(
     `speculative_tokens`: the draft tokens a round that it was trained for, None where more may be asked of it.
     `files`: the tokenizer of a causal language model. Raises `LayoutError` when the tensors do not fit the spec.
     """
+    draft = draft_in_memory(
+        spec, tensors, target=target, out=out, files=files, dtype=dtype, speculative_tokens=speculative_tokens
+    )
+    write_draft(out, draft, force=force)
+
+
+def draft_in_memory(
+    spec: DraftSpec,
+    tensors: Mapping[str, Tensor],
+    *,
+    target: str,
+    out: Path = Path("in-memory"),
+    files: tuple[Path, ...] = (),
+    dtype: torch.dtype | None = None,
+    speculative_tokens: int | None = None,
+) -> Draft:
+    """What `save_draft` writes to `out`, as it is read from there."""
     handles = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu()
@@ -54,7 +71,7 @@ def save_draft(
         losses=(),
         draftkit_version=__version__,
     )
-    write_draft(out, Draft(out, spec, provenance, handles, files), force=force)
+    return Draft(out, spec, provenance, handles, files)
 
 
 def _facts(spec: DraftSpec, speculative_tokens: int | None) -> tuple[FactOrigin, ...]:

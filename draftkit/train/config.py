@@ -109,6 +109,22 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnPolicy:
+    """Steps in which the drafts count more that serving, with the draft as it then is, rejects.
+
+    - `share` of the steps, chosen by the run's seed. `weight` of a rejected draft; the others count 1.
+    - `rounds`: `decoded` for real from the samples' last prompts on, so that the text is the target's own; or `walked`
+      over the samples as they are, which takes answers of the target's own, but not the time of decoding them again.
+
+    K and how tokens are drawn are those of `validation`.
+    """
+
+    share: Share = 0.5
+    weight: Positive = 4.0
+    rounds: Literal["decoded", "walked"] = "decoded"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run.
 
@@ -117,7 +133,7 @@ class TrainConfig:
     - `states`: a folder that `draftkit data states` wrote; empty to run the target in this process.
     - `tokens_per_row`: what a device computes on at once. `save_every`: steps, 0 for the end only; `keep`: checkpoints,
       0 for all.
-    - `report_to`: where the log goes besides the terminal.
+    - `report_to`: where the log goes besides the terminal. `on_policy`: None for no such steps.
     """
 
     recipe: str
@@ -138,6 +154,7 @@ class TrainConfig:
     optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)
     lora: LoraSettings | None = None
+    on_policy: OnPolicy | None = None
     options: dict[str, object] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -148,6 +165,9 @@ class TrainConfig:
                 f"recipe {self.recipe} has no draft to start from",
                 hint="pass a small causal language model of the target's tokenizer as --draft",
             )
+        if self.on_policy is not None and not recipe_class(self.recipe).weighs_drafts:
+            able = [name for name in recipe_names() if recipe_class(name).weighs_drafts]
+            raise DraftkitError(f"recipe {self.recipe} has no on-policy steps", expected=", ".join(able))
         self.recipe_options()
 
     def recipe_options(self) -> object:
@@ -189,6 +209,8 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
     defaults = to_dict(TrainConfig(recipe="", target="", data="", out=""))
     if given.get("lora") is not None:
         defaults["lora"] = to_dict(LoraSettings())
+    if given.get("on_policy") is not None:
+        defaults["on_policy"] = to_dict(OnPolicy())
     config = from_dict(TrainConfig, _merged(defaults, given), path or "flags", "the configuration")
     config.check()
     return config

@@ -39,6 +39,7 @@ from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_a
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
+from draftkit.train.rejections import RejectionStage
 from draftkit.train.trainer import DraftTrainer, Patience, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
@@ -117,6 +118,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
             k=config.validation.k,
             mode=config.validation.mode,
             decode=_decoding(config, recipe, ready.target, ready.validating, save),
+            stage=_stage(config, ready.target),
             callbacks=(*callbacks, *([Patience(config.validation.patience)] if config.validation.patience else [])),
         )
         newest = newest_checkpoint(Path(config.out))
@@ -144,6 +146,8 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
     _check_output(out, resume)
     if config.validation.decode:
         require_runtime(config.target, "leave out validation.decode, which decodes with it")
+    if config.on_policy is not None and config.on_policy.rounds == "decoded":
+        require_runtime(config.target, "set on_policy.rounds=walked, which decodes nothing")
     samples, training, validating = _samples(config)
     with ExitStack() as stack:
         stack.enter_context(_no_empty_folder(out))
@@ -333,6 +337,8 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
         problem = "validation.samples: the states are those of the training file"
     elif settings.decode:
         problem = "validation.decode: decoding takes the whole target"
+    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
+        problem = "on_policy.rounds=decoded: decoding takes the whole target (walked does not)"
     elif recipe.resamples:
         problem = "the draft's own text: the target has to read it"
     if config.states and problem is not None:
@@ -366,6 +372,11 @@ def _decoding(
         mode=settings.mode,
         temperature=settings.temperature if settings.mode == "sampled" else 0.0,
     )
+
+
+def _stage(config: TrainConfig, target: PreTrainedModel) -> RejectionStage | None:
+    settings = config.on_policy
+    return None if settings is None else RejectionStage(settings, config.validation, target, config.seed)
 
 
 def _finish(

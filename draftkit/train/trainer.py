@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import (
     PrinterCallback,
     ProgressCallback,
@@ -28,6 +27,7 @@ from transformers import (
 )
 
 from draftkit.data.packing import PackedRow, PackedRows, only_row, row_tensors
+from draftkit.data.samples import Sample
 from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
@@ -35,6 +35,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
+from draftkit.train.rejections import RejectionStage, judging
 from draftkit.train.validation import judge, metrics
 from draftkit.train.walk import Mode
 
@@ -49,6 +50,7 @@ class DraftTrainer(Trainer):
 
     `states_of` gives the target's states of a row; `save_draft` writes a checkpoint's folder and `load_draft` goes on
     with one. `k` and `mode` are those of validation; `decode` decodes held-out prompts for real beside it.
+    `stage` finds the drafts that count more.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class DraftTrainer(Trainer):
         k: int,
         mode: Mode,
         decode: Callable[[], Gap] | None,
+        stage: RejectionStage | None = None,
         callbacks: Sequence[TrainerCallback] = (),
     ):
         super().__init__(
@@ -84,6 +87,7 @@ class DraftTrainer(Trainer):
         self._k = k
         self._mode: Mode = mode
         self._decode = decode
+        self._stage = stage
         self.judged_at: tuple[int, dict[str, float]] = -1, {}  # the step of the last validation, and what it found
         self._sums: dict[str, Tensor] = {}
         self._counted = 0
@@ -96,7 +100,7 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The recipe's loss; its statistics go into the next line of the log."""
-        outcome: StepOutcome = model(self._batch(self._resampled(inputs)))
+        outcome: StepOutcome = model(self._training_batch(inputs))
         if not torch.isfinite(outcome.loss):
             raise DraftkitError(
                 f"the loss is {float(outcome.loss.detach())} at step {self.state.global_step}",
@@ -107,17 +111,33 @@ class DraftTrainer(Trainer):
         self._counted += 1
         return outcome.loss
 
-    def _resampled(self, row: PackedRow) -> PackedRow:
-        """The row, in the draft's own words where the recipe trains on them."""
-        recipe = self.accelerator.unwrap_model(self.model)
-        if not recipe.resamples:
-            return row
+    def _training_batch(self, row: PackedRow) -> TrainingBatch:
+        """The batch of a row: in the draft's own words where the recipe trains on them, with its rejections where the
+        step is one that counts them more."""
+        recipe, step = self.accelerator.unwrap_model(self.model), self.state.global_step
+        stage = self._stage if self._stage is not None and self._stage.due(step) else None
+        if stage is not None and stage.settings.rounds == "walked":
+            batch = self._batch(row)
+            with judging(recipe):
+                return batch._replace(weights=stage.walked_weights(recipe, batch, step))
+        if stage is not None:
+            served = stage.serve(recipe, self._samples_of(row), step)
+            batch = self._batch(self._packed(served.samples, row))
+            return batch._replace(weights=stage.weights(served, batch.tokens.shape[1]).to(batch.tokens.device))
+        if recipe.resamples:
+            row = self._packed(recipe.resample(self._samples_of(row), step), row)
+        return self._batch(row)
+
+    def _samples_of(self, row: PackedRow) -> list[Sample]:
         rows = self.train_dataset
         assert isinstance(rows, PackedRows)
-        samples = [rows.samples[number] for number in row["numbers"]]
-        tensors = row_tensors(recipe.resample(samples, self.state.global_step), rows.size)
-        moved = {name: tensor[None].to(row["tokens"].device) for name, tensor in tensors.items()}
-        return PackedRow(**moved, numbers=row["numbers"])  # type: ignore[typeddict-item]
+        return [rows.samples[number] for number in row["numbers"]]
+
+    def _packed(self, samples: Sequence[Sample], like: PackedRow) -> PackedRow:
+        """A row of other samples, of the same size and on the same device."""
+        tensors = row_tensors(samples, like["tokens"].shape[1])
+        moved = {name: tensor[None].to(like["tokens"].device) for name, tensor in tensors.items()}
+        return PackedRow(**moved, numbers=like["numbers"])  # type: ignore[typeddict-item]
 
     def _batch(self, inputs: Any) -> TrainingBatch:
         states = self._states_of(inputs)
@@ -137,27 +157,21 @@ class DraftTrainer(Trainer):
         rows = self.eval_dataset
         assert isinstance(rows, PackedRows)
         recipe = self.accelerator.unwrap_model(self.model)
-        was_training = recipe.training
-        recipe.eval()
-        if isinstance(recipe, FSDPModule):
-            recipe.unshard()  # its forward would, but chains are asked for by name
-        judged = []
-        for index in range(self.accelerator.process_index, len(rows), self.accelerator.num_processes):
-            row = rows[index]
-            with self.accelerator.autocast():
-                batch = self._batch(self._prepare_inputs(row))
-                judged += judge(recipe, batch, row["numbers"], self._k, self._mode)
-        if self.accelerator.num_processes > 1:
-            judged = gather_object(judged)
-        judged.sort(key=lambda j: j.number)
-        found = metrics(judged, [sample.category for sample in rows.samples], self._k)
-        if self._decode is not None and self.is_world_process_zero():
-            gap = self._decode()
-            found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}
-            show_gap(gap)
-        if isinstance(recipe, FSDPModule):
-            recipe.reshard()
-        recipe.train(was_training)
+        with judging(recipe):
+            judged = []
+            for index in range(self.accelerator.process_index, len(rows), self.accelerator.num_processes):
+                row = rows[index]
+                with self.accelerator.autocast():
+                    batch = self._batch(self._prepare_inputs(row))
+                    judged += judge(recipe, batch, row["numbers"], self._k, self._mode)
+            if self.accelerator.num_processes > 1:
+                judged = gather_object(judged)
+            judged.sort(key=lambda j: j.number)
+            found = metrics(judged, [sample.category for sample in rows.samples], self._k)
+            if self._decode is not None and self.is_world_process_zero():
+                gap = self._decode()
+                found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}
+                show_gap(gap)
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.judged_at = self.state.global_step, prefixed
         self.log(prefixed)

@@ -21,10 +21,14 @@ Mode = Literal["greedy", "sampled"]
 
 
 class WalkedRound(NamedTuple):
-    """A round: how many draft tokens stood, of those that still were in the text, and how many drafts were possible."""
+    """A round: how many draft tokens stood, of those that still were in the text, and how many drafts were possible.
+
+    `anchor`: the position in the batch whose state is the newest that the drafts read.
+    """
 
     accepted: int
     drafted: int
+    anchor: int
 
 
 def walk(
@@ -48,7 +52,7 @@ def walk(
         anchor = begin - 1  # the position whose feature predicts the span's first token
         sample = sample_ids[begin]
         while anchor + 1 < end - 1 and anchor >= 0 and sample_ids[anchor] == sample:
-            rounds.setdefault(sample, []).append(WalkedRound(hits[anchor], possible[anchor]))
+            rounds.setdefault(sample, []).append(WalkedRound(hits[anchor], possible[anchor], anchor))
             anchor += hits[anchor] + 1
     return rounds
 

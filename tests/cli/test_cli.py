@@ -104,6 +104,7 @@ SURFACE = {
         "--draft",
         "--states",
         "--lora",
+        "--on-policy",
         "--set",
         "--resume",
         "--plan-vocab",

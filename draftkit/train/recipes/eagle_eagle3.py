@@ -56,6 +56,7 @@ class Eagle3(EagleFamily):
     """Trains EAGLE-3 drafts."""
 
     options_type = Eagle3Options
+    weighs_drafts = True
 
     def __init__(self, origin: Origin, options: Eagle3Options):
         draft = eagle_draft(origin, self.name, lambda: fresh_eagle(eagle3_spec(origin, options), origin))
@@ -71,7 +72,8 @@ class Eagle3(EagleFamily):
         counted = drafted
         if self.options.out_of_vocabulary == "drop":
             counted = drafted & self.drawable(teacher, drafted)
-        found = self.compare(batch, rows, teacher, self.options.reduction.weights(counted), self.loss)
+        weights = self.options.reduction.weights(batch.weighted(counted))
+        found = self.compare(batch, rows, teacher, weights, self.loss)
         return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
 
 

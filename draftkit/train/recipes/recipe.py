@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.lora import merged_state
+from draftkit.train.losses.head import OutputHead
+from draftkit.train.losses.teacher import TargetHead
 from draftkit.train.recipes import name_of
 
 
@@ -68,6 +70,8 @@ class Recipe(nn.Module, ABC):
     name: ClassVar[str]  # as users name it: from that of its file
     options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
     needs_draft: ClassVar[bool] = False  # whether there has to be one to start from
+    head: TargetHead  # the target's output layer as a teacher
+    weighs_drafts: ClassVar[bool] = False  # whether its loss counts drafts by `TrainingBatch.weights`
 
     def __init_subclass__(cls) -> None:
         cls.name = name_of(cls.__module__.rpartition(".")[2]) or cls.__name__
@@ -87,6 +91,11 @@ class Recipe(nn.Module, ABC):
             cls.options_type, to_dict(options), f"recipe {cls.name}", "the configuration", "options"
         )
         return cls(origin, checked)  # type: ignore[arg-type]  # so are all recipes made
+
+    def follow(self, target: PreTrainedModel) -> None:
+        """Take the target's output layer anew, after its weights have changed."""
+        layer = target.get_output_embeddings()
+        self.head = replace(self.head, head=OutputHead(layer.weight.detach(), getattr(layer, "bias", None)))
 
     @property
     @abstractmethod

@@ -88,6 +88,7 @@ class BlockRecipe(Recipe):
     """A recipe for a `DFlashModel`; `head` is the target's output layer, restricted to the draft vocabulary."""
 
     draft: DFlashModel
+    weighs_drafts = True
 
     def __init__(self, draft: DFlashModel, origin: Origin, options: BlockOptions):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
@@ -115,7 +116,7 @@ class BlockRecipe(Recipe):
 
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         drafted = batch.drafted(self.draft.spec.draft_tokens)
-        anchors = _some(drafted[0].nonzero()[:, 0], self.options.max_anchors)
+        anchors = _some(drafted[0].nonzero()[:, 0], self.options.max_anchors, batch.weights)
         teacher = self.head.teacher(batch.last[0])
         counted = torch.zeros_like(drafted)
         counted[:, anchors] = drafted[:, anchors]
@@ -205,6 +206,7 @@ class BlockRecipe(Recipe):
         weights = counted * torch.exp(-step / self.options.decay_length)
         if self.options.dpace is not None:
             weights = self._marginal(batch, rows, teacher, counted, self.options.dpace)
+        weights = batch.weighted(weights)
         return weights / weights.sum().clamp(min=SMALLEST_SUM)
 
     @torch.no_grad()
@@ -243,11 +245,16 @@ class BlockRecipe(Recipe):
             yield self.rows(batch, some, k)
 
 
-def _some(anchors: Tensor, most: int | None) -> Tensor:
-    """At most so many of the anchors, at random, ascending: by torch's own generator, whose state the Trainer saves."""
+def _some(anchors: Tensor, most: int | None, weights: Tensor | None) -> Tensor:
+    """At most so many of the anchors, ascending: at random, by torch's own generator, whose state the Trainer saves;
+    before others those with a draft that counts more than 1."""
     if most is None or len(anchors) <= most:
         return anchors
-    return anchors[torch.randperm(len(anchors))[:most].sort().values.to(anchors.device)]
+    order = torch.randperm(len(anchors)).to(anchors.device)
+    if weights is not None:
+        heavy = (weights > 1).any(0)[anchors[order]]
+        order = torch.cat((order[heavy], order[~heavy]))
+    return anchors[order[:most].sort().values]
 
 
 def block_draft(

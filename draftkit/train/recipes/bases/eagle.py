@@ -23,7 +23,7 @@ from draftkit.train.chain import Step, chain_steps
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, parse_loss
-from draftkit.train.losses.teacher import TargetHead, Teacher
+from draftkit.train.losses.teacher import Teacher
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe
 from draftkit.train.teaching import target_head
 
@@ -47,7 +47,7 @@ class EagleFamily(Recipe):
 
     def __init__(self, draft: EagleModel, origin: Origin, temperature: float):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
-        self.head: TargetHead = target_head(origin.target, draft.target_ids, temperature)
+        self.head = target_head(origin.target, draft.target_ids, temperature)
 
     def train_own(self, *, head: bool, embeddings: bool) -> None:
         """Whether the draft's head and embedding change, where they are its own."""
