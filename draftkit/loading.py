@@ -19,6 +19,7 @@ from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.chat import load_tokenizer
+from draftkit.models.spreading import spreads_targets
 from draftkit.models.target import load_target, read_target_config
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
@@ -29,7 +30,7 @@ from draftkit.version import __version__
 def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
     folder = locate(source).path
-    model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION)
+    model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets())
     return model, load_tokenizer(folder, "target")
 
 

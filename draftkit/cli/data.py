@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 
 from draftkit.cli.shared import (
+    DeviceMapOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -132,6 +133,7 @@ def regenerate(
         ),
     ] = None,
     device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")] = False,
     trust_remote_code: TrustOption = False,
@@ -207,6 +209,7 @@ def synthesize(
     system: Annotated[str | None, typer.Option(help="A system message, which steers what is asked.")] = None,
     template_options: TemplateOption = None,
     device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -266,6 +269,7 @@ def check(
         bool, typer.Option("--skip-model", help="Leave out the checks that load the target's weights.")
     ] = False,
     device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -302,6 +306,7 @@ def states(
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")] = 1,
     device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it takes, and write nothing.")] = False,
     trust_remote_code: TrustOption = False,
@@ -313,6 +318,8 @@ def states(
     from draftkit.io.records import to_dict
     from draftkit.report.data import states_plan
 
+    if vllm_python is not None and device_map is not None:
+        raise DraftkitError("--device-map spreads a target in this process", hint="vLLM takes --tensor-parallel")
     settings = StatesSettings(
         target=target,
         layers=_parse_layers(layers),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.cli.shared import (
+    DeviceMapOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -39,6 +40,7 @@ def doctor(
     ] = 48,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 48,
     device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,

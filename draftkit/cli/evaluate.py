@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftkit.cli.shared import (
+    DeviceMapOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -69,6 +70,7 @@ def evaluate(
     ] = False,
     concurrency: Annotated[str, typer.Option(help="Sequences decoded together, as 1 or 1,8,100.")] = "1",
     device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
     temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as 0,0.7,1.")] = "0",
     top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,

@@ -14,6 +14,7 @@ import typer
 from draftkit.errors import DraftkitError
 from draftkit.io.jsonfile import dump, finite
 from draftkit.models.remote_code import trust_remote_code
+from draftkit.models.spreading import spread_targets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +47,22 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code", callback=_trust, help="Run Python code that a model brings with it; else none ever runs."
+    ),
+]
+
+
+def _spread(context: typer.Context, kind: str | None) -> str | None:
+    context.with_resource(spread_targets(kind is not None))
+    return kind
+
+
+# As the one above.
+DeviceMapOption = Annotated[
+    Literal["auto"] | None,
+    typer.Option(
+        callback=_spread,
+        help="Spread a target that one device cannot hold over the GPUs from --device on, then the host's memory and "
+        "the disk.",
     ),
 ]
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, OptionalTargetOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import (
+    DeviceMapOption,
+    JsonOption,
+    OptionalTargetOption,
+    TrustOption,
+    console,
+    print_json,
+    quiet_transformers,
+)
 from draftkit.train.recipes import recipe_names
 
 if TYPE_CHECKING:
@@ -50,6 +58,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the resolved run, and train nothing.")
     ] = False,
+    device_map: DeviceMapOption = None,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

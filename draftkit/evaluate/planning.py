@@ -11,8 +11,10 @@ import torch
 from transformers import PretrainedConfig
 
 from draftkit.layout.folder import Draft
+from draftkit.models.device_map import room_from
 from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.quantized import stays_quantized
+from draftkit.models.spreading import spreads_targets
 from draftkit.models.target import read_target_config
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.memory import available_memory
@@ -41,7 +43,7 @@ def plan_memory(
     for source, draft in drafts.items():
         if draft.tensors:
             fixed[f"weights of {source}"] = sum(math.prod(t.shape) for t in draft.tensors.values()) * dtype.itemsize
-    available = available_memory(device)
+    available = sum(room_from(str(device)).values()) if spreads_targets() else available_memory(device)
     plans = {}
     for source, draft in drafts.items():
         per_slot = slot_bytes(

@@ -26,6 +26,7 @@ from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.target import language_model
+from draftkit.models.device_map import map_layers, room_from
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
 from draftkit.models.quantized import SCALES, settle_quantization, stays_quantized
@@ -116,22 +117,32 @@ def stored_names(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]
 
 
 def load_pretrained(
-    folder: Path, config: PretrainedConfig, *, device: str, dtype: torch.dtype, attention: str | None
+    folder: Path,
+    config: PretrainedConfig,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    attention: str | None,
+    spread: bool = False,
 ) -> PreTrainedModel:
     """Load a model for inference; `device` becomes the current one. `attention` as in `empty_model`.
 
+    `spread`: over all devices from `device` on, as `map_layers` says.
     Raises `TargetError` for what cannot be loaded, for weights that are missing from the checkpoint and for quantized
     ones that its configuration does not tell of, and `NonFiniteError` for weights with NaN or infinity.
     """
     use_device(device)
-    packed = stays_quantized(config)
+    places: dict[str, str] | None = {"": device} if stays_quantized(config) else None  # they are not moved later
+    if spread:
+        room = room_from(device, disk=gguf_file(folder) is None)  # transformers keeps nothing of those on the disk
+        places = map_layers(empty_model(config, dtype, attention), room)
     try:
         model, info = auto_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
-            device_map={"": device} if packed else None,  # such weights are not moved later
+            device_map=places,
             output_loading_info=True,
             trust_remote_code=trusts_remote_code(),
             **_dequantizing(gguf_file(folder)),
@@ -144,8 +155,9 @@ def load_pretrained(
         raise UnsupportedTarget(
             f"its weights are quantized ({min(scales)}), and its configuration does not say how", where=folder
         )
-    require_finite(model.state_dict().items(), folder)
-    loaded: PreTrainedModel = (model if packed else model.to(device)).requires_grad_(False)
+    here = ((name, tensor) for name, tensor in model.state_dict().items() if not tensor.is_meta)  # not on the disk
+    require_finite(here, folder)
+    loaded: PreTrainedModel = (model if places else model.to(device)).requires_grad_(False)
     return loaded.eval()
 
 

@@ -86,7 +86,8 @@ class TappedModel:
         """
         if self.aux_layers is None:
             return None
-        features = torch.cat([states[i] for i in self.aux_layers.states], dim=-1)
+        # Those of a model that is spread lie where its layers do.
+        features = torch.cat([states[i].to(tokens.device) for i in self.aux_layers.states], dim=-1)
         if features.shape != (*tokens.shape, self.feature_size):
             shape = list(next(iter(states.values())).shape)
             raise TargetError(

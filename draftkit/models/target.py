@@ -175,9 +175,12 @@ def read_target_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def load_target(folder: Path, *, device: str, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """Load a causal LM for inference with the named attention function; `device` becomes the current one.
+def load_target(
+    folder: Path, *, device: str, dtype: torch.dtype, attention: str, spread: bool = False
+) -> PreTrainedModel:
+    """Load a causal LM for inference with the named attention function; `device` and `spread` as in `load_pretrained`.
 
     Raises `TargetError` for unsupported architectures, and as `load_pretrained`.
     """
-    return load_pretrained(folder, read_target_config(folder), device=device, dtype=dtype, attention=attention)
+    config = read_target_config(folder)
+    return load_pretrained(folder, config, device=device, dtype=dtype, attention=attention, spread=spread)

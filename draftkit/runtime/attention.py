@@ -48,11 +48,12 @@ def slot_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, _chunk(module, layer), indices)
-    if layer in kv.latents.waiting:
-        out = _attend_latents(module, query, kv, layer, scoring)
-    else:
-        keys, values = kv.update(layer, key, value, sliding_window)
-        out = attend(query, keys, values, kv.rows, scoring)
+    with torch.cuda.device_of(query):  # where kernels are launched, of a target that is spread over devices
+        if layer in kv.latents.waiting:
+            out = _attend_latents(module, query, kv, layer, scoring)
+        else:
+            keys, values = kv.update(layer, key, value, sliding_window)
+            out = attend(query, keys, values, kv.rows.on(query.device), scoring)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -74,7 +75,8 @@ def _attend_latents(module: Any, query: Tensor, kv: CacheRows, layer: int, scori
     each = torch.eye(width, device=content.device, dtype=content.dtype)[None, None]
     to_keys, to_values = module.expand_kv(each[..., :rank], each[..., rank:])  # [1, N, R + P, D] and [1, N, R + P, E]
     latents, _ = kv.update(layer, torch.cat((content, rotary), dim=-1), content[..., :0], scoring.window)
-    gathered = attend(query @ to_keys.transpose(2, 3), latents, latents[..., :rank], kv.rows, scoring)
+    rows = kv.rows.on(query.device)
+    gathered = attend(query @ to_keys.transpose(2, 3), latents, latents[..., :rank], rows, scoring)
     return gathered @ to_values[:, :, :rank]
 
 

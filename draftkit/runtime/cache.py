@@ -110,5 +110,5 @@ class CacheRows:
         for slot, entries in self._left_over:
             keys[slot, :, entries] = 0
             values[slot, :, entries] = 0
-        write(keys, values, key, value, self.rows)
+        write(keys, values, key, value, self.rows.on(key.device))
         return keys[:, :, : self._length], values[:, :, : self._length]

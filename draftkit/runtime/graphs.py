@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftkit.models.device_map import is_spread
 from draftkit.models.target import Target
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.rounds import Rounds
@@ -97,5 +98,6 @@ class CudaCapture:
 
 
 def capturable(target: Target) -> bool:
-    """Whether rounds of this target may be captured: it is on CUDA, and what its rows see is no choice of its own."""
-    return target.device.type == "cuda" and not target.chooses
+    """Whether rounds of this target may be captured: it is on CUDA, in one place, and what its rows see is no choice of
+    its own."""
+    return target.device.type == "cuda" and not target.chooses and not is_spread(target.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psutil
 import torch
 
+from draftkit.models.device_map import DISK, is_spread
 from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
@@ -21,7 +22,12 @@ def require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, c
         capacity=capacity,
         k=k,
     )
-    MemoryPlan({}, per_slot, num_slots, capacity, available_memory(target.device)).require()
+    if is_spread(target.model):  # what a slot needs is too
+        places = {torch.device(place) for place in target.model.hf_device_map.values() if place != DISK}
+        available = sum(map(available_memory, places))
+    else:
+        available = available_memory(target.device)
+    MemoryPlan({}, per_slot, num_slots, capacity, available).require()
 
 
 def available_memory(device: torch.device) -> int:

@@ -26,6 +26,15 @@ class SlotRows:
         self.positions = positions.contiguous()
         self.prompt = prompt
         self._biases: dict[object, Tensor] = {}
+        self._copies: dict[torch.device, SlotRows] = {}
+
+    def on(self, device: torch.device) -> SlotRows:
+        """These rows for tensors on a device: there, where the target is spread over several."""
+        if device == self.slots.device:
+            return self
+        if device not in self._copies:
+            self._copies[device] = SlotRows(self.slots.to(device), self.positions.to(device), prompt=self.prompt)
+        return self._copies[device]
 
     @cached_property
     def complete(self) -> bool:

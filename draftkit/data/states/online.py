@@ -20,6 +20,7 @@ from draftkit.models.ends import load_ends
 from draftkit.models.finite import HINT, first_non_finite
 from draftkit.models.positions import Positions
 from draftkit.models.pretrained import load_pretrained, read_model_config
+from draftkit.models.spreading import spreads_targets
 from draftkit.models.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
@@ -34,7 +35,8 @@ def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> Pre
     Raises `DraftkitError`.
     """
     folder = locate(source).path
-    return load_pretrained(folder, read_model_config(folder), device=device, dtype=dtype, attention=None)
+    config = read_model_config(folder)
+    return load_pretrained(folder, config, device=device, dtype=dtype, attention=None, spread=spreads_targets())
 
 
 def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
