@@ -33,7 +33,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.loading import open_draft
 
-SOUND = ("eagle", "eagle-bias", "eagle3", "p-eagle", "pard", "mlp-speculator", "draft-model")
+SOUND = ("eagle", "eagle3", "p-eagle", "dflash", "dspark", "pard", "mlp-speculator", "draft-model")
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,12 @@ def permuted(name: str) -> Callable[[Draft], Draft]:
     return spoil
 
 
+def lost_bias(draft: Draft) -> Draft:
+    """A config that leaves `bias` out means an fc.bias, which this draft has none of."""
+    said = {key: value for key, value in draft.provenance.dropped_config.items() if key != "bias"}
+    return replace(draft, provenance=replace(draft.provenance, dropped_config=said))
+
+
 def attention_biases(draft: Draft) -> Draft:
     """Biases of q, k and v that were never loaded, as in engines that take `bias` for attention's."""
     eagle = _eagle(draft)
@@ -137,8 +143,10 @@ def other_mask_token(token: int) -> Callable[[Draft], Draft]:
     return spoil
 
 
-def as_it_is(draft: Draft) -> Draft:
-    return draft
+def own_embedding(draft: Draft) -> Draft:
+    """With a copy of the target's table, by which the rotation of another can be found."""
+    table = AutoModelForCausalLM.from_pretrained(zoo.path("target")).get_input_embeddings().weight
+    return changed(draft, replace(_eagle(draft), embed_tokens="draft"), {"embed_tokens.weight": table})
 
 
 def _eagle(draft: Draft) -> EagleSpec:
@@ -156,7 +164,7 @@ INJECTIONS = {
     "offsets taken for ids": Injection(
         3, "eagle3", lambda draft: with_target_ids(draft, draft.tensors["d2t"].load()), ("broken-d2t", "d2t")
     ),
-    "fc.bias dropped": Injection(4, "eagle-bias", facts(fusion_bias=False), ("fc-bias", "lost-fc-bias")),
+    "fc.bias dropped": Injection(4, "eagle", lost_bias, ("fc-bias", "lost-fc-bias")),
     "attention biases made up": Injection(4, "eagle", attention_biases, ("biases",)),
     "input norm added": Injection(5, "eagle", facts(input_norm=True), ("norms",)),
     "final norm added": Injection(5, "eagle", facts(final_norm=True), ("norms",)),
@@ -180,7 +188,7 @@ INJECTIONS = {
     "mask token": Injection(15, "p-eagle", other_mask_token(4088), ("mask-token",)),
     "mask token, pard": Injection(15, "pard", other_mask_token(4092), ("mask-token",)),
     "mask state zeroed": Injection(15, "p-eagle", zeros("mask_hidden"), ("zero-mask-hidden", "mask-state")),
-    "rotated target": Injection(8, "p-eagle", as_it_is, ("rotated-space",), rotated=True),
+    "rotated target": Injection(8, "p-eagle", own_embedding, ("rotated-space",), rotated=True),
 }
 
 

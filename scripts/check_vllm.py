@@ -35,6 +35,7 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.hub.locate import locate
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
@@ -51,10 +52,11 @@ COLUMNS = ("draft", "drafts", "accepted at 1…K", "acceptance length", "vLLM: o
 
 @dataclass(frozen=True)
 class Case:
-    """A draft of the zoo or of `--drafts`, the facts set differently, and the layout that vLLM gets.
+    """A draft of the zoo or of `--drafts`, the facts set differently, and the layout that vLLM gets: one of `convert
+    --to`, or the files as they are.
 
-    `edit` changes config and tensors of the draft in the layout of speculators, before it is converted. `k`: the drafts
-    a round, where `--k` is not what is tried. `v2`: in vLLM's V2 runner.
+    `edit` changes config and tensors of the draft in the layout `edited`, before it is converted. `k`: the drafts a
+    round, where `--k` is not what is tried. `v2`: in vLLM's V2 runner.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Case:
     to: str = "unified"
     overrides: dict[str, str] = field(default_factory=dict)
     edit: Edit | None = None
+    edited: str = "speculators"
     k: int | None = None
     v2: bool = False
 
@@ -72,6 +75,13 @@ def flag(name: str) -> Edit:
         config[name] = True
 
     return edit
+
+
+def fusion_bias(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+    """A bias of EAGLE-1's fc, small beside its output."""
+    config["bias"] = True
+    fc = tensors["fc.weight"]
+    tensors["fc.bias"] = (0.1 * torch.randn(len(fc), generator=torch.Generator().manual_seed(1))).to(fc.dtype)
 
 
 def norm_before_fc(config: dict[str, object], tensors: dict[str, Tensor]) -> None:
@@ -100,6 +110,7 @@ def full_vocabulary(config: dict[str, object], tensors: dict[str, Tensor]) -> No
     tensors["lm_head.weight"][torch.arange(len(offsets)) + offsets] = head
 
 
+AS_IT_IS = "as it is"
 # Of a target of 10 layers: the embedding's output, and what the final norm reads.
 ENDS = {"aux_layer_ids": "0,5,10", "last_state": "before_norm"}
 
@@ -113,8 +124,8 @@ def no_markov_head(config: dict[str, object], tensors: dict[str, Tensor]) -> Non
 
 CASES = (
     Case("EAGLE-1", "eagle"),
-    Case("EAGLE-1 with fc.bias", "eagle-bias"),
-    Case("EAGLE-1 with fc.bias, folded", "eagle-bias", to="vllm"),
+    Case("EAGLE-1 with fc.bias", "eagle", edit=fusion_bias, edited="eagle"),
+    Case("EAGLE-1 with fc.bias, folded", "eagle", edit=fusion_bias, edited="eagle", to="vllm"),
     Case("EAGLE-1, rope base 10000", "eagle", overrides={"rope_theta": "10000"}),
     Case("EAGLE-3", "eagle3"),
     Case("EAGLE-3, whole vocabulary", "eagle3", edit=full_vocabulary),
@@ -147,8 +158,8 @@ CASES = (
     Case("DFlash, V2, a sliding layer", "dflash-sliding", k=7, v2=True),
     Case("DSpark, V2", "dspark", k=7, v2=True),
     Case("DSpark, V2, 4 of 7", "dspark", k=4, v2=True),
-    Case("DSpark, V2, speculators layout", "dspark", to="speculators", k=7, v2=True),
-    Case("DSpark, V2, no Markov head", "dspark", edit=no_markov_head, k=7, v2=True),
+    Case("DSpark, V2, as speculators saved it", "dspark", to=AS_IT_IS, k=7, v2=True),
+    Case("DSpark, V2, no Markov head", "dspark", edit=no_markov_head, edited="deepspec", k=7, v2=True),
     Case("DSpark, V2, fill-in", "dspark-fill-in", k=7, v2=True),
     Case("DSpark, V2, fill-in, speculators layout", "dspark-fill-in", to="speculators", k=7, v2=True),
     Case("DSpark, V2, reduced vocabulary", "dspark-reduced", k=7, v2=True),
@@ -228,10 +239,13 @@ class Comparison:
     def add_case(self, case: Case, source: str) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             if case.edit is not None:
-                source = edited(source, case.edit, Path(scratch) / "source")
+                source = edited(source, case.edit, case.edited, Path(scratch) / "source")
             unified, served = Path(scratch) / "unified", Path(scratch) / "served"
-            for to, folder in (("unified", unified), (case.to, served)):
-                convert_checkpoint(source, folder, to=to, target="zoo:target", overrides=case.overrides)
+            convert_checkpoint(source, unified, target="zoo:target", overrides=case.overrides)
+            if case.to == AS_IT_IS:
+                served = locate(source).path
+            else:
+                convert_checkpoint(source, served, to=case.to, target="zoo:target", overrides=case.overrides)
             # The fold for vLLM changes the tensors within their rounding; both engines must run the same ones.
             draft = read_draft(served if case.to in ("unified", "vllm") else unified)
             refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
@@ -295,9 +309,9 @@ def source_of(case: Case, drafts: Path | None) -> str | None:
     return str(drafts / case.source) if drafts is not None and (drafts / case.source).is_dir() else None
 
 
-def edited(draft: str, edit: Edit, folder: Path) -> str:
-    """The edited copy of a draft in `folder`, in the layout of speculators."""
-    convert_checkpoint(draft, folder, to="speculators", target="zoo:target")
+def edited(draft: str, edit: Edit, layout: str, folder: Path) -> str:
+    """The edited copy of a draft in `folder`, in a layout of others."""
+    convert_checkpoint(draft, folder, to=layout, target="zoo:target")
     config_path, tensors_path = folder / "config.json", folder / "model.safetensors"
     config, tensors = json.loads(config_path.read_text()), load_file(tensors_path)
     edit(config, tensors)

@@ -3,10 +3,13 @@
 Target, tokenizer, drafts and prompts come from the Python standard library's sources and one seed. `--only PART`
 builds one part; an interrupted training of the target continues from its last checkpoint. `--drafts FOLDER` leaves the
 drafts that ship as they are and writes new ones elsewhere. `--donor FOLDER` builds a model with another tokenizer too,
-which does not ship.
+which does not ship. `--block-drafts FOLDER` takes DFlash and DSpark from where `train_with_speculators.py --work
+FOLDER` has made them.
 
 What ships was made by this script on two CPU cores with Python 3.11.7 while the machine did other work too: the target
-in 4401 s, the drafts in 17 to 50 minutes each. The sources of other Python versions give other weights.
+in 4401 s, the drafts in 17 to 50 minutes each. The sources of other Python versions give other weights. `p-eagle` alone
+was trained with an embedding of its own; the target's has since replaced it, and the first layer's weights of queries,
+keys and values were fitted anew to what they had given (least squares over all tokens by how often they occur).
 """
 
 from __future__ import annotations
@@ -44,20 +47,25 @@ def make_prompts() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("target", "drafts", "donor", "prompts"), help="build this part alone")
+    names = ("target", "drafts", "block-drafts", "donor", "prompts")
+    parser.add_argument("--only", choices=names, help="build this part alone")
     parser.add_argument("--drafts", type=Path, default=MODELS, metavar="FOLDER", help="where the drafts are written")
     parser.add_argument("--donor", type=Path, metavar="FOLDER", help="build a model with another tokenizer there")
+    parser.add_argument("--block-drafts", type=Path, metavar="FOLDER", help="the drafts of train_with_speculators.py")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     options = parser.parse_args()
-    if options.only == "donor" and options.donor is None:
-        parser.error("--only donor needs --donor FOLDER")
+    for name, folder in (("donor", options.donor), ("block-drafts", options.block_drafts)):
+        if options.only == name and folder is None:
+            parser.error(f"--only {name} needs --{name} FOLDER")
     torch.set_num_threads(options.threads)
     parts = {
         "target": lambda: make_target(options.device),
         "drafts": lambda: make_drafts(options.device, options.drafts),
         "prompts": make_prompts,
     }
+    if options.block_drafts is not None:
+        parts["block-drafts"] = lambda: zoo_drafts.publish_block_drafts(options.block_drafts, options.drafts)
     if options.donor is not None:
         parts["donor"] = lambda: make_donor(options.device, options.donor)
     for name, make in parts.items():

@@ -1,7 +1,7 @@
 """The embedded drafts: each is trained by draftkit's recipe for it and saved as its authors publish theirs.
 
-What a draft has that its recipe does not make by itself (base of the rotary embedding, number of heads, sizes) comes
-with an untrained draft to start from.
+What a draft has that its recipe does not make by itself (base of the rotary embedding, sizes) comes with an untrained
+draft to start from. Block drafts are trained by the speculators library: `train_with_speculators.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,14 +27,12 @@ from draftkit.data.samples import read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
-from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import Optimization, TrainConfig, Validation
 from draftkit.train.recipes.bases.eagle import fresh_eagle
-from draftkit.train.recipes.eagle import EagleOptions, eagle_spec
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.run import train_draft
@@ -57,20 +56,18 @@ class Making(NamedTuple):
     parts: int = 4
 
 
-EAGLE = Making("eagle", {"forwards": 2, "loss": "soft_ce", "noise_scale": "fixed"}, "eagle")
 MAKINGS = {
-    "eagle": EAGLE,
-    "eagle-bias": EAGLE,
+    "eagle": Making("eagle", {"forwards": 2, "loss": "soft_ce", "noise_scale": "fixed"}, "eagle"),
     "eagle3": Making("eagle3", {"steps": 4}, "eagle", parts=1),
     "draft-model": Making("draft-model", {}, "hf", torch.bfloat16, parts=1),
-    "p-eagle": Making("p-eagle", {"steps": 8, "num_layers": 2}, "speculators"),  # starts from eagle3
+    # Starts from eagle3.
+    "p-eagle": Making("p-eagle", {"steps": 8, "num_layers": 2, "train_embeddings": False}, "speculators"),
     "pard": Making("pard", {"steps": 8, "loss": "kl"}, "pard", torch.bfloat16),  # starts from draft-model
     "mlp-speculator": Making("mlp-speculator", {"loss": "kl", "inner_size": 64}, "mlp-speculator"),
 }
 # SafeAILab's files do not say all that draftkit writes …
 UNSAID = {
     "eagle": {"head_dim", "qkv_bias"},
-    "eagle-bias": {"head_dim", "qkv_bias", "bias", "num_key_value_heads", "rope_theta"},
     "eagle3": {"head_dim", "rope_theta"},
 }
 # … and say more.
@@ -135,15 +132,11 @@ def untrained(name: str, models: Path, data: Path, out: Path) -> str:
             save_lm(lm, tokenizer, out)
         case "p-eagle":
             return str(models / "eagle3")
-        case "eagle-bias" | "eagle3":
+        case "eagle3":
             target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
-            kept = None
-            if name == "eagle3":
-                samples = read_training_samples(data)
-                counts = token_counts(samples, range(len(samples)), target.config.vocab_size)
-                kept = choose_vocabulary(counts, DRAFT_VOCABULARY)
-            origin = Origin(target, None, kept)
-            save_eagle(published_spec(name, origin), origin, out)
+            samples = read_training_samples(data)
+            counts = token_counts(samples, range(len(samples)), target.config.vocab_size)
+            save_eagle3(Origin(target, None, choose_vocabulary(counts, DRAFT_VOCABULARY)), out)
         case _:
             return ""
     return str(out)
@@ -178,20 +171,12 @@ def save_lm(lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path)
     tokenizer.save_pretrained(out)
 
 
-def published_spec(name: str, origin: Origin) -> EagleSpec:
-    """The recipe's architecture, with the rope base of the published drafts and with what else they have."""
-    if name == "eagle-bias":
-        spec = eagle_spec(origin, EagleOptions(fusion_bias=True))
-        decoder = replace(spec.decoder, num_key_value_heads=spec.decoder.num_attention_heads)
-    else:
-        spec = eagle3_spec(origin, Eagle3Options())
-        decoder = spec.decoder
-    return replace(spec, decoder=replace(decoder, rope=replace(decoder.rope, base=ROPE_BASE)))
-
-
-def save_eagle(architecture: EagleSpec, origin: Origin, out: Path) -> None:
-    spec = DraftSpec(architecture=architecture, dtype="F32")
-    state = fresh_eagle(architecture, origin).state_dict()
+def save_eagle3(origin: Origin, out: Path) -> None:
+    """The recipe's new draft, with the rope base of the published ones."""
+    usual = eagle3_spec(origin, Eagle3Options())
+    eagle = replace(usual, decoder=replace(usual.decoder, rope=replace(usual.decoder.rope, base=ROPE_BASE)))
+    spec = DraftSpec(architecture=eagle, dtype="F32")
+    state = fresh_eagle(eagle, origin).state_dict()
     save_draft(out, spec, {name: state[name] for name in spec.tensors()}, target=TARGET)
 
 
@@ -206,21 +191,37 @@ def publish(name: str, trained: Path, out: Path) -> None:
     if making.layout == "eagle":
         as_safeailab(name, out)
     elif isinstance(draft.spec.architecture, MlpSpeculatorSpec):  # tied weights once
-        copies = copies_of(draft.spec.architecture)
-        weights = load_file(out / "model.safetensors")
-        once = {tensor: weights[tensor] for tensor in weights if tensor not in copies}
-        save_file(once, out / "model.safetensors", metadata={"format": "pt"})
+        leave_out(copies_of(draft.spec.architecture), out)
+    elif name == "p-eagle":  # the target's table, which loaders fill in
+        leave_out({"embed_tokens.weight"}, out)
+
+
+def leave_out(names: Container[str], folder: Path) -> None:
+    """Remove tensors from an export."""
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if name not in names}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def as_safeailab(name: str, folder: Path) -> None:
     """Make of an export what SafeAILab's files are: a `pytorch_model.bin`, all fp16, and a config with their keys."""
     weights = {n: t.half() if t.is_floating_point() else t for n, t in load_file(folder / "model.safetensors").items()}
     (folder / "model.safetensors").unlink()
-    if name == "eagle-bias":
-        del weights["embed_tokens.weight"]
     torch.save(weights, folder / "pytorch_model.bin")
     tokenizer = load_tokenizer(TARGET).tokenizer
     config = json.loads((folder / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in UNSAID[name]} | SAID
     config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def publish_block_drafts(trained: Path, models: Path) -> None:
+    """Save those of train_with_speculators.py: DFlash in z-lab's layout, DSpark as the library does but for the path of
+    its target."""
+    convert_checkpoint(str(trained / "dflash"), models / "dflash", to="dflash", target=TARGET, force=True)
+    (models / "dflash" / PROVENANCE_FILE).unlink()
+    shutil.copytree(trained / "dspark", models / "dspark", dirs_exist_ok=True)
+    path = models / "dspark" / "config.json"
+    config = json.loads(path.read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = TARGET
+    path.write_text(json.dumps(config, indent=2) + "\n")

@@ -24,6 +24,8 @@ from rich.console import Console
 from transformers import CONFIG_MAPPING
 
 import draftkit
+from draftkit.convert.unified import write_draft
+from draftkit.doctor.patient import changed
 from draftkit.engines.vllm.metrics import MetricSample, draft_counts, parse_samples, total
 from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.records import DraftCounts
@@ -31,6 +33,8 @@ from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
 from draftkit.evaluate.vllm import measure_with_vllm, run_plain
+from draftkit.layout.families.eagle import EagleSpec
+from draftkit.loading import open_draft
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Cell, Interval
@@ -211,9 +215,10 @@ def test_engine_arguments_are_passed_through(journal: Journal) -> None:
 @pytest.mark.parametrize(
     ("draft", "speculative"),
     [
-        ("zoo:eagle-bias", {"method": "eagle"}),  # its bias is folded
         ("zoo:p-eagle", {"method": "eagle3", "parallel_drafting": True}),
         ("zoo:pard", {"method": "draft_model", "parallel_drafting": True}),
+        ("zoo:dflash", {"method": "dflash"}),
+        ("zoo:dspark", {"method": "dspark"}),
         ("ngram", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
         ("ngram:1-3", {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}),
     ],
@@ -223,6 +228,15 @@ def test_every_kind_of_draft_is_converted_for_vllm(draft: str, speculative: dict
     assert counts_of(measured(draft, plain=plain)) == expected_counts()
     _, drafting = journal.entries("arguments")
     assert drafting["speculative_config"].items() >= speculative.items()
+
+
+def test_a_bias_that_vllm_drops_is_folded(journal: Journal, tmp_path: Path) -> None:
+    with open_draft("zoo:eagle", "zoo:target") as draft:
+        biased = replace(draft.spec.architecture.expect(EagleSpec), fusion_bias=True)
+        write_draft(tmp_path / "biased", changed(draft, biased))
+    assert measured(str(tmp_path / "biased")).method == "eagle"
+    _, drafting = journal.entries("arguments")
+    assert drafting["speculative_config"]["method"] == "eagle"
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,8 @@ def test_zoo_drafts_reach_their_acceptance_length() -> None:
     measured = {c.draft: c.acceptance_length.mean for c in zoo_result().cells}
     assert measured["zoo:eagle"] >= 1.8
     assert measured["zoo:eagle3"] >= 1.8
-    assert measured["zoo:eagle-bias"] >= 1.5
     assert measured["zoo:draft-model"] >= 1.3
-    for name in ("p-eagle", "pard", "mlp-speculator"):
+    for name in ("p-eagle", "pard", "mlp-speculator", "dflash", "dspark"):
         assert measured[f"zoo:{name}"] >= 1.5
 
 

@@ -11,6 +11,7 @@ from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.target import read_target_facts
@@ -22,7 +23,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 
 K = 4
-LIMITED = ("draft-model", "pard", "p-eagle")
+LIMITED = ("draft-model", "pard", "p-eagle", "dspark")
 
 
 def limited(name: str, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> Drafter:
@@ -129,7 +130,7 @@ def test_short_drafts_are_told(name: str) -> None:
         architecture = draft.spec.architecture
         if isinstance(architecture, CausalLMSpec):
             architecture = replace(architecture, config=architecture.config | {"max_position_embeddings": 64})
-        elif isinstance(architecture, EagleSpec):
+        elif isinstance(architecture, EagleSpec | DFlashSpec):
             rope = replace(architecture.decoder.rope, max_position_embeddings=64)
             architecture = replace(architecture, decoder=replace(architecture.decoder, rope=rope))
         short = replace(draft, spec=replace(draft.spec, architecture=architecture))

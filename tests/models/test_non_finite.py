@@ -114,7 +114,7 @@ def test_a_round_that_overflows_names_layer_and_position(sampling: SamplingParam
         engine.generate([[5, 6, 8]], sampling, max_new_tokens=8)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "p-eagle", "pard", "draft-model", "mlp-speculator"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "p-eagle", "pard", "draft-model", "mlp-speculator", "dspark"])
 def test_a_draft_that_overflows_is_told(name: str) -> None:
     drafter = zoo_drafter.__wrapped__(name)  # one of its own, which the hook is for
     assert drafter.module is not None

@@ -18,7 +18,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
-DRAFTS = ("eagle", "eagle3", "draft-model", "p-eagle", "pard", "mlp-speculator")
+DRAFTS = ("eagle", "eagle3", "draft-model", "p-eagle", "pard", "mlp-speculator", "dflash", "dspark")
 PROBABILISTIC, GREEDY = DraftSampling(mode="probabilistic"), DraftSampling(mode="greedy")
 
 
@@ -96,14 +96,15 @@ def test_mixed_batches_keep_greedy_requests_greedy(mode: str) -> None:
 @pytest.mark.parametrize(
     "draft_sampling", [PROBABILISTIC, DraftSampling(mode="greedy")], ids=["probabilistic", "greedy"]
 )
-def test_measured_acceptance_agrees_with_its_expectation(mode: str, draft_sampling: DraftSampling) -> None:
+@pytest.mark.parametrize("name", ["eagle", "dspark"])
+def test_measured_acceptance_agrees_with_its_expectation(name: str, mode: str, draft_sampling: DraftSampling) -> None:
     """The number of accepted drafts and the sum of their probabilities differ by a martingale: within 4 deviations."""
     wanted = tuple(
         Request(f"{r.id}-{seed}", r.prompt, 40, SamplingParameters(temperature=1.0, seed=seed), ignore_eos=True)
         for r in requests()[:4]
         for seed in range(12)
     )
-    generations = run(wanted, "eagle", num_slots=48, verification=mode, draft_sampling=draft_sampling)
+    generations = run(wanted, name, num_slots=48, verification=mode, draft_sampling=draft_sampling)
     rounds = [r for g in generations for r in g.rounds]
     for position in range(4):
         reached = [r for r in rounds if r.accepted >= position]
@@ -138,7 +139,7 @@ def p_value(drafted: Counter[tuple[int, ...]]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), [("eagle3", "rejection"), ("draft-model", "block")])
+@pytest.mark.parametrize(("name", "mode"), [("eagle3", "rejection"), ("draft-model", "block"), ("dspark", "rejection")])
 def test_the_first_three_tokens_have_the_distribution_of_plain_decoding(name: str, mode: str) -> None:
     assert p_value(first_three_tokens(name, SAMPLE, verification=mode)) > NO_ALARM
 

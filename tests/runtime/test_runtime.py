@@ -17,12 +17,13 @@ from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
 
-DRAFTS = ("eagle", "eagle-bias", "eagle3", "draft-model")
+DRAFTS = ("eagle", "eagle3", "draft-model", "dspark")
 
 
 @lru_cache
@@ -50,7 +51,7 @@ def generate(
 
 
 @pytest.mark.parametrize("num_slots", [1, 8])
-@pytest.mark.parametrize("name", [*DRAFTS, "p-eagle", "pard", "mlp-speculator"])
+@pytest.mark.parametrize("name", [*DRAFTS, "p-eagle", "pard", "mlp-speculator", "dflash"])
 def test_output_equals_transformers(name: str, num_slots: int) -> None:
     generations = generate(zoo_drafter(name), 4, num_slots)
     assert [g.tokens for g in generations] == list(transformers_output())
@@ -113,7 +114,7 @@ def test_rounds_account_for_every_token(name: str) -> None:
 def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     """After all its rejections the draft's keys and values are those of the same tokens read at once."""
     drafter = zoo_drafter(name)
-    assert isinstance(drafter, EagleDrafter | CausalLMDrafter)
+    assert isinstance(drafter, EagleDrafter | CausalLMDrafter | DFlashDrafter)
     target = Target(zoo_target(), drafter.aux_layers)
     request = requests()[3]
     (generation,) = Engine(target, drafter, num_speculative_tokens=4, num_slots=1).generate([request])
