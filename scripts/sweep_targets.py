@@ -32,7 +32,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from draftkit.errors import DraftkitError
 from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target, load_target
+from draftkit.models.target import Target, load_target, read_target_config
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -133,6 +133,12 @@ def run(model_type: str) -> Finding:
             folder = Path(scratch)
             try:
                 config = tiny_config(model_type)
+                config.save_pretrained(folder)
+            except Exception as error:
+                return Finding(model_type, BUILT_NOT, _line(error))
+            if (refusal := _refusal(folder)) is not None:
+                return Finding(model_type, REFUSED, refusal, "config")
+            try:
                 model = tiny_model(config, seed, scale)
                 name = type(model).__name__
                 model.save_pretrained(folder)
@@ -147,6 +153,17 @@ def run(model_type: str) -> Finding:
                     continue
             return _compared(model_type, name, folder, texts)
     return finding
+
+
+def _refusal(folder: Path) -> str | None:
+    """What draftkit has against a model of which it knows the configuration alone; its other errors come out later."""
+    try:
+        read_target_config(folder)
+    except DraftkitError as error:
+        return _line(error)
+    except Exception:
+        return None
+    return None
 
 
 def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:

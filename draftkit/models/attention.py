@@ -120,10 +120,3 @@ def required(kv: Kept | None, module: nn.Module, mask: Tensor | None, rest: Mapp
         f"{type(module).__name__} {problem}, which draftkit's attention function cannot follow",
         expected="keys, values and keyword arguments as in transformers' Llama",
     )
-
-
-def note_layer(windows: dict[int, int | None], layer: int, window: int | None) -> None:
-    """Note among `windows` that a layer attends. Raises `UnsupportedTarget` where it did so before in this forward."""
-    if layer in windows:
-        raise UnsupportedTarget(f"layer {layer} of the model attends twice in one forward", expected="once per layer")
-    windows[layer] = window

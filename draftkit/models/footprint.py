@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import UnsupportedTarget
-from draftkit.models.attention import SUPPORTED, Latents, check_attention, chooses, compresses, note_layer, required
+from draftkit.models.attention import SUPPORTED, Latents, check_attention, chooses, compresses, required
 from draftkit.models.pretrained import empty_model
 from draftkit.models.recurrent import (
     NoStates,
@@ -65,7 +65,9 @@ _FOUND: dict[tuple[type[PretrainedConfig], str], Footprint] = {}  # by configura
 
 def _footprint(config: PretrainedConfig) -> Footprint:
     model = empty_model(config, PROBED, RECORDING)
-    model.config.get_text_config().pad_token_id = None  # which GPT-2 looks for in the tokens
+    for part in model.modules():  # which look for padding in the tokens
+        if isinstance(part, PreTrainedModel):
+            part.warn_if_padding_and_no_attention_mask = _no_warning
     model.eval().requires_grad_(False)
     recurrences: tuple[Recurrence, ...] = ()
     with torch.device("meta"), _without_values(model):
@@ -76,6 +78,9 @@ def _footprint(config: PretrainedConfig) -> Footprint:
     check_attention(model, len(decoder_layers(decoder_of(model))), recorder.windows)
     _check_states(model, recurrences)
     return Footprint(sum(p.numel() for p in model.parameters()), recorder.cached, recurrences)
+
+
+def _no_warning(*_: object) -> None: ...
 
 
 def _run(model: PreTrainedModel, rows: int, cache: StateCache | None = None) -> Recorder:
@@ -159,7 +164,7 @@ class Recorder:
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         stored = self.latents.waiting.pop(layer, (key, value))
         self.cached += sum(part.numel() for part in stored)
-        note_layer(self.windows, layer, window)
+        self.windows.setdefault(layer, window)
         return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
 

@@ -100,7 +100,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype, attention: str | N
         model: PreTrainedModel = auto_class(config).from_config(
             deepcopy(config),  # which keeps the name of its attention
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=_of_language_model(config, attention),
             trust_remote_code=trusts_remote_code(),
         )
         model.tie_weights()
@@ -141,7 +141,7 @@ def load_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=_of_language_model(config, attention),
             device_map=places,
             output_loading_info=True,
             trust_remote_code=trusts_remote_code(),
@@ -167,6 +167,17 @@ def _dequantizing(file: Path | None) -> dict[str, Any]:
         return {}
     settings = getattr(quantization_config, "GgufConfig", None)  # releases without it know plain weights alone
     return {"gguf_file": file.name} | ({} if settings is None else {"quantization_config": settings(dequantize=True)})
+
+
+def _of_language_model(config: PretrainedConfig, attention: str | None) -> dict[str, str] | None:
+    """An attention function for the language model alone: what reads images may know none but transformers' own."""
+    if attention is None:
+        return None
+    text = config.get_text_config()
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    return {"": attention} | {
+        name: attention for name, part in parts.items() if part is not None and part.get_text_config() is text
+    }
 
 
 def _register_own_class(config: PretrainedConfig, folder: Path) -> None:

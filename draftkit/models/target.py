@@ -137,14 +137,15 @@ def check_config(config: PretrainedConfig) -> None:
         )
 
 
-def check_class(model_class: type[PreTrainedModel], config: PretrainedConfig) -> None:
+def check_class(model: type[PreTrainedModel], config: PretrainedConfig) -> None:
     """Raise `UnsupportedTarget` for models that do not say that they attend through transformers' AttentionInterface.
 
-    Those with recurrent modules say nothing, and are seen at work.
+    Of multi-modal ones, the language model says so. Those with recurrent modules say nothing, and are seen at work.
     """
-    if not model_class.is_backend_compatible() and not layers_with_states(config):
+    decodes = model_class(config.get_text_config()) or model
+    if not decodes.is_backend_compatible() and not layers_with_states(config):
         raise UnsupportedTarget(
-            f"{model_class.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
+            f"{model.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
         )
 
 

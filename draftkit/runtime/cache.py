@@ -9,12 +9,13 @@ Shapes: S slots, B sequences, T rows, C capacity, G key/value heads, D and E wid
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from draftkit.models.attention import Latents, note_layer
+from draftkit.models.attention import Latents
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.recurrent import SlotStates, StateRows
@@ -81,6 +82,7 @@ class CacheRows:
         self._cache = cache
         self._length = length
         self._left_over = left_over
+        self._attended: Counter[int] = Counter()  # how often each layer has
 
     @property
     def states(self) -> StateRows:
@@ -88,12 +90,13 @@ class CacheRows:
         return StateRows(self._cache.states, self.rows)
 
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Store a layer's keys [B, G, T, D] and values [B, G, T, E].
+        """Store a layer's keys [B, G, T, D] and values [B, G, T, E]; each time that it attends in a forward elsewhere.
 
         Returns the part of the pools that the rows may read: [S, G, length, D] and [S, G, length, E].
         """
-        note_layer(self.windows, layer, window)
-        return self._store(layer, key, value)
+        self.windows.setdefault(layer, window)
+        self._attended[layer] += 1
+        return self._store((layer, self._attended[layer]), key, value)
 
     def store_index(self, layer: int, key: Tensor) -> Tensor:
         """Store what a layer's indexer compares queries with [B, T, W]; returns that of all positions, [B, C, W]."""

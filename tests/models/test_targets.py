@@ -36,8 +36,9 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.eagle import EagleModel
 from draftkit.models.footprint import footprint
 from draftkit.models.positions import Positions
+from draftkit.models.pretrained import model_class
 from draftkit.models.states import FINAL, AuxLayers, decoder_of
-from draftkit.models.target import Target, load_target
+from draftkit.models.target import Target, check_class, load_target
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache
@@ -106,6 +107,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"initializer_range": 0.5},  # its final norm has another name
     "phi3": {"sliding_window": WINDOW, "original_max_position_embeddings": 512},
     "olmo2": {},
+    "diffllama": {},  # attends twice in each layer
     "granite": {
         "attention_multiplier": 0.1,
         "embedding_multiplier": 3.0,
@@ -390,14 +392,6 @@ class DeafAttention(LlamaAttention):
         return super().forward(hidden_states, position_embeddings)
 
 
-class TwiceAttention(LlamaAttention):
-    """Attends twice to one set of keys, as differential attention does."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        super().forward(*args, **kwargs)
-        return super().forward(*args, **kwargs)
-
-
 class MaskingAttention(LlamaAttention):
     """Makes a mask of its own."""
 
@@ -418,7 +412,6 @@ class BiasedAttention(LlamaAttention):
     [
         (OwnAttention, f"layer 2 of LlamaForCausalLM {NO_INTERFACE}"),
         (DeafAttention, "DeafAttention drops the model call's keyword arguments"),
-        (TwiceAttention, "layer 2 of the model attends twice"),
         (MaskingAttention, "MaskingAttention passes attention_mask"),
         (BiasedAttention, "BiasedAttention passes position_bias"),
     ],
@@ -445,6 +438,32 @@ def test_window_that_only_the_mask_knows_is_refused() -> None:
         TargetError, match="layer 0 of PhimoeForCausalLM does not tell the attention function its sliding window"
     ):
         generate(model)
+
+
+# Multi-modal models beside their language model
+
+
+def test_what_reads_images_keeps_transformers_attention(tmp_path: Path) -> None:
+    """Some know theirs by name alone."""
+    random_model(config_of("qwen2_5_vl", **FAMILIES["qwen2_5_vl"])).save_pretrained(tmp_path)
+    config = load_target(tmp_path, device="cpu", dtype=torch.float32, attention=NAME).config
+    assert config._attn_implementation == config.text_config._attn_implementation == NAME
+    assert config.vision_config._attn_implementation not in (NAME, None)
+
+
+def test_wrappers_that_put_padding_in_the_place_of_images_are_run_without_memory() -> None:
+    text = FAMILIES["gemma4_text"]
+    alone, wrapped = config_of("gemma4_text", **text), config_of("gemma4", text_config=text)
+    assert footprint(wrapped).cached == footprint(alone).cached > 0
+
+
+def test_the_language_model_says_how_a_wrapper_attends() -> None:
+    """DeepSeek-VL's says nothing, and holds a Llama."""
+    config = config_of("deepseek_vl", text_config={})
+    wrapper = model_class(config)
+    assert wrapper is not None
+    assert not wrapper.is_backend_compatible()
+    check_class(wrapper, config)
 
 
 # Rope that depends on the length
