@@ -1,20 +1,25 @@
 """Does the doctor name the defect? Every defect of published drafts, injected into the sound drafts of the zoo.
 
-`python scripts/check_doctor.py [--only NAME …] [--limit 48] [--max-new-tokens 48]`
+`python scripts/check_doctor.py [--only NAME …] [--drafts FOLDER] [--limit 48] [--max-new-tokens 48]`
 
-The details are numbered as in the notes on formats, the 15 most error-prone ones. Not injected: 2 and 12 (what
-engines read of a config or skip of a file, which draftkit writes and checks itself), 14 (a wrong head_dim does not fit
-the tensors, and is refused) and 15's paths and architecture names (only engines look at them).
+The details are numbered as in the notes on formats, the 15 most error-prone ones; those of block drafters have none.
+Not injected: 2 and 12 (what engines read of a config or skip of a file, which draftkit writes and checks itself), 14 (a
+wrong head_dim does not fit the tensors, and is refused), 15's paths and architecture names (only engines look at them),
+and a Markov head that the config names and the file lacks (refused).
 
-Prints for each defect what the doctor named first, with acceptance lengths before and after its remedy. Exits with 1
-when a defect is missed, or when something is recommended for a sound draft.
+`--drafts`: the folder of `memorize_drafts.py` or of `train_with_speculators.py`, with block drafters; without it, and
+without those that it lacks, their cases are left out.
+
+Prints for each defect what the doctor named first, with acceptance lengths of the sound draft, with the defect and with
+the remedy. Exits with 1 when a defect that costs `MARGIN` or more is missed, or when something is recommended for a
+sound draft.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from draftkit import zoo
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
+from draftkit.doctor.measure import MARGIN
 from draftkit.doctor.patient import changed, target_ids, with_target_ids
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
@@ -39,13 +45,16 @@ SOUND = ("eagle", "eagle3", "p-eagle", "dflash", "dspark", "pard", "mlp-speculat
 @dataclass(frozen=True)
 class Injection:
     """A defect: the number of its detail in the list of formats, the sound draft, how it is spoiled, and the names by
-    which the doctor may call it. `rotated`: the target is spoiled instead."""
+    which the doctor may call it. `rotated`: the target is spoiled instead. `target`: another one, in the folder of
+    `--drafts`. `k`: the draft tokens a round, where they are the defect."""
 
-    detail: int
+    detail: int | None
     draft: str
     spoil: Callable[[Draft], Draft]
     named: tuple[str, ...]
     rotated: bool = False
+    target: str | None = None
+    k: int | None = None
 
 
 def facts(**values: Any) -> Callable[[Draft], Draft]:
@@ -60,9 +69,9 @@ def facts(**values: Any) -> Callable[[Draft], Draft]:
 
 def rope(**values: Any) -> Callable[[Draft], Draft]:
     def spoil(draft: Draft) -> Draft:
-        eagle = _eagle(draft)
-        decoder = replace(eagle.decoder, rope=replace(eagle.decoder.rope, **values))
-        return changed(draft, replace(eagle, decoder=decoder))
+        spec: Any = draft.spec.architecture
+        decoder = replace(spec.decoder, rope=replace(spec.decoder.rope, **values))
+        return changed(draft, replace(spec, decoder=decoder))
 
     return spoil
 
@@ -80,7 +89,7 @@ def lm_rope(base: float) -> Callable[[Draft], Draft]:
 
 def moved_layers(by: int) -> Callable[[Draft], Draft]:
     def spoil(draft: Draft) -> Draft:
-        ids = _eagle(draft).aux_layer_ids
+        ids = draft.spec.architecture.aux_layer_ids
         assert ids is not None
         return facts(aux_layer_ids=tuple(i + by for i in ids))(draft)
 
@@ -149,6 +158,30 @@ def own_embedding(draft: Draft) -> Draft:
     return changed(draft, replace(_eagle(draft), embed_tokens="draft"), {"embed_tokens.weight": table})
 
 
+def own_table(name: str, spoil: Callable[[str], Callable[[Draft], Draft]]) -> Callable[[Draft], Draft]:
+    """A table that the draft borrows as one of its own, the target's spoiled."""
+
+    def spoiled(draft: Draft) -> Draft:
+        spec: Any = draft.spec.architecture
+        model = AutoModelForCausalLM.from_pretrained(zoo.path("target"), dtype=torch.float32)
+        table = model.get_input_embeddings() if name == "embed_tokens" else model.get_output_embeddings()
+        own = replace(spec, **{name: "draft"})
+        return spoil(f"{name}.weight")(changed(draft, own, {f"{name}.weight": table.weight.detach().clone()}))
+
+    return spoiled
+
+
+def gated(draft: Draft) -> Draft:
+    """A plain Markov head taken for a gated one, whose gate was never trained."""
+    spec: Any = draft.spec.architecture
+    spoiled = changed(draft, replace(spec, markov=replace(spec.markov, markov_type="gated")))
+    return noise(*(f"markov_head.gate_proj.{name}" for name in ("weight", "bias")), scale=1.0)(spoiled)
+
+
+def as_it_is(draft: Draft) -> Draft:
+    return draft
+
+
 def _eagle(draft: Draft) -> EagleSpec:
     eagle = draft.spec.architecture
     assert isinstance(eagle, EagleSpec)
@@ -156,6 +189,10 @@ def _eagle(draft: Draft) -> EagleSpec:
 
 
 HEAD = ("head", "random-head", "zero-lm-head")
+EMBEDDING = ("embedding", "random-embedding")
+FULL, SLIDING = ("dflash", "dspark", "dspark-fill-in"), ("dflash-sliding",)
+EVERY = (*FULL, *SLIDING)
+OTHER_SLOTS = {"dflash": "anchor-first", "dspark-fill-in": "anchor-first", "dspark": "fill-in"}
 INJECTIONS = {
     "layer ids one early": Injection(1, "eagle3", moved_layers(-1), ("layer-ids",)),
     "layer ids one late": Injection(1, "eagle3", moved_layers(1), ("layer-ids",)),
@@ -192,6 +229,43 @@ INJECTIONS = {
 }
 
 
+def of_each(drafts: Iterable[str], what: str, spoil: Callable[[Draft], Draft], *named: str) -> dict[str, Injection]:
+    """The same defect in several block drafters."""
+    return {f"{what}, {draft}": Injection(None, draft, spoil, named) for draft in drafts}
+
+
+INJECTIONS |= {
+    **{
+        f"taken for {slots}, {draft}": Injection(None, draft, facts(slots=slots), ("slots",))
+        for draft, slots in OTHER_SLOTS.items()
+    },
+    **of_each(EVERY, "layer ids one early", moved_layers(-1), "layer-ids"),
+    **of_each(EVERY, "layer ids one late", moved_layers(1), "layer-ids"),
+    **of_each(("dflash", "dspark"), "the embedding's output first", facts(aux_layer_ids=(0, 5, 7)), "layer-ids"),
+    **of_each(("dflash-ends",), "the embedding's output missed", facts(aux_layer_ids=(1, 5, 10)), "layer-ids"),
+    **of_each(("dflash-ends",), "last state after the norm", facts(last_state="after_norm"), "last-state"),
+    "3 drafts of a block, dflash": Injection(None, "dflash", as_it_is, ("block-size",), k=3),
+    **of_each(("dflash",), "a block of 16", facts(block_size=16), "block-size"),
+    **of_each(("dflash", "dspark"), "causal in full layers", facts(causal_layers=(0, 1)), "causal-layers"),
+    **of_each(("dflash-causal",), "bidirectional in full layers", facts(causal_layers=()), "causal-layers"),
+    **of_each(SLIDING, "bidirectional in the sliding layer", facts(causal_layers=()), "causal-layers"),
+    **of_each(SLIDING, "causal in the full layer only", facts(causal_layers=(1,)), "causal-layers"),
+    **of_each(SLIDING, "windows from the anchor", facts(window_rule="anchor"), "window-rule"),
+    **of_each(EVERY, "rope base 10000", rope(base=10_000.0), "rope-base"),
+    **of_each(EVERY, "mask token", other_mask_token(4088), "mask-token"),
+    **of_each(("dspark", "dspark-fill-in"), "a Markov head of another type", gated, "markov-head"),
+    **of_each(
+        ("dspark", "dspark-fill-in"), "an untrained Markov head",
+        noise("markov_head.markov_w1.weight", "markov_head.markov_w2.weight", scale=1.0), "markov-head",
+    ),
+    **of_each(("dflash",), "a random embedding", own_table("embed_tokens", noise), *EMBEDDING),
+    **of_each(("dflash",), "a permuted embedding", own_table("embed_tokens", permuted), *EMBEDDING),
+    **of_each(("dflash",), "a random head", own_table("lm_head", noise), *HEAD),
+    "asked to think": Injection(None, "dflash-without-thinking", as_it_is, ("thinking",), target="thinking-target"),
+}  # fmt: skip
+BLOCK_DRAFTS = (*EVERY, "dflash-causal", "dflash-ends")  # sound as they are
+
+
 def rotate_target(out: Path) -> Path:
     """The zoo's target times a random rotation: the same model to look at, with other states (QuaRot)."""
     model = AutoModelForCausalLM.from_pretrained(zoo.path("target"), dtype=torch.float32)
@@ -225,43 +299,85 @@ def _absorb(norm: Any, readers: list[Any], q: torch.Tensor) -> None:
     norm.weight.fill_(1)
 
 
-def inject(name: str, scratch: Path) -> tuple[str, str]:
+def source_of(name: str, drafts: Path | None) -> str | None:
+    """A draft of `drafts` or else of the zoo; None where it is in neither."""
+    if drafts is not None and (drafts / name).is_dir():
+        return str(drafts / name)
+    return f"zoo:{name}" if name in zoo.names() else None
+
+
+def inject(injection: Injection, source: str, drafts: Path | None, scratch: Path) -> tuple[str, str]:
     """Target and spoiled draft, as `doctor` takes them."""
-    injection = INJECTIONS[name]
-    source = f"zoo:{injection.draft}"
     out = scratch / "draft"
     with open_draft(source, "zoo:target") as draft:
         write_draft(out, injection.spoil(draft), force=True)
-    return str(rotate_target(scratch / "target")) if injection.rotated else "zoo:target", str(out)
+    if injection.rotated:
+        return str(rotate_target(scratch / "target")), str(out)
+    return "zoo:target" if injection.target is None else str(drafts / injection.target), str(out)  # type: ignore[operator]
+
+
+class Examination:
+    """The table of what was diagnosed, and the lengths of sound drafts."""
+
+    def __init__(self, drafts: Path | None, settings: dict[str, int]):
+        self.drafts, self.settings = drafts, settings
+        self.table = Table("detail", "defect", "draft", "sound", "as it is", "named first", "with the remedy", "")
+        self.missed = 0
+        self.sound: dict[str, float] = {}
+
+    def of_sound(self, draft: str) -> None:
+        source = source_of(draft, self.drafts)
+        assert source is not None
+        diagnosis = diagnose_draft("zoo:target", source, **self.settings)
+        named = ", ".join(cause.name for cause in diagnosis.causes) or "nothing"
+        self.sound[draft] = _length(diagnosis)
+        self._add("", "none", draft, diagnosis, named, "" if not diagnosis.recommended else "false alarm")
+
+    def of_defect(self, name: str) -> None:
+        injection = INJECTIONS[name]
+        source = source_of(injection.draft, self.drafts)
+        assert source is not None
+        with TemporaryDirectory() as scratch:
+            target, spoiled = inject(injection, source, self.drafts, Path(scratch))
+            diagnosis = diagnose_draft(target, spoiled, num_speculative_tokens=injection.k, **self.settings)
+        first = diagnosis.causes[0].name if diagnosis.causes else "nothing"
+        cost = self.sound.get(injection.draft, float("inf")) - _length(diagnosis)
+        verdict = "" if first in injection.named else "missed" if cost >= MARGIN else "costs nothing"
+        self._add(str(injection.detail or ""), name, injection.draft, diagnosis, first, verdict)
+
+    def _add(self, detail: str, name: str, draft: str, diagnosis: Diagnosis, first: str, verdict: str) -> None:
+        self.missed += verdict in ("missed", "false alarm")
+        sound = self.sound.get(draft)
+        lengths = ("–" if sound is None else f"{sound:.2f}", f"{_length(diagnosis):.2f}")
+        row = (detail, name, draft, *lengths, first, _remedied(diagnosis), verdict)
+        print(*row, sep="\t", file=sys.stderr, flush=True)
+        self.table.add_row(*row)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[*INJECTIONS, *SOUND])
+    parser.add_argument("--only", nargs="+", default=[*SOUND, *BLOCK_DRAFTS, *INJECTIONS], help="defects, sound drafts")
+    parser.add_argument("--drafts", type=Path, help="block drafters that are not embedded")
     parser.add_argument("--limit", type=int, default=48)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     arguments = parser.parse_args()
     settings = {"limit": arguments.limit, "max_new_tokens": arguments.max_new_tokens}
-    table = Table("detail", "defect", "draft", "as it is", "named first", "with the remedy", "")
-    missed = 0
+    examination = Examination(arguments.drafts, settings)
     for name in arguments.only:
-        with TemporaryDirectory() as scratch:
-            if name in INJECTIONS:
-                injection = INJECTIONS[name]
-                diagnosis = diagnose_draft(*inject(name, Path(scratch)), **settings)
-                first = diagnosis.causes[0].name if diagnosis.causes else "nothing"
-                fine, labels = first in injection.named, (str(injection.detail), name, injection.draft)
-            else:
-                diagnosis = diagnose_draft("zoo:target", f"zoo:{name}", **settings)
-                first = ", ".join(cause.name for cause in diagnosis.causes) or "nothing"
-                fine, labels = not diagnosis.recommended, ("", "none", name)
-        missed += not fine
-        assert diagnosis.length is not None
-        row = (*labels, f"{diagnosis.length.mean:.2f}", first, _remedied(diagnosis), "" if fine else "missed")
-        print(*row, sep="\t", file=sys.stderr, flush=True)
-        table.add_row(*row)
-    Console(width=160).print(table)
-    sys.exit(1 if missed else 0)
+        draft = INJECTIONS[name].draft if name in INJECTIONS else name
+        if source_of(draft, arguments.drafts) is None:
+            continue
+        if name in INJECTIONS:
+            examination.of_defect(name)
+        else:
+            examination.of_sound(name)
+    Console(width=160).print(examination.table)
+    sys.exit(1 if examination.missed else 0)
+
+
+def _length(diagnosis: Diagnosis) -> float:
+    assert diagnosis.length is not None
+    return diagnosis.length.mean
 
 
 def _remedied(diagnosis: Diagnosis) -> str:

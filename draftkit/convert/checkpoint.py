@@ -80,10 +80,16 @@ class Checkpoint:
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     @property
+    def projector(self) -> str | None:
+        """The head of a block drafter, as its nested config names it."""
+        nested = self.config.get(NESTED)
+        named = nested.get("projector_type") if isinstance(nested, dict) else None
+        return named if isinstance(named, str) else None
+
+    @property
     def kind_names(self) -> tuple[str, ...]:
         """What the config calls its draft: its classes, its type in the speculators library, its projector."""
-        nested = self.config.get(NESTED)
-        stated = (self.config.get(KIND), isinstance(nested, dict) and nested.get("projector_type"))
+        stated = (self.config.get(KIND), self.projector)
         return (*self.architectures, *(name for name in stated if isinstance(name, str)))
 
     @property

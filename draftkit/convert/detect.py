@@ -60,9 +60,10 @@ def detect(checkpoint: Checkpoint) -> Format:
             f"the checkpoint could be any of: {names}", where=checkpoint.source.path, hint="say which with --from"
         )
     sample = [*list(checkpoint.tensors)[:6], *(["…"] if len(checkpoint.tensors) > 6 else [])]
+    called = ", ".join(checkpoint.kind_names)
     raise FormatError(
-        f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
+        (f"config.json calls this {called}, and " if called else "")
+        + f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
         where=checkpoint.source.path,
-        expected=" or ".join(format.TITLE for format in known),
         hint="draftkit formats lists what can be read",
     )

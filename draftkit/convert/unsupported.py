@@ -42,7 +42,12 @@ KINDS = (
     Kind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
     Kind("Gemma-4 assistant", r"^pre_projection\.weight$", method="mtp"),
     Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp"),
-)
+    Kind(
+        "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.",
+        "Eagle3Deepseek", "eagle3",
+    ),
+)  # fmt: skip
+PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
 IN_VLLM = ("K3", "Qwen3Omni")  # of those, vLLM 0.32 runs these
 
@@ -51,7 +56,7 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     """Raise `FormatError` for a draft of a kind that draftkit does not convert, with its name."""
     kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
     kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
-    kind = kind or _of_other_layers(checkpoint) or _of_other_library(checkpoint)
+    kind = kind or _of_other_layers(checkpoint) or _of_other_library(checkpoint) or _of_other_head(checkpoint)
     if kind is not None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
@@ -74,3 +79,11 @@ def _of_other_library(checkpoint: Checkpoint) -> Kind | None:
     if kind is None or kind in ("eagle", *ARCHITECTURES):
         return None
     return Kind(f"{kind} of the speculators library", "")
+
+
+def _of_other_head(checkpoint: Checkpoint) -> Kind | None:
+    """A block drafter whose config names a head that no format has: as plain DFlash it would run without it."""
+    named = checkpoint.projector
+    return (
+        None if named is None or named in PROJECTORS else Kind(f"{named}, a block drafter with a head of that name", "")
+    )

@@ -22,6 +22,16 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "Automodel, GLM": ("DSpark with Glm5_2's layers", BODY, {"architectures": ["Glm5_2DSparkModel"]}),
     "speculators MTP": ("MTP", ("mtp_layers.0.input_proj.weight",), {"speculators_model_type": "mtp"}),
     "speculators of tomorrow": ("rnnt of the speculators library", BODY, {"speculators_model_type": "rnnt"}),
+    "SpecForge of tomorrow": (
+        "dspine, a block drafter with a head of that name",
+        BODY,
+        {"dflash_config": {"projector_type": "dspine"}},
+    ),
+    "EAGLE-3.1 of Kimi-K2.6": (
+        "EAGLE-3 with latent attention",
+        ("fc.weight", "midlayer.self_attn.kv_a_proj_with_mqa.weight"),
+        {},
+    ),
     "Qwen3-Next": ("MTP", ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"), {"model_type": "qwen3_next"}),
     "DeepSeek": ("MTP", ("model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight"), {}),
     "MiMo": ("MTP", ("model.mtp_layers.0.input_proj.weight",), {"model_type": "mimo"}),
@@ -35,4 +45,14 @@ def test_they_are_called_by_their_name(case: str, tmp_path: Path) -> None:
     name, tensors, config = CASES[case]
     pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2) for tensor in tensors})
     with pytest.raises(FormatError, match=f"this is a draft of the kind {name}; draftkit cannot convert it yet"):
+        inspect_checkpoint(str(tmp_path))
+
+
+def test_an_unknown_layout_is_called_what_its_config_calls_it(tmp_path: Path) -> None:
+    config = {"architectures": ["HSpecDraftModel"], "dflash_config": {"projector_type": "dflash"}}
+    pico.write_checkpoint(tmp_path, config, {"hspec.fc.weight": torch.ones(2, 2)})
+    message = (
+        "config.json calls this HSpecDraftModel, dflash, and no known draft format has these 1 tensors: hspec.fc.w"
+    )
+    with pytest.raises(FormatError, match=message):
         inspect_checkpoint(str(tmp_path))
