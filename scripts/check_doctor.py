@@ -263,7 +263,7 @@ INJECTIONS |= {
     **of_each(("dflash",), "a random head", own_table("lm_head", noise), *HEAD),
     "asked to think": Injection(None, "dflash-without-thinking", as_it_is, ("thinking",), target="thinking-target"),
 }  # fmt: skip
-BLOCK_DRAFTS = (*EVERY, "dflash-causal", "dflash-ends")  # sound as they are
+UNEMBEDDED = ("dflash-sliding", "dspark-fill-in", "dflash-causal", "dflash-ends")  # sound block drafters
 
 
 def rotate_target(out: Path) -> Path:
@@ -319,7 +319,7 @@ def inject(injection: Injection, source: str, drafts: Path | None, scratch: Path
 class Examination:
     """The table of what was diagnosed, and the lengths of sound drafts."""
 
-    def __init__(self, drafts: Path | None, settings: dict[str, int]):
+    def __init__(self, drafts: Path | None, settings: dict[str, Any]):
         self.drafts, self.settings = drafts, settings
         self.table = Table("detail", "defect", "draft", "sound", "as it is", "named first", "with the remedy", "")
         self.missed = 0
@@ -356,7 +356,7 @@ class Examination:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[*SOUND, *BLOCK_DRAFTS, *INJECTIONS], help="defects, sound drafts")
+    parser.add_argument("--only", nargs="+", default=[*SOUND, *UNEMBEDDED, *INJECTIONS], help="defects, sound drafts")
     parser.add_argument("--drafts", type=Path, help="block drafters that are not embedded")
     parser.add_argument("--limit", type=int, default=48)
     parser.add_argument("--max-new-tokens", type=int, default=48)

@@ -30,17 +30,18 @@ from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 
 STEPS = 60
-SIZES: dict[str, Any] = {"num_layers": 2, "block_size": 5, "max_anchors": None, "loss": "ce"}
-MIDDLE, ENDS = {"layers": (2, 5, 7)}, {"layers": (0, 5, 10)}  # of a target of 10 layers
-MARKOV = {"markov_rank": 32, "confidence": False}
+SIZES = {"num_layers": 2, "block_size": 5, "max_anchors": None, "loss": "ce"}
+MIDDLE: dict[str, Any] = SIZES | {"layers": (2, 5, 7)}  # of a target of 10 layers
+ENDS: dict[str, Any] = SIZES | {"layers": (0, 5, 10)}
+MARKOV: dict[str, Any] = MIDDLE | {"markov_rank": 32, "confidence": False}
 DRAFTS: dict[str, tuple[type[BlockRecipe], BlockOptions]] = {
-    "dflash": (DFlash, DFlashOptions(**SIZES, **MIDDLE)),
-    "dflash-causal": (DFlash, DFlashOptions(**SIZES, **MIDDLE, causal=True)),
-    "dflash-sliding": (DFlash, DFlashOptions(**SIZES, **MIDDLE, sliding_window=8)),
-    "dflash-ends": (DFlash, DFlashOptions(**SIZES, **ENDS)),
-    "dflash-without-thinking": (DFlash, DFlashOptions(**SIZES, **MIDDLE)),
-    "dspark": (DSpark, DSparkOptions(**SIZES, **MIDDLE, **MARKOV)),
-    "dspark-fill-in": (DSpark, DSparkOptions(**SIZES, **MIDDLE, **MARKOV, slots="fill-in")),
+    "dflash": (DFlash, DFlashOptions(**MIDDLE)),
+    "dflash-causal": (DFlash, DFlashOptions(**MIDDLE, causal=True)),
+    "dflash-sliding": (DFlash, DFlashOptions(**MIDDLE, sliding_window=8)),
+    "dflash-ends": (DFlash, DFlashOptions(**ENDS)),
+    "dflash-without-thinking": (DFlash, DFlashOptions(**MIDDLE)),
+    "dspark": (DSpark, DSparkOptions(**MARKOV)),
+    "dspark-fill-in": (DSpark, DSparkOptions(**MARKOV, slots="fill-in")),
 }
 
 
