@@ -13,6 +13,7 @@ from draftkit.version import __version__
 
 if TYPE_CHECKING:
     from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
+    from draftkit.data.samples import Sample
     from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.errors import DraftkitError
@@ -30,14 +31,19 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Settings, Sweep
     from draftkit.runtime.engine import Engine
     from draftkit.runtime.records import Generation
+    from draftkit.train.adapt import Adaptation, AdaptSettings, adapt_draft
     from draftkit.train.config import TrainConfig
     from draftkit.train.run import train_draft
+    from draftkit.train.tuner import DraftTuner, WalkedAcceptance, walk_acceptance
 
 __all__ = [
+    "AdaptSettings",
+    "Adaptation",
     "Cell",
     "Diagnosis",
     "Draft",
     "DraftSampling",
+    "DraftTuner",
     "DraftkitError",
     "Engine",
     "Finding",
@@ -46,13 +52,16 @@ __all__ = [
     "Request",
     "Result",
     "ResultFile",
+    "Sample",
     "SamplingParameters",
     "Settings",
     "Sweep",
     "Target",
     "TrainConfig",
     "VllmSettings",
+    "WalkedAcceptance",
     "__version__",
+    "adapt_draft",
     "convert_checkpoint",
     "diagnose_draft",
     "evaluate_draft",
@@ -62,13 +71,17 @@ __all__ = [
     "load_target",
     "push_draft",
     "train_draft",
+    "walk_acceptance",
 ]
 
 _HOMES = {
+    "AdaptSettings": ("draftkit.train.adapt", "AdaptSettings"),
+    "Adaptation": ("draftkit.train.adapt", "Adaptation"),
     "Cell": ("draftkit.results.record", "Cell"),
     "Diagnosis": ("draftkit.doctor.diagnose", "Diagnosis"),
     "Draft": ("draftkit.layout.folder", "Draft"),
     "DraftSampling": ("draftkit.requests", "DraftSampling"),
+    "DraftTuner": ("draftkit.train.tuner", "DraftTuner"),
     "DraftkitError": ("draftkit.errors", "DraftkitError"),
     "Engine": ("draftkit.runtime.engine", "Engine"),
     "Finding": ("draftkit.finding", "Finding"),
@@ -77,12 +90,15 @@ _HOMES = {
     "Request": ("draftkit.requests", "Request"),
     "Result": ("draftkit.results.record", "Result"),
     "ResultFile": ("draftkit.results.saved", "ResultFile"),
+    "Sample": ("draftkit.data.samples", "Sample"),
     "SamplingParameters": ("draftkit.requests", "SamplingParameters"),
     "Settings": ("draftkit.results.settings", "Settings"),
     "Sweep": ("draftkit.results.settings", "Sweep"),
     "Target": ("draftkit.models.target", "Target"),
     "TrainConfig": ("draftkit.train.config", "TrainConfig"),
     "VllmSettings": ("draftkit.engines.vllm.settings", "VllmSettings"),
+    "WalkedAcceptance": ("draftkit.train.tuner", "WalkedAcceptance"),
+    "adapt_draft": ("draftkit.train.adapt", "adapt_draft"),
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
@@ -92,6 +108,7 @@ _HOMES = {
     "load_target": ("draftkit.loading", "load_model"),
     "push_draft": ("draftkit.publish", "push_draft"),
     "train_draft": ("draftkit.train.run", "train_draft"),
+    "walk_acceptance": ("draftkit.train.tuner", "walk_acceptance"),
 }
 
 

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from draftkit.cli import data, prepare
+from draftkit.cli.adapt import adapt
 from draftkit.cli.card import card
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
@@ -41,6 +42,7 @@ app.command()(formats)
 app.command(name="eval")(evaluate)
 app.command()(doctor)
 app.command()(train)
+app.command()(adapt)
 app.command()(report)
 app.command()(card)
 app.command()(push)

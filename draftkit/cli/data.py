@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 
 from draftkit.cli.shared import (
+    ConcurrencyOption,
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
+    EndpointOption,
     JsonOption,
     ProgressLines,
     RevisionOption,
+    ServedModelOption,
     TargetOption,
     TrustOption,
     console,
@@ -53,12 +56,6 @@ TemplateOption = Annotated[
 
 TopKOption = Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")]
 TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")]
-ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")]
-EndpointOption = Annotated[
-    str | None,
-    typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
-]
-ServedModelOption = Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")]
 
 
 @app.command()

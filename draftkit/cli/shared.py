@@ -30,6 +30,12 @@ DtypeOption = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
 ]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")]
+EndpointOption = Annotated[
+    str | None,
+    typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
+]
+ServedModelOption = Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
 FormatOption = Annotated[

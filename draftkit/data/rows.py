@@ -78,7 +78,7 @@ def read_rows(
     """
     path = Path(os.path.expanduser(source))
     if path.exists():
-        places: Iterator[Place] = itertools.chain.from_iterable(map(read_file, _files(path)))
+        places: Iterator[Place] = itertools.chain.from_iterable(map(read_file, data_files(path)))
     elif source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
         raise SourceError(f"there is no file or folder {source}", where=path, hint="a Hub dataset is org/name")
     else:
@@ -180,7 +180,7 @@ def _distinct(rows: Iterator[Row]) -> Iterator[Row]:
         yield row if seen[row.id] == 1 else replace(row, id=f"{row.id}-{seen[row.id]}")
 
 
-def _files(path: Path) -> list[Path]:
+def data_files(path: Path) -> list[Path]:
     """The file itself, or the files of a folder in the order of their names."""
     if path.is_file():
         if path.suffix not in SUFFIXES:

@@ -88,6 +88,18 @@ def gain(before: Sums, after: Sums, comparisons: int, seed: int = 0) -> Interval
     return Interval(mean_length(after) - mean_length(before), low, high)
 
 
+def contrast(one: Sums, other: Sums, seed: int = 0) -> Interval:
+    """How much longer the length of `one` is than that of `other`, of other prompts; both are resampled."""
+    generator = random.Random(seed)
+
+    def drawn(sums: Sums) -> float:
+        return mean_length(generator.choices(sums, k=len(sums)))
+
+    found = sorted(drawn(one) - drawn(other) for _ in range(RESAMPLES))
+    mean = mean_length(one) - mean_length(other)
+    return Interval(mean, found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000])
+
+
 def known(interval: Interval) -> Interval | None:
     """The interval; None of nothing."""
     return None if isnan(interval.mean) else interval

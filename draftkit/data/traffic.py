@@ -1,0 +1,106 @@
+"""Logs of requests to a target, as servers and their clients write them, and the slices that they fall into.
+
+A record is a chat or completion of OpenAI's interface: the request's keys with the response's `choices`, or both under
+`request` (or a batch's `body`) and `response`; or a row of any shape that `draftkit.data.rows` knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from draftkit.data.language import language_of
+from draftkit.data.regenerate import TOOL_ROLES
+from draftkit.data.rows import Conversation, Row, data_files, parse_row, read_file
+from draftkit.data.samples import Sample
+from draftkit.data.tokenizer import TargetTokenizer
+from draftkit.errors import FormatError
+
+# A thought with something in it, as the templates of this year's models mark it.
+THOUGHT = re.compile(r"<think>(?!\s*</think>)|<\|channel\|?>\s*(analysis|thought)")
+LENGTHS = ((256, "short"), (1024, "medium"))  # tokens of a sample below which it is called that; else long
+LONG = "long"
+
+
+class Logged(NamedTuple):
+    """A row of the log. `own`: its last answer is taken as the target's own, and needs no other."""
+
+    row: Row
+    own: bool
+
+
+def read_traffic(source: Path, own: Container[str] = ()) -> Iterator[Logged]:
+    """The requests of a file or folder of logs, each once; `own`: the model names whose answers are the target's own.
+
+    A row's id tells its messages, so that a request is on the same side of any split wherever it occurs again; its
+    category says language and tools. Completions are answered anew whoever wrote them, as their text does not say where
+    the answer begins. Raises `SourceError` and `FormatError`.
+    """
+    seen = set()
+    for where, record, _ in itertools.chain.from_iterable(map(read_file, data_files(source))):
+        shaped, model, answer = _request(record, where)
+        row = parse_row(shaped, where)
+        digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+        id = f"traffic-{digest.hexdigest()[:16]}"
+        if id in seen:
+            continue
+        seen.add(id)
+        row = replace(row, id=id, category=category_of(row))
+        if model in own and answer is not None and isinstance(row.content, Conversation):
+            answered = Conversation((*row.content.messages, answer), row.content.tools)
+            yield Logged(replace(row, content=answered), True)
+        else:
+            yield Logged(row, False)
+
+
+def _request(record: Mapping[str, object], where: str) -> tuple[dict[str, object], object, Mapping[str, object] | None]:
+    """The request in a shape of rows, the model that answered, and the message it answered with, where there is one."""
+    request = _body(record.get("request", record), where)
+    response = _body(record.get("response", record), where)
+    choices = response.get("choices")
+    if "request" not in record and "body" not in record and choices is None:
+        return dict(record), record.get("model"), None
+    shaped = {key: request[key] for key in ("messages", "tools", "prompt") if request.get(key) is not None}
+    prompt = shaped.get("prompt")
+    if "messages" not in shaped and isinstance(prompt, str):
+        shaped = {"text": prompt}  # a completion goes on with it as it is
+    elif not isinstance(shaped.get("messages"), list):
+        raise FormatError(
+            f"the request has no messages and no prompt that is text; its keys: {', '.join(request) or 'none'}",
+            where=where,
+            expected="a chat or completion of OpenAI's interface",
+        )
+    first = choices[0] if isinstance(choices, list) and choices else {}
+    message = first.get("message") if isinstance(first, dict) else None
+    return shaped, response.get("model", request.get("model")), message if isinstance(message, dict) else None
+
+
+def _body(part: object, where: str) -> Mapping[str, object]:
+    """A request or response; those of batches are wrapped once more."""
+    if isinstance(part, dict) and isinstance(part.get("body"), dict):
+        part = part["body"]
+    if not isinstance(part, dict):
+        raise FormatError("request and response are no objects", where=where)
+    return part
+
+
+def category_of(row: Row) -> str:
+    """Language and tools of a request, as `of_sample` reads them."""
+    if not isinstance(row.content, Conversation):
+        return f"language={language_of(str(row.content))} tools=no"
+    said = " ".join(str(m.get("content") or "") for m in row.content.messages if m["role"] == "user")
+    called = any(m["role"] in TOOL_ROLES or m.get("tool_calls") for m in row.content.messages)
+    return f"language={language_of(said)} tools={'yes' if row.content.tools or called else 'no'}"
+
+
+def sliced(sample: Sample, target: TargetTokenizer) -> Sample:
+    """The sample with all its slices in its category: those of its row, whether it thinks, and its length."""
+    thinks = THOUGHT.search(target.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=False))
+    length = next((name for limit, name in LENGTHS if len(sample) < limit), LONG)
+    return replace(sample, category=f"{sample.category} thinking={'yes' if thinks else 'no'} length={length}")

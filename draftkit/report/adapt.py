@@ -1,0 +1,34 @@
+"""An adaptation as a terminal table."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from draftkit.report.format import length
+from draftkit.results.record import Interval
+from draftkit.train.adapt import Adaptation
+
+
+def adaptation_table(adapted: Adaptation, k: int) -> Table:
+    """One row for each slice of the answers held out."""
+    table = Table(
+        "slice", "answers", "before", "against general", "after", "gained",
+        title=f"acceptance length at K={k} on held-out answers, trained on {adapted.answers:,}",
+        caption="lost: before, less was accepted than of general text, beyond chance",
+    )  # fmt: skip
+    for found in adapted.slices:
+        behind = "" if found.behind is None else difference(found.behind) + (" lost" if found.lost else "")
+        table.add_row(
+            found.name,
+            f"{found.samples:,}",
+            length(found.before),
+            behind,
+            length(found.after),
+            difference(found.gained),
+        )
+    return table
+
+
+def difference(interval: Interval) -> str:
+    """How much longer, with its interval."""
+    return f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"

@@ -1,0 +1,351 @@
+"""A draft for a target that was fine-tuned, or traffic that has shifted: `draftkit adapt`.
+
+The log's requests are answered by the target itself, and general prompts beside them, so that nothing is lost
+elsewhere. A part of both is held out; on it the draft is judged before and after, slice by slice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from transformers import PreTrainedModel
+
+from draftkit.data.loss_mask import Renderer
+from draftkit.data.packing import pack
+from draftkit.data.prepare import samples_of
+from draftkit.data.reasons import Report
+from draftkit.data.regenerate import regenerate
+from draftkit.data.responders import EndpointResponder, Responder, Sampling, engine_responder
+from draftkit.data.response_file import ResponseFile
+from draftkit.data.rows import Row, read_rows
+from draftkit.data.samples import Sample, SamplesOrigin, held_out, write_samples
+from draftkit.data.states.online import load_training_target
+from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening, synthesize
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.data.traffic import category_of, read_traffic, sliced
+from draftkit.errors import DraftkitError
+from draftkit.io.atomic import atomic_file
+from draftkit.io.jsonfile import dump, finite, read_object
+from draftkit.loading import open_draft
+from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.requests import SamplingParameters
+from draftkit.results.record import Interval
+from draftkit.results.statistics import bootstrap_length, contrast, gain
+from draftkit.train.config import TrainConfig, read_config
+from draftkit.train.run import train_draft
+from draftkit.train.tuner import DraftTuner, WalkedAcceptance, recipe_of
+
+SETTINGS_FILE, REPORT_FILE = "adapt-settings.json", "adapt.json"
+SYNTHESIZED, NOTHING = "synthesized", "none"  # what `replay` can be besides a source of rows
+LEAST_GENERAL = 16  # general prompts, where there are to be any
+VALIDATIONS = 8  # of a run, about
+SMALLEST_SLICE = 5  # samples of one that is reported
+
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptSettings:
+    """An adaptation; a folder goes on only with those that it was begun with.
+
+    - `traffic`: a file or folder of logs (`draftkit.data.traffic`). `own`: model names in it whose answers are the
+      target's own; all others are answered anew.
+    - `replay`: where general rows come from: any source of `read_rows`, `synthesized` by the target, or `none`.
+      `replay_share`: their share of all rows.
+    - `held_out`: the share of both that judges. `k`: draft tokens a round. `temperature`: of serving.
+    - `training`: settings of `TrainConfig` by name, as `optimization.lr=1e-4`; `lora`: of its adapters, None for all
+      weights.
+    """
+
+    draft: str
+    target: str
+    traffic: str
+    out: str
+    own: tuple[str, ...] = ()
+    replay: str = SYNTHESIZED
+    replay_share: float = 0.25
+    held_out: float = 0.1
+    limit: int | None = None
+    temperature: float = 0.0
+    max_new_tokens: int = 512
+    max_length: int = 4096
+    k: int = 4
+    seed: int = 0
+    lora: Mapping[str, object] | None = None
+    training: tuple[str, ...] = ()
+    endpoint: str | None = None
+    served_model: str | None = None
+    concurrency: int = 16
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("replay_share", "held_out"):
+            if not 0 < getattr(self, name) < 1:
+                raise DraftkitError(f"{name} {getattr(self, name)}", expected="between 0 and 1")
+
+    @property
+    def mode(self) -> Literal["greedy", "sampled"]:
+        return "sampled" if self.temperature else "greedy"
+
+
+@dataclass(frozen=True)
+class AdaptedSlice:
+    """What the draft accepted of a slice of the held-out answers before and after.
+
+    `gained`: after − before on the same answers. `behind`: before, how far the slice was above or below the general
+    answers, None for these themselves and where there are none.
+    """
+
+    name: str
+    samples: int
+    before: Interval
+    after: Interval
+    gained: Interval
+    behind: Interval | None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the draft accepted less here than of general text, beyond chance."""
+        return self.behind is not None and self.behind.high < 0
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """`draft`: the folder of the adapted draft; None where the training was stopped. `answers`: those trained on."""
+
+    draft: Path | None
+    answers: int
+    slices: tuple[AdaptedSlice, ...] = ()
+    stopped_by: int | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """As `adapt --json` prints it."""
+        slices = [{**asdict(found), "lost": found.lost} for found in self.slices]
+        return {"schema": 1, "draft": None if self.draft is None else str(self.draft), "answers": self.answers,
+                "slices": slices}  # fmt: skip
+
+
+@dataclass
+class _Samples:
+    """Samples to train on, and those that judge; general ones have their source in their category."""
+
+    training: list[Sample] = field(default_factory=list)
+    judging: list[Sample] = field(default_factory=list)
+
+
+def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adaptation:
+    """Adapt a draft of any format that draftkit trains to a target and its traffic.
+
+    Writes into `settings.out` the answers, the samples, checkpoints, `draft` (a folder that engines take) and a report.
+    Called again, it goes on where it was interrupted. `said` is told what is being done. Raises `DraftkitError`.
+    """
+    out = Path(settings.out)
+    with open_draft(settings.draft, settings.target) as draft:
+        recipe = recipe_of(draft.spec.method)
+    out.mkdir(parents=True, exist_ok=True)
+    _check_settings(out / SETTINGS_FILE, settings)
+    samples = _samples(settings, said)
+    config = _training(settings, recipe, samples)
+    target = _load(settings)
+    said(f"judging {settings.draft} on {len(samples.judging):,} answers")
+    before = DraftTuner(settings.draft, target).walk_acceptance(samples.judging, k=settings.k, mode=settings.mode)
+    del target  # or training would hold a second one
+    said(f"training on {len(samples.training):,} answers")
+    trained = train_draft(config, resume=True)
+    if trained.draft is None:
+        return Adaptation(None, len(samples.training), stopped_by=trained.stopped_by)
+    after = DraftTuner(trained.draft, _load(settings)).walk_acceptance(
+        samples.judging, k=settings.k, mode=settings.mode
+    )
+    adapted = Adaptation(trained.draft, len(samples.training), tuple(compare(before, after)))
+    with atomic_file(out / REPORT_FILE, force=True) as file:
+        file.write(dump(finite(adapted.to_dict())).encode())
+    return adapted
+
+
+def compare(before: WalkedAcceptance, after: WalkedAcceptance) -> Iterator[AdaptedSlice]:
+    """Each slice of the same samples before and after: the traffic, the general text, and then by language, tools,
+    thinking and length of the traffic."""
+    numbers = sorted(before.sums.keys() & after.sums.keys())
+    parts = {number: before.categories[number].split() for number in numbers}
+    names = sorted({part for of in parts.values() for part in of}, key=lambda name: ("source=" not in name, name))
+    general = [before.sums[number] for number in numbers if "source=general" in parts[number]]
+    comparisons = len(names)
+    for name in names:
+        inside = [
+            number for number in numbers
+            if name in parts[number] and ("source=" in name or "source=traffic" in parts[number])
+        ]  # fmt: skip
+        if len(inside) < (1 if "source=" in name else SMALLEST_SLICE):
+            continue
+        old, new = ([walked.sums[number] for number in inside] for walked in (before, after))
+        yield AdaptedSlice(
+            name=name.removeprefix("source="),
+            samples=len(inside),
+            before=bootstrap_length(old),
+            after=bootstrap_length(new),
+            gained=gain(old, new, comparisons),
+            behind=contrast(old, general) if general and name != "source=general" else None,
+        )
+
+
+def _check_settings(path: Path, settings: AdaptSettings) -> None:
+    """Raise `DraftkitError` for a folder that was begun with other settings, or that is not an adaptation's."""
+    stated = json.loads(json.dumps(asdict(settings)))
+    if path.exists():
+        before = read_object(path)
+        differing = [name for name in stated if before.get(name) != stated[name]]
+        if differing:
+            raise DraftkitError(
+                "the folder was begun with other settings:"
+                + "".join(f"\n    {name}: {before.get(name)!r}, now {stated[name]!r}" for name in differing),
+                where=path.parent,
+                hint="give the same settings to go on with it, or another folder",
+            )
+        return
+    if any(path.parent.iterdir()):
+        raise DraftkitError("the output is already there", where=path.parent, hint="choose another folder")
+    with atomic_file(path, force=False) as file:
+        file.write(dump(stated).encode())
+
+
+def _samples(settings: AdaptSettings, said: Said) -> _Samples:
+    """Answers of the target's own to the log and to general prompts, split."""
+    out, tokenizer = Path(settings.out), load_tokenizer(settings.target)
+    renderer = Renderer(tokenizer)
+    logged = list(itertools.islice(read_traffic(Path(settings.traffic), settings.own), settings.limit))
+    if not logged:
+        raise DraftkitError("there are no requests in the log", where=settings.traffic)
+    own, others = ([entry.row for entry in logged if entry.own is mine] for mine in (True, False))
+    sampling = Sampling(SamplingParameters(settings.temperature), settings.max_new_tokens, tokenizer.end_ids)
+    responder = _Responder(settings, sampling)
+    general = _general(settings, renderer, responder, len(logged), said)
+    rows = [_from(row, "traffic") for row in others] + [_from(row, "general") for row in general]
+    said(f"{len(rows):,} requests to answer, {len(own):,} of {len(logged):,} are the target's own")
+    header = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256,
+              "target": settings.target, "temperature": settings.temperature, "seed": settings.seed,
+              "max_new_tokens": settings.max_new_tokens}  # fmt: skip
+    answers = ResponseFile(out / "answers.jsonl", header)
+    if any(row.id not in answers.done for row in rows):
+        regenerate(rows, renderer, responder.get(), answers, seed=settings.seed, batch_size=4 * settings.concurrency)
+    responder.free()
+    given = itertools.chain((_from(row, "traffic") for row in own), read_rows(str(answers.path)))
+    made = [sliced(s, tokenizer) for s in samples_of(given, renderer, Report(), settings.max_length)]
+    kept, aside = held_out(made, settings.held_out)
+    samples = _Samples([made[n] for n in kept], [made[n] for n in aside])
+    if not kept or not any("source=traffic" in sample.category for sample in samples.judging):
+        raise DraftkitError(
+            f"{len(made)} answers are too few to train on some and judge by others", where=settings.traffic,
+            hint="bring more requests, or raise held_out",
+        )  # fmt: skip
+    origin = SamplesOrigin(tokenizer.name, tokenizer.sha256, tokenizer.template_sha256, settings.max_length)
+    write_samples(out / "training.jsonl", samples.training, origin, force=True)
+    write_samples(out / "held-out.jsonl", samples.judging, origin, force=True)
+    return samples
+
+
+class _Responder:
+    """What answers, loaded when it is first needed."""
+
+    def __init__(self, settings: AdaptSettings, sampling: Sampling):
+        self._settings = settings
+        self._sampling = sampling
+        self._loaded: Responder | None = None
+
+    def get(self, sampling: Sampling | None = None) -> Responder:
+        settings = self._settings
+        if self._loaded is None:
+            if settings.endpoint is not None:
+                self._loaded = EndpointResponder(
+                    settings.endpoint, self._sampling, settings.concurrency, settings.served_model
+                )
+            else:
+                self._loaded = engine_responder(
+                    settings.target, self._sampling, settings.concurrency, device=settings.device
+                )
+        self._loaded.sampling = sampling or self._sampling  # type: ignore[attr-defined]
+        return self._loaded
+
+    def free(self) -> None:
+        self._loaded = None
+
+
+def _general(
+    settings: AdaptSettings, renderer: Renderer, responder: _Responder, requests: int, said: Said
+) -> list[Row]:
+    """General prompts beside so many requests."""
+    if settings.replay == NOTHING:
+        return []
+    share = settings.replay_share
+    count = max(round(requests * share / (1 - share)), LEAST_GENERAL)
+    source = settings.replay
+    if source == SYNTHESIZED:
+        said(f"the target writes {count:,} general prompts")
+        source = _synthesized(settings, renderer, responder, count)
+    rows: Iterable[Row] = read_rows(source, limit=count)
+    return [replace(row, id=f"general-{row.id}", category=category_of(row)) for row in rows]
+
+
+def _synthesized(settings: AdaptSettings, renderer: Renderer, responder: _Responder, count: int) -> str:
+    how = SynthesizeSettings(
+        target=settings.target,
+        served_by="endpoint" if settings.endpoint else "draftkit",
+        dtype=None,
+        system=None,
+        template_options={},
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        seed=settings.seed,
+    )
+    cut = opening(renderer)
+    file = PromptFile(Path(settings.out) / "prompts.jsonl", how.header(renderer.target))
+    if len(file.done) < count:
+        batch_size = 4 * settings.concurrency
+        synthesize(count, cut, renderer, responder.get(how.sampling(cut)), file, how, batch_size=batch_size)
+    return str(file.path)
+
+
+def _from(row: Row, source: str) -> Row:
+    return replace(row, category=f"source={source} {row.category}")
+
+
+def _training(settings: AdaptSettings, recipe: str, samples: _Samples) -> TrainConfig:
+    """The run: the draft that is kept is the one with the longest acceptance length on the answers held out."""
+    out = Path(settings.out)
+    flags: dict[str, object] = {
+        "recipe": recipe,
+        "target": settings.target,
+        "draft": settings.draft,
+        "data": str(out / "training.jsonl"),
+        "out": settings.out,
+        "seed": settings.seed,
+        "device": settings.device or "",
+        "lora": settings.lora,
+        "optimization": {"epochs": 3.0},
+        "validation": {
+            "samples": str(out / "held-out.jsonl"), "k": settings.k, "mode": settings.mode,
+            "temperature": settings.temperature or 1.0, "limit": len(samples.judging),
+        },
+    }  # fmt: skip
+    config = read_config(None, settings.training, flags)
+    if config.validation.every == 0:
+        rows = len(pack([len(sample) for sample in samples.training], config.tokens_per_row))
+        steps = config.optimization.max_steps or round(
+            config.optimization.epochs * -(-rows // config.optimization.accumulation)
+        )
+        every = max(steps // VALIDATIONS, 1)
+        config = replace(config, validation=replace(config.validation, every=every))
+    return config
+
+
+def _load(settings: AdaptSettings) -> PreTrainedModel:
+    place = device_named(settings.device)
+    target = load_training_target(settings.target, device=place, dtype=dtype_named(None, place))
+    limit_threads(target)
+    return target

@@ -1,0 +1,116 @@
+"""`draftkit adapt`, from a log to an adapted draft, and what it says of the slices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Command
+
+from draftkit import zoo
+from draftkit.data.rows import read_rows
+from draftkit.data.samples import read_samples
+from draftkit.errors import DraftkitError
+from draftkit.layout.folder import read_draft
+from draftkit.train.adapt import AdaptSettings, _check_settings, compare
+from draftkit.train.tuner import WalkedAcceptance
+
+torch.set_num_threads(1)
+
+
+def test_slices_before_and_after() -> None:
+    """Of which the log lost acceptance, against the general text, and what was won; small ones are left out."""
+    slices = (
+        ["source=traffic language=de"] * 20 + ["source=traffic language=en"] * 20 + ["source=general language=en"] * 20
+    )
+    slices += ["source=traffic language=fr"] * 3
+
+    def walked(of_german: int) -> WalkedAcceptance:
+        accepted = [of_german if "de" in name else 20 + n % 3 for n, name in enumerate(slices)]
+        return WalkedAcceptance({n: (a + n % 2, 10) for n, a in enumerate(accepted)}, tuple(slices))
+
+    found = {part.name: part for part in compare(walked(5), walked(15))}
+    assert list(found) == ["general", "traffic", "language=de", "language=en"]
+    german, english = found["language=de"], found["language=en"]
+    assert (german.samples, english.samples) == (20, 20)  # the general English is apart
+    assert (german.lost, english.lost, found["general"].lost) == (True, False, False)
+    assert german.before.mean == pytest.approx(1.55)
+    assert german.gained.mean == pytest.approx(1.0)
+    assert german.gained.low > 0.9
+    assert (english.gained.low, english.gained.high) == (0, 0)
+    assert found["general"].behind is None
+    assert german.behind is not None
+    assert german.behind.mean == pytest.approx(german.before.mean - found["general"].before.mean)
+
+
+def logs(path: Path) -> Path:
+    """What a server of an older target has logged."""
+    rows = [json.loads(line) for line in zoo.prompts_path().read_text().splitlines()[:36]]
+    records = []
+    for number, row in enumerate(rows):
+        messages = [{"role": "user", "content": row["turns"][0]}]
+        answer = {"role": "assistant", "content": "I do not know."}
+        model = "target" if number % 12 == 0 else "older"
+        records.append(
+            {"request": {"messages": messages}, "response": {"model": model, "choices": [{"message": answer}]}}
+        )
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def general(path: Path) -> Path:
+    rows = [json.loads(line) for line in zoo.prompts_path().read_text().splitlines()[36:56]]
+    path.write_text(
+        "".join(json.dumps({"id": f"g{n}", "prompt": row["turns"][0]}) + "\n" for n, row in enumerate(rows))
+    )
+    return path
+
+
+def test_from_a_log_to_an_adapted_draft(draftkit: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = (
+        "adapt", "--draft", "zoo:eagle3", "--target", "zoo:target", "--traffic", logs(tmp_path / "logs.jsonl"),
+        "--own", "target", "--replay", general(tmp_path / "general.jsonl"), "--replay-share", 0.3, "--held-out", 0.4,
+        "--max-new-tokens", 12, "--set", "optimization.max_steps=2", "--set", "tokens_per_row=1024",
+        "--set", "options.steps=3", "--json",
+    )  # fmt: skip
+    ran = draftkit(*flags, "--out", out)
+    assert ran.code == 0, ran.err
+    printed = json.loads(ran.out)
+    assert printed["draft"] == str(out / "draft")
+    assert read_draft(out / "draft").spec.method == "eagle3"
+    assert json.loads((out / "adapt.json").read_text()) == printed
+    training, judging = (list(read_samples(out / name)) for name in ("training.jsonl", "held-out.jsonl"))
+    assert printed["answers"] == len(training)
+    names = {sample.id for sample in training} | {sample.id for sample in judging}
+    assert len(names) == 36 + 16
+    assert sum(name.startswith("general-") for name in names) == 16
+    assert not {s.id for s in training} & {s.id for s in judging}
+    # The three answers of the target's own are in the log, all others are new.
+    answered = {row.id for row in read_rows(str(out / "answers.jsonl"))}
+    assert len(names - answered) == 3
+    slices = {part["name"]: part for part in printed["slices"]}
+    assert {"general", "traffic", "language=en", "tools=no", "thinking=no", "length=short"} <= slices.keys()
+    assert slices["general"]["samples"] + slices["traffic"]["samples"] == len(judging)
+    for part in slices.values():
+        assert part["before"]["low"] <= part["before"]["mean"] <= part["before"]["high"]
+        assert part["gained"]["mean"] == pytest.approx(part["after"]["mean"] - part["before"]["mean"])
+
+    again = draftkit(*flags, "--out", out)  # nothing is left to do
+    assert (again.code, again.out) == (0, ran.out)
+    other = draftkit(*flags, "--out", out, "--k", 3)
+    assert other.code == 1
+    assert "begun with other settings:\n    k: 4, now 3" in other.err
+
+
+def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+    given = {"draft": "d", "target": "t", "traffic": "l", "out": str(tmp_path)}
+    for name, value in {"replay_share": 1.0, "held_out": 0.0}.items():
+        with pytest.raises(DraftkitError, match=f"{name} {value}"):
+            AdaptSettings(**given, **{name: value})  # type: ignore[arg-type]
+    (tmp_path / "mine").touch()
+    with pytest.raises(DraftkitError, match="the output is already there"):
+        _check_settings(tmp_path / "adapt-settings.json", AdaptSettings(**given))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
