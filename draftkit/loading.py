@@ -26,6 +26,8 @@ from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.version import __version__
 
+OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the target
+
 
 def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
@@ -56,8 +58,12 @@ def require_runtime(target: str, otherwise: str) -> None:
 def open_draft(source: str, target: str) -> Iterator[Draft]:
     """The unified draft of a source; a foreign checkpoint is converted into a temporary folder on the way.
 
-    Drafts without a checkpoint are named, as `ngram:2-4`. Raises `DraftkitError`.
+    Drafts without a checkpoint are named, as `ngram:2-4`; `mtp` is the target's own head. Raises `DraftkitError`.
     """
+    if source == OWN_HEAD:
+        with temporary_folder() as scratch:
+            yield read_draft(convert_checkpoint(target, scratch / "draft", format=OWN_HEAD))
+        return
     if (architecture := named(source)) is not None:
         yield _without_checkpoint(architecture, source)
         return

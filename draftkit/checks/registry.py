@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from draftkit.checks.gap import GapReplay
     from draftkit.checks.measurement import Asked
+    from draftkit.checks.mtp_heads import Stored
     from draftkit.checks.training_data import Data
+    from draftkit.convert.mtp_heads import TargetHeads
     from draftkit.io.handles import TensorHandle
     from draftkit.layout.architecture import Architecture
     from draftkit.layout.folder import Draft
@@ -41,9 +43,10 @@ class Evidence:
     Of a checkpoint: `contradictions` that its reading met, its `format` and `config`, and what it is in the layout –
     `spec`, the `origins` of its facts by name, `tensors`; `draft` where it is a folder of the layout, `draft_name` what
     the user calls it. `target`: what the target's config says, `target_config` as transformers reads it, `tokenizer`
-    its tokenizer, `model` its weights, `refusal` why draftkit's own runtime does not run them. `data`: what is to be
-    trained on. Of a measurement: `asked` are its prompts, `cell` is one cell of its result. Of a training run: the
-    `replay` of its answers.
+    its tokenizer, `model` its weights, `refusal` why draftkit's own runtime does not run them, `heads` the multi-token
+    prediction heads of its checkpoint, `stored` what there is to be read of it. `data`: what is to be trained on. Of a
+    measurement: `asked` are its prompts, `cell` is one cell of its result. Of a training run: the `replay` of its
+    answers.
     """
 
     contradictions: Sequence[Finding] | None = None
@@ -59,6 +62,8 @@ class Evidence:
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
     model: PreTrainedModel | None = field(default=None, repr=False)
     refusal: str | None = None
+    heads: TargetHeads | None = None
+    stored: Stored | None = None
     data: Data | None = None
     asked: Asked | None = None
     settings: Settings | None = None

@@ -34,6 +34,13 @@ def convert(
     revision: RevisionOption = None,
     to: Annotated[str, typer.Option(help="The layout to write; `draftkit formats` lists all.")] = "unified",
     format: FormatOption = None,
+    part: Annotated[
+        str | None, typer.Option(help="Take this part out of a target: mtp, its multi-token prediction heads.")
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(help="Put heads (the source) back into this target: there, or in OUT, which shares its files."),
+    ] = None,
     facts: Annotated[
         list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
     ] = None,
@@ -53,15 +60,24 @@ def convert(
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft checkpoint of any known format into the unified layout, or into another."""
-    from draftkit.convert.api import default_output, plan_conversion
+    from draftkit.convert.api import default_output, plan_conversion, put_heads_back
 
+    if part is not None and part != "mtp":
+        raise DraftkitError(f"there is no part {part}", expected="--part mtp")
+    if into is not None:
+        folder, changed = put_heads_back(source, into, out)
+        if as_json:
+            print_json({"schema": 1, "out": str(folder), "changed": changed})
+        else:
+            console().print(f"{source} → {folder}; written anew: {', '.join(changed) or 'nothing'}", soft_wrap=True)
+        return
     overrides = _parse_facts(facts or [])
     conversion = plan_conversion(
         source,
         to=to,
         target=target,
         revision=revision,
-        format=format,
+        format=part or format,
         overrides=overrides,
         ignored_keys=ignored_keys or (),
         digest=digest,
@@ -80,12 +96,24 @@ def inspect(
     target: OptionalTargetOption = None,
     revision: RevisionOption = None,
     format: FormatOption = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Of a target: read the tensors of its multi-token prediction heads too.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint is: format, tensors, every fact that is stated, assumed or missing, and known defects."""
-    from draftkit.convert.api import Reading, describe_checkpoint
+    """Show what a checkpoint is: format, tensors, every fact that is stated, assumed or missing, and known defects; of
+    a target its multi-token prediction heads."""
+    from draftkit.convert.api import Reading, describe_checkpoint, target_with_heads
     from draftkit.report.conversion import draft_json, reading_json, show_draft, show_reading
+    from draftkit.report.mtp_heads import findings_of_heads, heads_json, show_heads
 
+    if format is None and (target_and_heads := target_with_heads(source, revision=revision)):
+        seen = findings_of_heads(*target_and_heads, read=check)
+        if as_json:
+            print_json(heads_json(*target_and_heads, seen))
+        else:
+            show_heads(console(), *target_and_heads, seen)
+        return
     found = describe_checkpoint(source, target=target, revision=revision, format=format)
     if isinstance(found, Reading):
         print_json(reading_json(found)) if as_json else show_reading(console(), found)

@@ -13,6 +13,8 @@ from draftkit.convert.destinations import UNIFIED, VLLM, alternatives, export_to
 from draftkit.convert.detect import detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
+from draftkit.convert.mtp_heads import TargetHeads, find_heads
+from draftkit.convert.mtp_put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
@@ -218,6 +220,35 @@ def convert_checkpoint(
     )
     out = out or default_output(conversion)
     return conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
+
+
+def target_with_heads(source: str, *, revision: str | None = None) -> tuple[Checkpoint, TargetHeads] | None:
+    """A target and the multi-token prediction heads that its config promises or its weights hold; None for anything
+    else. Reads headers alone. Raises `DraftkitError`."""
+    located = locate(source, revision=revision)
+    if is_unified(located.path):
+        return None
+    checkpoint = open_source(located)
+    heads = None if checkpoint.adapter is not None else find_heads(checkpoint)
+    if heads is None or not heads.like or not (heads.promised or heads.tensors):
+        return None
+    return checkpoint, heads
+
+
+def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[Path, list[str]]:
+    """Put the unified heads `source` back into a target: into its own folder, or into a new one, `out`, which shares
+    the other files with it. Returns the folder, and the names of the files that were written anew.
+
+    Raises `DraftkitError`; then nothing has changed.
+    """
+    heads, located = read_draft(locate(source).path), locate(target)
+    if out is None and located.repo is not None:
+        raise DraftkitError(
+            f"{target} lies in the cache of the Hub, which is not changed",
+            hint=f"draftkit convert {source} OUT --into {target} writes a folder of its own",
+        )
+    out = out or located.path
+    return out, put_back(heads, open_source(located), out)
 
 
 def default_output(conversion: Conversion) -> Path:

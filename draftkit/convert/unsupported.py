@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.mtp_heads import find_heads
 from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
 
@@ -41,12 +42,12 @@ KINDS = (
     Kind("DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b", "DSparkV41|DeepseekV4DSpark", "dspark"),
     Kind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
     Kind("Gemma-4 assistant", r"^pre_projection\.weight$", method="mtp"),
-    Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp"),
     Kind(
         "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.",
         "Eagle3Deepseek", "eagle3",
     ),
 )  # fmt: skip
+HEADS = Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
 IN_VLLM = ("K3", "Qwen3Omni")  # of those, vLLM 0.32 runs these
@@ -56,7 +57,8 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
     """Raise `FormatError` for a draft of a kind that draftkit does not convert, with its name."""
     kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
     kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
-    kind = kind or _of_other_layers(checkpoint) or _of_other_library(checkpoint) or _of_other_head(checkpoint)
+    kind = kind or _of_other_layers(checkpoint) or _of_other_target(checkpoint)
+    kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
     if kind is not None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
@@ -71,6 +73,11 @@ def _of_other_layers(checkpoint: Checkpoint) -> Kind | None:
     if found is None:
         return None
     return Kind(f"DSpark with {found[1]}'s layers", "", method="dspark" if found[1] in IN_VLLM else None)
+
+
+def _of_other_target(checkpoint: Checkpoint) -> Kind | None:
+    """Heads of a target that draftkit does not know, or without the sizes of one; those of others have a format."""
+    return HEADS if find_heads(checkpoint) is None and HEADS.has_tensors(checkpoint) else None
 
 
 def _of_other_library(checkpoint: Checkpoint) -> Kind | None:

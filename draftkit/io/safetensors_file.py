@@ -44,6 +44,18 @@ def read_safetensors(path: Path) -> list[TensorHandle]:
 
     Raises `SourceError` when the file cannot be read, `FormatError` when it is no well-formed safetensors file.
     """
+    data_start, regions = read_regions(path)
+    return [
+        TensorHandle(r.name, r.dtype, r.shape, path, partial(_stream, path, data_start + r.begin, r.end - r.begin))
+        for r in regions
+    ]
+
+
+def read_regions(path: Path) -> tuple[int, list[Region]]:
+    """Where the tensors' bytes begin in a file, and where each lies from there on, in their order.
+
+    Raises as `read_safetensors`.
+    """
     with open_source(path) as file:
         size = os.fstat(file.fileno()).st_size
         data_start, header = _read_header(file, size, path)
@@ -53,10 +65,7 @@ def read_safetensors(path: Path) -> list[TensorHandle]:
     expected = data_start + (regions[-1].end if regions else 0)
     if size != expected:
         raise damaged(path, size, f"{expected:,} bytes")
-    return [
-        TensorHandle(r.name, r.dtype, r.shape, path, partial(_stream, path, data_start + r.begin, r.end - r.begin))
-        for r in regions
-    ]
+    return data_start, regions
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> tuple[int, dict[str, object]]:

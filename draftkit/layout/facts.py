@@ -22,7 +22,7 @@ PATHS = {
     "rope_scaling": ("decoder", "rope", "scaling"),
     "max_position_embeddings": ("decoder", "rope", "max_position_embeddings"),
 }
-WHOLE = ("config", "scaling")  # objects that are one fact each, verbatim
+WHOLE = ("config", "parts", "scaling")  # objects that are one fact each, verbatim
 
 
 def facts_of(architecture: Architecture) -> dict[str, object]:

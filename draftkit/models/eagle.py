@@ -7,8 +7,6 @@ Rotary embedding, norms and MLP are those of transformers, which the published d
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
@@ -17,18 +15,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from draftkit.errors import LayoutError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
+from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.models.decoder import DraftAttention, decoder_config, rotary_embedding
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
-class EagleOutput(NamedTuple):
-    """`head_input` [B, T, H] goes into `logits`; `feedback` [B, T, H] is the hidden input of the next draft step."""
-
-    head_input: Tensor
-    feedback: Tensor
-
-
-class EagleModel(nn.Module):
+class EagleModel(ChainModel):
     """A draft built from its spec; parameters carry the names of the unified layout.
 
     `attention` names the attention function, registered with transformers' `AttentionInterface`. Embedding or head
@@ -75,7 +67,6 @@ class EagleModel(nn.Module):
             self.lm_head = lm_head
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, T, F] → the hidden input [B, T, H] of rows that follow target tokens."""
         spec = self.spec
         if spec.token_entry == "fusion":
             return features  # fc reads them together with the embedding, at every step
@@ -88,12 +79,7 @@ class EagleModel(nn.Module):
             features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
         return self.fc(features)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: object) -> EagleOutput:
-        """One draft pass.
-
-        `tokens` int64 [B, T]: the token after each row's feature. `hidden` [B, T, H]: `fuse(features)` or the last
-        step's feedback. `positions` int64 [B, T]: of the feature, for rope. `attention` goes to the attention function.
-        """
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: object) -> ChainOutput:
         assert self.embed_tokens is not None, "borrow() comes first"
         embedding = self.embed_tokens(tokens).to(hidden.dtype)
         if self.spec.token_entry == "fusion":
@@ -102,17 +88,15 @@ class EagleModel(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, embedding, rotation, **attention)
         normed = self.norm(hidden)
-        return EagleOutput(normed, normed if self.spec.feedback == "post_norm" else hidden)
+        return ChainOutput(normed, normed if self.spec.feedback == "post_norm" else hidden)
 
     def logits(self, head_input: Tensor) -> Tensor:
-        """[..., H] → [..., Vd]."""
         assert self.lm_head is not None, "borrow() comes first"
         logits = self.lm_head(head_input)
         return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
 
     @property
     def target_ids(self) -> Tensor | None:
-        """int64 [Vd]: the target's id of each draft id; None when they are the same."""
         if not self.spec.reduced_vocabulary:
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.eagle import EagleModel, EagleOutput
+from draftkit.models.chain import ChainOutput
+from draftkit.models.eagle import EagleModel
 from draftkit.train.attention import ChainSteps
 from draftkit.train.batch import TrainingBatch, ahead
 
@@ -21,7 +22,7 @@ class Step(NamedTuple):
     """The rows of a step: `rows` int64 [R] are their positions, `output` has [1, R, H]."""
 
     rows: Tensor
-    output: EagleOutput
+    output: ChainOutput
 
 
 def chain_steps(draft: EagleModel, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:

@@ -116,7 +116,7 @@ def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Pat
     assert len(values) == len(draft.provenance.facts)
     facts = draft.spec.facts()
     assert facts.keys() <= values.keys()
-    named = {"config", "rope_scaling", "quantization"}
+    named = {"config", "parts", "rope_scaling", "quantization", "weights"}
     assert {f.name: f.value for f in found if f.name in facts.keys() - named} == {
         f.name: str(facts[f.name]) for f in found if f.name in facts.keys() - named
     }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
+from draftkit.convert.mtp_heads import find_heads
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
 from draftkit.convert.quantization import read_quantization
 from draftkit.errors import FormatError
@@ -40,6 +41,7 @@ BASE_MODELS = {
     "decoder.embed_tokens.weight": "model.",  # OPT
     "embed_in.weight": "gpt_neox.",
 }
+OWN_HEADS = "its own multi-token prediction heads, which --part mtp takes out: a model that drafts does not use them"
 NO_TOKEN = -1  # what PARD's trainer writes when it was given no mask token
 
 
@@ -81,7 +83,9 @@ def plan_causal_lm(
             config=checkpoint.config, vocab_size=vocab_size, parallel=parallel, target_features=target_features
         )
         spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint), quantization=quantization)
-    moves = rename(checkpoint, full_names(checkpoint.tensors), dropped)
+    heads = find_heads(checkpoint)
+    left = {} if heads is None else dict.fromkeys([*heads.tensors, *heads.unexpected], OWN_HEADS)
+    moves = rename(checkpoint, full_names(checkpoint.tensors), left | dict(dropped or {}))
     return make_plan(name, checkpoint, facts, spec, moves, tokenizer_files(checkpoint.source.path))
 
 

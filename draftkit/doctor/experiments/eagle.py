@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import with_facts as other_facts
-from draftkit.models.eagle import EagleOutput
+from draftkit.models.chain import ChainOutput
 from draftkit.models.states import FINAL, AuxLayers
 from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
@@ -62,7 +62,7 @@ class ShiftedFeedback(EagleDrafter):
         super().__init__(drafter.model)
         self.shift = _Shift(drafter.model.rotary, by)
 
-    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> EagleOutput:
+    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> ChainOutput:
         # A round's first pass has the rows of all K + 1 tokens that may have been committed, each further one its own.
         self.shift.rows = (positions >= 0) if tokens.shape[1] == 1 else None
         output = super()._pass(committed, tokens, hidden, positions)
@@ -77,7 +77,7 @@ class ShiftedMasks(PEagleDrafter):
         super().__init__(drafter.model)
         self.shift = _Shift(drafter.model.rotary, by)
 
-    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> EagleOutput:
+    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> ChainOutput:
         self.shift.rows = tokens == self.mask_token_id
         output = super()._pass(committed, tokens, hidden, positions)
         self.shift.rows = None

@@ -1,0 +1,68 @@
+"""The multi-token prediction heads of a target, taken out of its checkpoint or stored alone; every name is kept."""
+
+from __future__ import annotations
+
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.facts import Facts
+from draftkit.convert.mtp_heads import find_heads
+from draftkit.convert.operations import copy, drop
+from draftkit.convert.plan import Plan, common_dtype, make_plan
+from draftkit.errors import FormatError
+from draftkit.layout.families.mtp import MtpSpec, StoredTensor
+from draftkit.layout.mtp import COUNTS
+from draftkit.layout.spec import DraftSpec
+from draftkit.layout.target import TargetFacts, language_model
+
+NAME = "mtp"
+SHOWN = 6  # names in a message
+TITLE = "multi-token prediction heads of a target (--part mtp)"
+
+
+def recognize(checkpoint: Checkpoint) -> int:
+    heads = find_heads(checkpoint)
+    return int(heads is not None and bool(heads.tensors) and not heads.like)
+
+
+def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
+    heads = find_heads(checkpoint)
+    if heads is None or not heads.tensors:
+        promised = "" if heads is None else f": its config promises {heads.promised}, and the weights hold none"
+        raise FormatError(
+            f"there are no multi-token prediction heads in {checkpoint.source.name}{promised}",
+            where=checkpoint.source.path,
+            expected=f"a target whose config has {', '.join(COUNTS)}, and their tensors",
+            hint="draftkit inspect says what there is; heads can be put back with draftkit convert HEADS --into TARGET",
+        )
+    if heads.missing:
+        raise FormatError(
+            f"the heads lack {len(heads.missing)} tensors: {', '.join(heads.missing[:SHOWN])}",
+            where=checkpoint.source.path,
+            hint="take them from the original checkpoint of the target; draftkit inspect says what else is damaged",
+        )
+    text = language_model(checkpoint.config)
+    sizes = {key: text.get(key) for key in ("vocab_size", "hidden_size")}
+    if missing := [key for key, value in sizes.items() if not isinstance(value, int)]:
+        raise FormatError(f"the target's config has no {' and '.join(missing)}", where=checkpoint.config_path)
+    facts.record("config", str(checkpoint.config.get("model_type")), "stated", "the target's, kept verbatim")
+    facts.record("weights", f"{len(heads.tensors)} tensors", "from tensors", "kept verbatim")
+    facts.record("num_modules", max(heads.promised, 1), "stated")
+    facts.keep_config()
+    architecture = MtpSpec(
+        config=checkpoint.config,
+        weights=tuple(StoredTensor(t.name, t.dtype, t.shape) for t in heads.tensors.values()),
+        vocab_size=int(str(sizes["vocab_size"])),
+        target_hidden_size=int(str(sizes["hidden_size"])),
+        num_modules=max(heads.promised, 1),
+        prefixes=heads.prefixes,
+        parts=heads.kind.parts,
+        concatenation=heads.kind.concatenation,
+        hidden_state=heads.kind.hidden_state,
+        feedback=heads.kind.feedback,
+        zero_first_embedding=heads.kind.zero_first_embedding,
+    )
+    spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
+    moves = [
+        copy(handle) if name in heads.tensors else drop(handle, "the target's own")
+        for name, handle in checkpoint.tensors.items()
+    ]
+    return make_plan(NAME, checkpoint, facts, spec, moves)

@@ -1,0 +1,67 @@
+"""A target's multi-token prediction heads for the terminal and as JSON: what is promised, held, damaged, and used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from draftkit.checks.mtp_heads import Stored
+from draftkit.checks.registry import Evidence, findings
+from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.mtp_heads import TargetHeads
+from draftkit.engines.mtp import uses_of_heads
+from draftkit.finding import Finding
+from draftkit.io.records import to_dict
+
+
+def findings_of_heads(checkpoint: Checkpoint, heads: TargetHeads, *, read: bool) -> list[Finding]:
+    """What is wrong with the heads; `read` looks at the numbers in their tensors too."""
+    evidence = Evidence(config=checkpoint.config, heads=heads, stored=Stored(checkpoint.tensors) if read else None)
+    return findings(evidence, "mtp_heads")
+
+
+def show_heads(console: Console, checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding]) -> None:
+    source = checkpoint.source.name
+    size = sum(handle.nbytes for handle in heads.tensors.values())
+    console.print(
+        f"{source}: a target ({checkpoint.config.get('model_type')}) whose config promises {heads.promised} "
+        f"multi-token prediction head(s); its weights hold {heads.count}: {len(heads.tensors)} tensors, "
+        f"{size / 1e6:,.1f} MB",
+        soft_wrap=True,
+    )
+    if heads.trunk and heads.tensors:
+        console.print(f"compared with the target's own layer {heads.trunk.removesuffix('.')}")
+    table = Table("engine", "what it does with them", title="engines")
+    for engine, use in uses_of_heads(heads.kind, max(heads.promised, 1)).items():
+        table.add_row(engine, use)
+    console.print(table)
+    if found:
+        table = Table("severity", "finding", "what it costs", "what to do", title="findings")
+        for finding in found:
+            table.add_row(finding.severity, finding.message, finding.cost, finding.fix)
+        console.print(table)
+    elif heads.tensors:
+        console.print("nothing is missing, nothing is stored otherwise than in the target's own layers")
+    if heads.tensors:
+        console.print(f"to take them out: draftkit convert {source} HEADS --part mtp", soft_wrap=True)
+    console.print(f"to see the whole model as a draft: draftkit inspect {source} --from causal-lm", soft_wrap=True)
+
+
+def heads_json(checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding]) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "source": checkpoint.source.name,
+        "revision": checkpoint.source.revision,
+        "format": "target",
+        "promised": heads.promised,
+        "held": heads.count,
+        "prefixes": list(heads.prefixes),
+        "like": heads.trunk,
+        "tensors": {
+            name: {"dtype": handle.dtype, "shape": list(handle.shape)} for name, handle in heads.tensors.items()
+        },
+        "engines": uses_of_heads(heads.kind, max(heads.promised, 1)),
+        "findings": [to_dict(finding) for finding in found],
+    }

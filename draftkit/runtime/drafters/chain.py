@@ -1,0 +1,83 @@
+"""Drafting token by token from the target's hidden states, then from the draft's own.
+
+The draft's row for position p pairs the target's feature of p with the token at p + 1. Rows made from the draft's own
+feedback are rewritten with true features once the target has spoken, so the draft's keys and values after any
+rejection are those of a fresh prefill.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from draftkit.models.chain import ChainModel, ChainOutput
+from draftkit.models.states import AuxLayers
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.ops.expand_rows import expand_rows
+
+Model = TypeVar("Model", bound=ChainModel)
+
+
+class ChainDrafter(ABC, Generic[Model]):
+    """The first token comes from true features, each further one from the draft's own feedback."""
+
+    max_tokens = None
+    max_positions: int | None = None
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.cache = SlotCache(0, 0)
+
+    @property
+    @abstractmethod
+    def aux_layers(self) -> AuxLayers:
+        """The target's hidden states that it reads."""
+
+    @abstractmethod
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        """What it keeps of a slot."""
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
+
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        self.cache = SlotCache(num_slots, capacity)
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        assert features is not None
+        rows = len(prompt) - 1  # the last prompt token's feature waits for the token after it
+        if rows == 0:
+            return
+        positions = torch.arange(rows, device=prompt.device)[None]
+        slots = torch.tensor([slot], device=prompt.device)
+        hidden = self.model.fuse(features[None, :-1])
+        self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows, prompt=True))
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        assert committed.features is not None
+        hidden = self.model.fuse(committed.features)
+        rows = expand_rows(committed.tokens, committed.counts, committed.start - 1, committed.length, hidden=hidden)
+        assert rows.hidden is not None
+        head_input, feedback = map(rows.drafting, self._pass(committed, rows.tokens, rows.hidden, rows.positions))
+        position = rows.positions.gather(1, rows.sampled)  # [B, 1]
+        drafted = [self._draw(draw, 0, head_input[:, 0])]
+        for step in range(1, k):
+            head_input, feedback = self._pass(committed, drafted[-1][:, None], feedback, position + step)
+            drafted.append(self._draw(draw, step, head_input[:, 0]))
+        return Proposal(torch.stack(drafted, dim=1))
+
+    def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> ChainOutput:
+        rows = self.cache.rows(committed.slots, positions, committed.length)
+        output: ChainOutput = self.model(tokens, hidden, positions, kv=rows)
+        return output
+
+    def _draw(self, draw: Draw, step: int, head_input: Tensor) -> Tensor:
+        """The token [B] drawn from a row [B, H]."""
+        return draw(step, self.model.logits(head_input), self.model.target_ids)

@@ -1,0 +1,234 @@
+"""Multi-token prediction heads in a target's checkpoint: what is wrong with them, taken out, put back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Command
+from fixtures.mtp_targets import HEADS, save_with_head
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with_heads
+from draftkit.errors import DraftkitError
+from draftkit.report.mtp_heads import findings_of_heads
+
+FILE = "model.safetensors"
+EXPERTS = "deepseek_v3"
+
+
+@pytest.fixture(scope="module", params=sorted(HEADS))
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_with_head(request.param, tmp_path_factory.mktemp(request.param)).folder
+
+
+@pytest.fixture(scope="module")
+def with_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_with_head(EXPERTS, tmp_path_factory.mktemp("experts")).folder
+
+
+@pytest.fixture
+def copy(with_experts: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(with_experts, tmp_path / "copy"))
+
+
+def found_in(folder: Path, *, read: bool = True) -> dict[str, str]:
+    """The findings that are no praise: name → message."""
+    seen = target_with_heads(str(folder))
+    assert seen is not None
+    return {f.name: f.message for f in findings_of_heads(*seen, read=read) if f.severity != "ok"}
+
+
+def changed(folder: Path, **tensors: Tensor | None) -> None:
+    """Other tensors, by the ends of their names; None for one that is gone."""
+    stored = load_file(folder / FILE)
+    for end, tensor in tensors.items():
+        (name,) = (n for n in stored if n.startswith(HEADS[EXPERTS].layer) and n.endswith(end.replace("__", ".")))
+        del stored[name]
+        if tensor is not None:
+            stored[name] = tensor
+    save_file(stored, folder / FILE, {"format": "pt"})
+
+
+def split(folder: Path) -> None:
+    """The weights in two shards, of which one has no tensor of the head."""
+    stored = load_file(folder / FILE)
+    own = {n: t for n, t in stored.items() if n.startswith((HEADS[EXPERTS].layer, "model.layers.7."))}
+    shards = {
+        "model-00001.safetensors": {n: t for n, t in stored.items() if n not in own},
+        "model-00002.safetensors": own,
+    }
+    for shard, tensors in shards.items():
+        save_file(tensors, folder / shard, {"format": "pt"})
+    index = {
+        "metadata": {"total_size": sum(t.nbytes for t in stored.values())},
+        "weight_map": {name: shard for shard, tensors in shards.items() for name in tensors},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / FILE).unlink()
+
+
+def without_head(folder: Path) -> None:
+    stored = load_file(folder / FILE)
+    save_file({n: t for n, t in stored.items() if not n.startswith(HEADS[EXPERTS].layer)}, folder / FILE)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_nextn_predict_layers"] = 0
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_sound_head_has_no_findings(target: Path) -> None:
+    assert found_in(target) == {}
+
+
+def test_inspect_says_what_there_is(with_experts: Path, draftkit: Command) -> None:
+    shown = json.loads(draftkit("inspect", with_experts, "--json").out)
+    assert (shown["format"], shown["promised"], shown["held"]) == ("target", 1, 1)
+    assert shown["like"] == "model.layers.7."
+    assert set(shown["engines"]) == {"vLLM 0.32", "SGLang", "transformers 5.19 on", "llama.cpp"}
+    assert "--part mtp" in draftkit("inspect", with_experts).out
+
+
+@pytest.mark.parametrize(
+    ("tensors", "name", "words"),
+    [
+        ({"mlp__shared_experts__up_proj.weight": None}, "head-tensors-missing", "the shared expert among them"),
+        ({"eh_proj.weight": None}, "head-tensors-missing", "eh_proj.weight"),
+        ({"hnorm.weight": torch.ones(3)}, "head-shapes", "[3]"),
+        ({"eh_proj.weight": torch.full((64, 128), torch.nan)}, "heads-not-finite", "8,192 NaN"),
+        ({"mlp__gate.weight": torch.zeros(4, 64)}, "heads-zero", "mlp.gate.weight"),
+    ],
+)
+def test_damaged_heads(copy: Path, tensors: dict[str, Tensor | None], name: str, words: str) -> None:
+    changed(copy, **tensors)
+    found = found_in(copy)
+    assert set(found) == {name}
+    assert words in found[name]
+
+
+def test_headers_alone_do_not_tell_nan(copy: Path) -> None:
+    changed(copy, **{"eh_proj.weight": torch.full((64, 128), torch.nan)})
+    assert found_in(copy, read=False) == {}
+
+
+def test_a_head_that_is_promised_and_not_there(copy: Path) -> None:
+    stored = load_file(copy / FILE)
+    save_file({n: t for n, t in stored.items() if not n.startswith(HEADS[EXPERTS].layer)}, copy / FILE)
+    assert "the weights hold none" in found_in(copy)["heads-missing"]
+
+
+def test_a_head_that_is_there_and_not_promised(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    assert "heads-not-promised" in found_in(copy)
+
+
+def quantized(folder: Path, *, head: bool, ignore: list[str]) -> None:
+    """The matrices of the decoder layers in fp8, with scales."""
+    stored = load_file(folder / FILE)
+    for name in [n for n, t in stored.items() if ".mlp." in n and n.endswith("proj.weight")]:
+        if head or not name.startswith(HEADS[EXPERTS].layer):
+            stored[name] = stored[name].to(torch.float8_e4m3fn)
+            stored[name.replace(".weight", ".weight_scale")] = torch.ones(())
+    save_file(stored, folder / FILE, {"format": "pt"})
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "ignore": ignore}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("head", "ignore", "name"),
+    [
+        (False, [], "heads-not-quantized"),
+        (False, ["re:.*layers\\.8\\..*"], None),
+        (False, ["model.layers.8"], None),
+        (True, [], None),
+        (True, ["re:.*layers\\.8\\..*"], "heads-quantized"),
+    ],
+)
+def test_heads_beside_a_quantized_target(copy: Path, head: bool, ignore: list[str], name: str | None) -> None:
+    quantized(copy, head=head, ignore=ignore)
+    assert set(found_in(copy)) == ({name} if name else set())
+
+
+def test_stale_copies_of_the_targets_tables(copy: Path) -> None:
+    stored = load_file(copy / FILE)
+    table = stored["model.embed_tokens.weight"]
+    save_file(stored | {HEADS[EXPERTS].layer + "embed_tokens.weight": table.clone()}, copy / FILE)
+    assert found_in(copy) == {}
+    save_file(stored | {HEADS[EXPERTS].layer + "embed_tokens.weight": table + 1}, copy / FILE)
+    assert set(found_in(copy)) == {"head-copies"}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_taken_out_and_put_back_nothing_changes(copy: Path, tmp_path: Path, sharded: bool) -> None:
+    if sharded:
+        split(copy)
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    for out in (tmp_path / "whole", None):
+        folder, _ = put_heads_back(str(head), str(copy), out)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_changed_head_changes_its_own_shard_alone(copy: Path, tmp_path: Path) -> None:
+    split(copy)
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    stored = load_file(head / FILE)
+    name = HEADS[EXPERTS].projection + ".weight"
+    save_file(stored | {name: stored[name] + 1}, head / FILE, {"format": "pt"})
+    folder, written = put_heads_back(str(head), str(copy), tmp_path / "whole")
+    assert written == ["model-00002.safetensors"]
+    other = "model-00001.safetensors"
+    assert (folder / other).samefile(copy / other)
+    assert torch.equal(load_file(folder / written[0])[name], stored[name] + 1)
+    assert torch.equal(load_file(copy / written[0])[name], stored[name])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_target_that_lost_its_head_gets_it_back(
+    copy: Path, with_experts: Path, tmp_path: Path, sharded: bool
+) -> None:
+    head = convert_checkpoint(str(with_experts), tmp_path / "head", format="mtp")
+    without_head(copy)
+    if sharded:
+        split(copy)
+    assert target_with_heads(str(copy)) is None
+    folder, _ = put_heads_back(str(head), str(copy))
+    assert found_in(folder) == {}
+    again = convert_checkpoint(str(folder), tmp_path / "again", format="mtp")
+    assert (again / FILE).read_bytes() == (head / FILE).read_bytes()
+
+
+def test_a_head_beside_quantized_layers_is_listed_as_left_alone(copy: Path, with_experts: Path, tmp_path: Path) -> None:
+    head = convert_checkpoint(str(with_experts), tmp_path / "head", format="mtp")
+    without_head(copy)
+    quantized(copy, head=False, ignore=["lm_head"])
+    folder, written = put_heads_back(str(head), str(copy))
+    assert "config.json" in written
+    assert found_in(folder) == {}
+
+
+def test_heads_of_another_target_are_refused(copy: Path, tmp_path: Path) -> None:
+    other = save_with_head("qwen3_next", tmp_path / "qwen").folder
+    head = convert_checkpoint(str(other), tmp_path / "head", format="mtp")
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    with pytest.raises(DraftkitError, match="keeps no heads under mtp"):
+        put_heads_back(str(head), str(copy))
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+
+
+def test_a_damaged_head_is_not_taken_out(copy: Path, tmp_path: Path) -> None:
+    changed(copy, **{"mlp__shared_experts__up_proj.weight": None})
+    with pytest.raises(DraftkitError, match=r"lack 1 tensors: .*shared_experts\.up_proj"):
+        convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_model_with_a_head_is_still_a_draft_of_its_own(with_experts: Path, tmp_path: Path) -> None:
+    out = convert_checkpoint(str(with_experts), tmp_path / "draft")
+    assert not any(name.startswith(HEADS[EXPERTS].layer) for name in load_file(out / FILE))

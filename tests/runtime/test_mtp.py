@@ -1,0 +1,104 @@
+"""A target's own multi-token prediction head: drafts equal those of a reference without a cache, output is lossless."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.mtp_targets import HEADS, Saved, proposal, save_with_head
+
+import draftkit
+from draftkit.convert.api import convert_checkpoint
+from draftkit.errors import DraftkitError
+from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter
+from draftkit.models.target import Target, load_target
+from draftkit.requests import Request
+from draftkit.results.settings import Settings
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Drafter
+from draftkit.runtime.drawing import draw_greedy
+from draftkit.runtime.engine import Engine
+
+K = 3
+
+
+@pytest.fixture(scope="module", params=sorted(HEADS))
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return save_with_head(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def folder(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The head, taken out."""
+    return convert_checkpoint(str(saved.folder), tmp_path_factory.mktemp("head") / "head", format="mtp")
+
+
+def loaded(saved: Saved, folder: Path) -> tuple[Target, Drafter]:
+    model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    drafter = load_drafter(read_draft(folder), model)
+    return Target(model, drafter.aux_layers), drafter
+
+
+def test_drafts_equal_the_reference_after_any_rejections(saved: Saved, folder: Path) -> None:
+    """The rounds of a text in which anything from one token to all were accepted."""
+    target, drafter = loaded(saved, folder)
+    torch.manual_seed(5)
+    text = torch.randint(3, pico.VOCABULARY, (30,))
+    captured = captured_states(target, text)
+    drafter.allocate(1, 64, K)
+    drafter.prefill(0, text[:9], captured[:9])
+    start = 9
+    for count in (1, 3, 1, 4, 2):
+        committed = Committed(
+            slots=torch.tensor([0]),
+            tokens=text[None, start : start + count],
+            counts=torch.tensor([count]),
+            start=torch.tensor([start]),
+            features=captured[None, start - 1 : start - 1 + count],
+            length=64,
+        )
+        drafts = drafter.propose(committed, K, draw_greedy).tokens[0].tolist()
+        start += count
+        assert drafts == proposal(saved, text[:start], K)
+
+
+def captured_states(target: Target, text: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(len(text))[None]
+    rows = SlotCache(1, 64).rows(torch.tensor([0]), positions, len(text), prompt=True)
+    features = target.forward(text[None], positions, rows).features
+    assert features is not None
+    return features[0]
+
+
+def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> None:
+    target, drafter = loaded(saved, folder)
+    requests = [Request(f"{n}", tuple(range(3 + n, 9 + 2 * n)), 12) for n in range(3)]
+    plain = Engine(Target(target.model), None, num_speculative_tokens=0, num_slots=2)
+    expected = {g.request.id: g.tokens for g in plain.generate(requests)}
+    found = {
+        g.request.id: g.tokens
+        for g in Engine(target, drafter, num_speculative_tokens=K, num_slots=2).generate(requests)
+    }
+    assert found == expected
+
+
+def test_eval_takes_the_targets_own_head(saved: Saved, folder: Path) -> None:
+    pico.save_tokenizer(saved.folder)
+    settings = Settings(num_speculative_tokens=2, limit=2, max_new_tokens=6, device="cpu", dtype="float32")
+    own, separate = (
+        draftkit.evaluate_draft(str(saved.folder), [draft], settings).cells[0] for draft in ("mtp", str(folder))
+    )
+    assert own.method == separate.method == "mtp"
+    assert own.num_accepted_tokens_per_pos == separate.num_accepted_tokens_per_pos
+    assert own.matches_greedy
+
+
+def test_a_target_without_a_head_is_one_message(tmp_path: Path) -> None:
+    target = pico.save_llama(tmp_path / "target")
+    pico.save_tokenizer(target)
+    with pytest.raises(DraftkitError, match="no multi-token prediction heads"):
+        draftkit.evaluate_draft(str(target), ["mtp"], Settings(limit=1, device="cpu"))
