@@ -1,11 +1,11 @@
 """What it costs in acceptance to train on stored states that are rounded: EAGLE-3 of the embedded target.
 
-`python scripts/compare_state_encodings.py --work DIR --data SAMPLES [--steps 150] [--seeds 3]`
+`python scripts/compare_state_encodings.py --work DIR --data SAMPLES [--steps 150] [--seeds 3] [--row 1024]`
 
 The states of the samples are stored in float32 and rounded to each encoding, and a draft is trained on each, from the
 same seeds, on the same rows. Every draft is judged on the states as the target computes them, by walking the samples
-that were held out: with the interval of a bootstrap over samples, and its difference from the draft of float32 states
-over the same samples.
+that were held out: with the interval of a bootstrap over samples, and its difference from the draft of bf16 states over
+the same samples.
 Everything is kept in DIR, and what is there is not made again.
 """
 
@@ -38,8 +38,9 @@ from draftkit.train.run import start_recipe, train_draft
 from draftkit.train.validation import judge
 
 TARGET = "zoo:target"
+DRAFT_VOCABULARY = 2048
 SHARE = 0.1  # of the samples, held out
-ROW = 1024
+TRAINED: tuple[Encoding, ...] = tuple(encoding for encoding in ENCODINGS if encoding != "float32")
 Sums = list[tuple[float, int]]
 
 
@@ -64,16 +65,17 @@ def store(work: Path, data: Path) -> None:
             write_states(out, replace(manifest, encoding=encoding, shards=()), samples, stored)
 
 
-def run_of(work: Path, data: Path, encoding: Encoding, seed: int, steps: int) -> TrainConfig:
+def run_of(work: Path, data: Path, encoding: Encoding, seed: int, steps: int, row: int) -> TrainConfig:
     return TrainConfig(
         recipe="eagle3",
         target=TARGET,
         data=str(data),
         out=str(work / f"{encoding}-{seed}"),
         states=str(work / f"states-{encoding}"),
-        tokens_per_row=ROW,
+        tokens_per_row=row,
         device="cpu",
         seed=seed,
+        draft_vocab_size=DRAFT_VOCABULARY,
         optimization=Optimization(lr=1e-3, max_steps=steps),
         validation=Validation(share=SHARE, limit=4),
     )
@@ -87,7 +89,7 @@ def walked(config: TrainConfig, draft: Path, k: int) -> Sums:
     recipe = start_recipe(config, target, read_draft(draft), token_counts(samples, training, 4096)).eval()
     source = OnlineStates(target, recipe.aux_layers)
     found = {}
-    rows = PackedRows(samples, judging, ROW)
+    rows = PackedRows(samples, judging, config.tokens_per_row)
     for row in map(rows.__getitem__, range(len(rows))):
         states = source.states(row["tokens"], row["positions"], row["sample_ids"])
         batch = TrainingBatch(
@@ -118,13 +120,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--row", type=int, default=1024, help="tokens")
     parser.add_argument("--k", type=int, default=4)
     arguments = parser.parse_args()
     work, data = arguments.work, arguments.data
     work.mkdir(exist_ok=True)
     store(work, data)
-    for seed, encoding in product(range(arguments.seeds), ENCODINGS):
-        config = run_of(work, data, encoding, seed, arguments.steps)
+    for seed, encoding in product(range(arguments.seeds), TRAINED):
+        config = run_of(work, data, encoding, seed, arguments.steps, arguments.row)
         out = Path(config.out)
         if not (out / "draft").exists():
             train_draft(config, resume=True)
@@ -140,9 +143,9 @@ def show(work: Path, data: Path, seeds: int) -> None:
         return [tuple(pair) for pair in json.loads((work / f"{encoding}-{seed}" / "walked.json").read_text())]
 
     size = {e: sum(path.stat().st_size for path in (work / f"states-{e}").iterdir()) for e in ENCODINGS}
-    exact = [pair for seed in range(seeds) for pair in sums("float32", seed)]
-    table = Table("states", "MB", "error", *(f"seed {seed}" for seed in range(seeds)), "all seeds", "against float32")
-    for encoding in ENCODINGS:
+    exact = [pair for seed in range(seeds) for pair in sums("bf16", seed)]
+    table = Table("states", "MB", "error", *(f"seed {seed}" for seed in range(seeds)), "all seeds", "against bf16")
+    for encoding in TRAINED:
         alone = [bootstrap_length(sums(encoding, seed)) for seed in range(seeds)]
         together = [pair for seed in range(seeds) for pair in sums(encoding, seed)]
         whole, more = bootstrap_length(together), gain(exact, together, 1)

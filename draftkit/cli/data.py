@@ -343,6 +343,27 @@ def states(
         print(f"next: draftkit train --data {samples} --states {out} --target {target}", file=sys.stderr)
 
 
+@app.command()
+def stream(
+    folder: Annotated[Path, typer.Argument(help="What the training run has as stream.folder.")],
+    target: TargetOption,
+    vllm_python: Annotated[
+        str | None, typer.Option(help="The Python of an environment with vLLM; default: the one that runs this.")
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")] = 1,
+    device: DeviceOption = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Compute hidden states for `draftkit train --states-from vllm`, a few rows ahead, until it is done."""
+    quiet_transformers()
+    from draftkit.data.states.worker import parent_lives, run_worker
+
+    alive = parent_lives() if with_parent else lambda: True
+    rows = run_worker(folder, target, python=vllm_python, tensor_parallel=tensor_parallel, device=device, alive=alive)
+    print(f"training is over: the states of {rows:,} rows were computed here", file=sys.stderr)
+
+
 def _responder(
     target: str,
     sampling: Sampling,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -41,6 +41,14 @@ def train(
     out: Annotated[str | None, typer.Option(help="A folder for the checkpoints and the final draft.")] = None,
     draft: Annotated[str | None, typer.Option(help="A checkpoint to go on with, of any format.")] = None,
     states: Annotated[str | None, typer.Option(help="Hidden states that `draftkit data states` wrote.")] = None,
+    states_from: Annotated[
+        Literal["vllm"] | None,
+        typer.Option(help="Let vLLM compute the states while training uses them up; settings: stream.…"),
+    ] = None,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(help="The Python of an environment with vLLM, for --states-from; else `data stream` is started."),
+    ] = None,
     lora: Annotated[
         str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
     ] = None,
@@ -68,6 +76,7 @@ def train(
 
     flags = {
         "recipe": recipe, "target": target, "data": data, "out": out, "draft": draft, "states": states,
+        "stream": None if states_from is None else {"python": vllm_python or ""},
         "lora": None if lora is None else parse_lora(lora),
         "on_policy": {} if on_policy else None,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
+from draftkit.data.states.encoding import Encoding
 from draftkit.errors import DraftkitError
 from draftkit.io.records import did_you_mean, from_dict, to_dict
 from draftkit.train.ranges import (
@@ -125,6 +126,27 @@ class OnPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamSettings:
+    """States that a worker computes with vLLM while the run uses them up.
+
+    - `python`: the interpreter of an environment with vLLM, for a worker that the run keeps beside itself; empty where
+      one is started elsewhere, with `draftkit data stream FOLDER --target T`.
+    - `folder`: shared with the worker; empty for `stream` in the run's own. `ahead`: rows that wait there, at most, for
+      each process of the run.
+    - `encoding`: how states lie there. `dtype`: the one in which vLLM runs the target, on `tensor_parallel` GPUs from
+      `device` on.
+    """
+
+    python: str = ""
+    folder: str = ""
+    ahead: Size = 8
+    encoding: Encoding = "bf16"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    tensor_parallel: Size = 1
+    device: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run.
 
@@ -133,6 +155,7 @@ class TrainConfig:
     - `states`: a folder that `draftkit data states` wrote; empty to run the target in this process.
     - `tokens_per_row`: what a device computes on at once. `save_every`: steps, 0 for the end only; `keep`: checkpoints,
       0 for all.
+    - `stream`: None unless states come from a worker while the run goes on.
     - `report_to`: where the log goes besides the terminal. `on_policy`: None for no such steps.
     """
 
@@ -143,6 +166,7 @@ class TrainConfig:
     draft: str = ""
     draft_vocab_size: SizeOrNone = 0
     states: str = ""
+    stream: StreamSettings | None = None
     tokens_per_row: Size = 2048
     device: str = ""
     target_dtype: Literal["", "float32", "bfloat16", "float16"] = ""
@@ -165,6 +189,8 @@ class TrainConfig:
                 f"recipe {self.recipe} has no draft to start from",
                 hint="pass a small causal language model of the target's tokenizer as --draft",
             )
+        if self.states and self.stream is not None:
+            raise DraftkitError("states are stored, and are to be streamed", hint="leave out --states or --states-from")
         if self.on_policy is not None and not recipe_class(self.recipe).weighs_drafts:
             able = [name for name in recipe_names() if recipe_class(name).weighs_drafts]
             raise DraftkitError(f"recipe {self.recipe} has no on-policy steps", expected=", ".join(able))
@@ -209,6 +235,8 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
     defaults = to_dict(TrainConfig(recipe="", target="", data="", out=""))
     if given.get("lora") is not None:
         defaults["lora"] = to_dict(LoraSettings())
+    if given.get("stream") is not None:
+        defaults["stream"] = to_dict(StreamSettings())
     if given.get("on_policy") is not None:
         defaults["on_policy"] = to_dict(OnPolicy())
     config = from_dict(TrainConfig, _merged(defaults, given), path or "flags", "the configuration")

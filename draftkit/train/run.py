@@ -22,7 +22,9 @@ from draftkit.data.packing import PackedRow, PackedRows, row_tensors
 from draftkit.data.samples import Sample, held_out, read_training_samples
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, States, check_lengths, load_target_ends, load_training_target
+from draftkit.data.states.stream import StreamedStates, finish_stream
 from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
+from draftkit.engines.vllm.accepts import check_target
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
@@ -32,6 +34,7 @@ from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.pretrained import describe, empty_model, read_model_config
 from draftkit.models.states import TappedModel
 from draftkit.runtime.drafters import check_runs
+from draftkit.train.ahead import Ahead
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap
@@ -40,6 +43,7 @@ from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
 from draftkit.train.rejections import RejectionStage
+from draftkit.train.streaming import open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, Patience, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
@@ -91,7 +95,10 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> None:
     """
     with _set_up(config, resume, load_target_ends) as ready:
         if config.states:
-            _state_source(config, ready.recipe, ready.target)
+            _stored_states(config, ready.recipe, ready.target)
+        elif config.stream is not None:
+            check_target(locate(config.target, weights=False).path)
+            stream_manifest(config, config.stream, ready.recipe.aux_layers, ready.samples)
         else:
             whole = read_model_config(locate(config.target, weights=False).path)
             TappedModel(empty_model(whole, ready.dtype), ready.recipe.aux_layers)
@@ -103,16 +110,20 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
     """
-    load = load_target_ends if config.states else load_training_target
-    with _set_up(config, resume, load) as ready:
+    load = load_training_target if config.states == "" and config.stream is None else load_target_ends
+    with _set_up(config, resume, load) as ready, ExitStack() as stack:
         recipe, files = ready.recipe, ready.files
+        stream = None
+        if config.stream is not None:
+            stream = stack.enter_context(open_stream(config, config.stream, recipe.aux_layers, ready.samples))
         save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
         trainer = DraftTrainer(
             recipe,
             ready.arguments,
             ready.training,
             ready.validating,
-            states_of=_state_source(config, recipe, ready.target),
+            states_of=_state_source(config, recipe, ready.target, stream),
+            ahead=None if stream is None or config.stream is None else Ahead(stream.announce, config.stream.ahead),
             save_draft=save,
             load_draft=partial(_load_checkpoint, recipe=recipe),
             k=config.validation.k,
@@ -123,7 +134,10 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         )
         newest = newest_checkpoint(Path(config.out))
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
-        return _finish(trainer, config, recipe, files, ready.dtype)
+        trained = _finish(trainer, config, recipe, files, ready.dtype)
+        if stream is not None and trained.draft is not None and trainer.is_world_process_zero():
+            finish_stream(stream.folder)
+        return trained
 
 
 class _Ready(NamedTuple):
@@ -131,6 +145,7 @@ class _Ready(NamedTuple):
 
     target: PreTrainedModel
     recipe: Recipe
+    samples: list[Sample]
     files: tuple[Path, ...]
     training: PackedRows
     validating: PackedRows | None
@@ -173,6 +188,7 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
         yield _Ready(
             target=target,
             recipe=recipe,
+            samples=samples,
             files=draft.files if draft is not None else _tokenizer(config, recipe),
             training=PackedRows(samples, training, config.tokens_per_row),
             validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
@@ -303,25 +319,31 @@ def _samples(config: TrainConfig) -> tuple[list[Sample], list[int], list[int]]:
     return samples, training, validating[: settings.limit]
 
 
-def _state_source(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) -> StatesOf:
-    """What finds the target's states of a row: the target in this process, or the files of `config.states`."""
-    if not config.states:
+def _state_source(
+    config: TrainConfig, recipe: Recipe, target: PreTrainedModel, stream: StreamedStates | None
+) -> StatesOf:
+    """What finds the target's states of a row: the target in this process, the files of `config.states`, a worker."""
+    if not config.states and stream is None:
         online = OnlineStates(target, recipe.aux_layers)
         return lambda row: online.states(row["tokens"], row["positions"], row["sample_ids"])
+    source = _stored_states(config, recipe, target) if stream is None else stream
+
+    def of_files(row: PackedRow) -> States:
+        features, last = source.states_of(row["numbers"], row["tokens"].shape[1])
+        return States(None if features is None else features.to(target.device), last.to(target.device))
+
+    return of_files
+
+
+def _stored_states(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) -> OfflineStates:
     is_first = os.environ.get("RANK", "0") == "0"  # all of the target's weights are read to know it: once is enough
-    files = OfflineStates(
+    return OfflineStates(
         Path(config.states),
         data=Path(config.data),
         target=locate(config.target).path if is_first else None,
         aux_layers=recipe.aux_layers,
         dtype=target.dtype,
     )
-
-    def of_files(row: PackedRow) -> States:
-        features, last = files.states_of(row["numbers"], row["tokens"].shape[1])
-        return States(None if features is None else features.to(target.device), last.to(target.device))
-
-    return of_files
 
 
 def _tokenizer(config: TrainConfig, recipe: Recipe) -> tuple[Path, ...]:
@@ -333,7 +355,7 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
     """Raise `DraftkitError` for what states in files cannot serve."""
     settings = config.validation
     problem = None
-    if settings.samples:
+    if settings.samples and config.states:
         problem = "validation.samples: the states are those of the training file"
     elif settings.decode:
         problem = "validation.decode: decoding takes the whole target"
@@ -341,8 +363,10 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
         problem = "on_policy.rounds=decoded: decoding takes the whole target (walked does not)"
     elif recipe.resamples:
         problem = "the draft's own text: the target has to read it"
-    if config.states and problem is not None:
-        raise DraftkitError(f"states from files do not go with {problem}", hint="train without --states")
+    if (config.states or config.stream is not None) and problem is not None:
+        raise DraftkitError(
+            f"states from files do not go with {problem}", hint="train without --states and --states-from"
+        )
 
 
 def _decoding(

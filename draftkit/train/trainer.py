@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ from draftkit.data.samples import Sample
 from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
+from draftkit.train.ahead import Ahead
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
@@ -48,9 +49,9 @@ SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
-    `states_of` gives the target's states of a row; `save_draft` writes a checkpoint's folder and `load_draft` goes on
-    with one. `k` and `mode` are those of validation; `decode` decodes held-out prompts for real beside it.
-    `stage` finds the drafts that count more.
+    `states_of` gives the target's states of a row, which `ahead` announces where that helps; `save_draft` writes a
+    checkpoint's folder and `load_draft` goes on with one. `k` and `mode` are those of validation; `decode` decodes
+    held-out prompts for real beside it. `stage` finds the drafts that count more.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class DraftTrainer(Trainer):
         held_out: PackedRows | None,
         *,
         states_of: StatesOf,
+        ahead: Ahead | None,
         save_draft: SaveDraft,
         load_draft: Callable[[Path], None],
         k: int,
@@ -82,6 +84,7 @@ class DraftTrainer(Trainer):
             self.remove_callback(other)
         self.add_callback(LogLines())
         self._states_of = states_of
+        self._ahead = ahead
         self._save_draft = save_draft
         self._load_draft = load_draft
         self._k = k
@@ -91,6 +94,11 @@ class DraftTrainer(Trainer):
         self.judged_at: tuple[int, dict[str, float]] = -1, {}  # the step of the last validation, and what it found
         self._sums: dict[str, Tensor] = {}
         self._counted = 0
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """The rows of a step, with those after them announced."""
+        rows = epoch_iterator if self._ahead is None else self._ahead.of_epoch(epoch_iterator)
+        return super().get_batch_samples(rows, num_batches, device)
 
     def compute_loss(
         self,
@@ -159,8 +167,9 @@ class DraftTrainer(Trainer):
         recipe = self.accelerator.unwrap_model(self.model)
         with judging(recipe):
             judged = []
-            for index in range(self.accelerator.process_index, len(rows), self.accelerator.num_processes):
-                row = rows[index]
+            numbers = range(self.accelerator.process_index, len(rows), self.accelerator.num_processes)
+            own = map(rows.__getitem__, numbers)
+            for row in own if self._ahead is None else self._ahead.of(own):
                 with self.accelerator.autocast():
                     batch = self._batch(self._prepare_inputs(row))
                     judged += judge(recipe, batch, row["numbers"], self._k, self._mode)

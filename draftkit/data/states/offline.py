@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, decode
+from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, Encoding, decode
 from draftkit.data.states.online import States
-from draftkit.data.states.shards import AGAIN, Shard, file_sha256, read_manifest, target_sha256
+from draftkit.data.states.shards import AGAIN, Manifest, Shard, file_sha256, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.models.states import FINAL, AuxLayers
 
@@ -52,41 +52,15 @@ class OfflineStates:
         self._verified: dict[int, Verified] = {}
         self._check_origin(data, target)
         self._check_complete()
-        self._columns = self._places(aux_layers)
+        self._columns = places_of(aux_layers, self.manifest, folder)
         if verify:
             for number in range(len(self.manifest.shards)):
                 self._shard(number)
 
     def states_of(self, samples: Sequence[int], size: int) -> States:
         """The states of a row of `size` tokens: of the samples with these numbers in their file, then zeros."""
-        columns = self._columns
-        width = self.manifest.hidden_size
-        features = None if columns is None else torch.zeros(1, size, len(columns) * width, dtype=self.dtype)
-        last = torch.zeros(1, size, width, dtype=self.dtype)
-        begin = 0
-        for number in samples:
-            states = self._read(number)
-            end = begin + len(states)
-            if features is not None:
-                features[0, begin:end] = states[:, columns].flatten(1)
-            last[0, begin:end] = states[:, -1]
-            begin = end
-        return States(features, last)
-
-    def _places(self, aux_layers: AuxLayers | None) -> list[int] | None:
-        """Where the aux_layers lie among the stored states."""
-        if aux_layers is None:
-            return None
-        stored = (*self.manifest.layers, FINAL)
-        missing = [state for state in aux_layers.states if state not in stored]
-        if missing:
-            raise DraftkitError(
-                f"the states of layers {missing} are not stored",
-                where=self.folder,
-                expected=f"the draft's {list(aux_layers.states)}; stored are {list(self.manifest.layers)}",
-                hint="draftkit data states … --layers writes others, to another folder",
-            )
-        return [stored.index(state) for state in aux_layers.states]
+        found = map(self._read, samples)
+        return row_states(found, self._columns, size, self.manifest.hidden_size, self.dtype)
 
     def _read(self, number: int) -> Tensor:
         """[T, S, H] of a sample."""
@@ -97,14 +71,7 @@ class OfflineStates:
         index = bisect_right(self._firsts, number) - 1
         path, offsets = self._shard(index)
         place = number - self._firsts[index]
-        run = slice(offsets[place], offsets[place + 1])
-        with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
-            values, scales = file.get_slice("states")[run], None
-            if self.manifest.encoding in BY_CHANNEL:
-                scales = file.get_slice("scales")[place : place + 1]
-            elif self.manifest.encoding in LARGEST:
-                scales = file.get_slice("scales")[run][..., None]
-            return decode(Encoded(values, scales), self.dtype)
+        return read_sample(path, offsets, place, self.manifest.encoding, self.dtype)
 
     def _shard(self, index: int) -> Verified:
         if index not in self._verified:
@@ -141,6 +108,50 @@ class OfflineStates:
                 where=self.folder,
                 hint=AGAIN,
             )
+
+
+def places_of(aux_layers: AuxLayers | None, manifest: Manifest, folder: Path) -> list[int] | None:
+    """Where the aux_layers lie among the states of a folder. Raises `DraftkitError` for one that is not there."""
+    if aux_layers is None:
+        return None
+    stored = (*manifest.layers, FINAL)
+    missing = [state for state in aux_layers.states if state not in stored]
+    if missing:
+        raise DraftkitError(
+            f"the states of layers {missing} are not stored",
+            where=folder,
+            expected=f"the draft's {list(aux_layers.states)}; stored are {list(manifest.layers)}",
+            hint="draftkit data states … --layers writes others, to another folder",
+        )
+    return [stored.index(state) for state in aux_layers.states]
+
+
+def read_sample(path: Path, offsets: Sequence[int], place: int, encoding: Encoding, dtype: torch.dtype) -> Tensor:
+    """[T, S, H] of a sample in a shard with these `offsets` [D + 1], in `dtype`."""
+    run = slice(offsets[place], offsets[place + 1])
+    with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
+        values, scales = file.get_slice("states")[run], None
+        if encoding in BY_CHANNEL:
+            scales = file.get_slice("scales")[place : place + 1]
+        elif encoding in LARGEST:
+            scales = file.get_slice("scales")[run][..., None]
+        return decode(Encoded(values, scales), dtype)
+
+
+def row_states(
+    samples: Iterable[Tensor], columns: Sequence[int] | None, size: int, width: int, dtype: torch.dtype
+) -> States:
+    """The states of a row of `size` tokens, of samples [T, S, H], then zeros; `columns`: those that a draft reads."""
+    features = None if columns is None else torch.zeros(1, size, len(columns) * width, dtype=dtype)
+    last = torch.zeros(1, size, width, dtype=dtype)
+    begin = 0
+    for states in samples:
+        end = begin + len(states)
+        if features is not None and columns is not None:
+            features[0, begin:end] = states[:, columns].flatten(1)
+        last[0, begin:end] = states[:, -1]
+        begin = end
+    return States(features, last)
 
 
 def check_shard(path: Path, shard: Shard) -> None:

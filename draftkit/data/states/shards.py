@@ -188,12 +188,7 @@ def write_shard(folder: Path, manifest: Manifest, number: int, first: int, tenso
     Each file appears complete or not at all. Raises `DraftkitError` when the disk is full; what was there stays.
     """
     path = folder / shard_name(number)
-    entries = [
-        TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), [raw_memory(tensor)])
-        for name, tensor in tensors.items()
-    ]
-    with atomic_file(path, force=True) as file:
-        write_safetensors(Path(file.name), entries)  # opens the same file, empty so far, once more
+    write_tensors(path, tensors)
     offsets = tensors["offsets"]
     shard = Shard(
         file=path.name,
@@ -207,6 +202,16 @@ def write_shard(folder: Path, manifest: Manifest, number: int, first: int, tenso
     manifest = replace(manifest, shards=tuple(shards))
     write_manifest(folder, manifest)
     return manifest
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A safetensors file, which appears complete or not at all. Raises `DraftkitError` when the disk is full."""
+    entries = [
+        TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), [raw_memory(tensor)])
+        for name, tensor in tensors.items()
+    ]
+    with atomic_file(path, force=True) as file:
+        write_safetensors(Path(file.name), entries)  # opens the same file, empty so far, once more
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -200,13 +200,17 @@ def write_states(
     """
     write_manifest(folder, manifest)  # first: it says whose the shards are, should the run be killed
     for number, numbers in remaining(manifest, [len(sample) for sample in samples]).items():
-        tensors = _shard_tensors([samples[i] for i in numbers], extractor, manifest)
+        tensors = shard_tensors([samples[i] for i in numbers], extractor, manifest)
         manifest = write_shard(folder, manifest, number, numbers.start, tensors)
         on_tokens(len(tensors["states"]))
     return manifest
 
 
-def _shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Manifest) -> dict[str, Tensor]:
+def shard_tensors(samples: Sequence[Sample], extractor: Extractor, manifest: Manifest) -> dict[str, Tensor]:
+    """What a shard holds of these samples.
+
+    Raises `TargetError` for states that are not finite or that the encoding cannot hold.
+    """
     offsets = offsets_of([len(sample) for sample in samples])
     tokens = int(offsets[-1])
     states = torch.empty(tokens, manifest.num_states, manifest.hidden_size, dtype=DTYPES[manifest.encoding])

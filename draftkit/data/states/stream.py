@@ -1,0 +1,197 @@
+"""States that a worker computes a little ahead of training, which uses them up: no more than a few rows are ever there.
+
+Trainer and worker share a folder, on one machine or several:
+
+- `manifest.json`: whose states are wanted, as of stored ones, without shards; `shard_tokens` bounds those of a row.
+- `wanted/NUMBER-KEY.json`: the tokens of the samples of a row; the lowest number comes first.
+- `rows/KEY.safetensors`: their states, as a shard has them. The trainer takes away both when it has read them.
+- `failed/KEY.json`: why there are none.
+- `done`: training is over.
+
+Files appear whole, and nothing else is known: either side may be killed and begin again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from draftkit.data.samples import Sample
+from draftkit.data.states.offline import places_of, read_sample, row_states
+from draftkit.data.states.online import States
+from draftkit.data.states.shards import MANIFEST, NAMES, Manifest, read_manifest, write_manifest, write_tensors
+from draftkit.data.states.write import Extractor, shard_tensors
+from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.io.atomic import write_file
+from draftkit.io.jsonfile import dump, read_object
+from draftkit.io.records import to_dict
+from draftkit.models.states import AuxLayers
+
+WANTED, ROWS, FAILED, DONE = "wanted", "rows", "failed", "done"
+PAUSE = 0.02  # seconds between two looks at the folder
+PATIENCE = 60.0  # seconds between two complaints that nothing comes
+
+_log = logging.getLogger(__name__)
+
+
+def begin_stream(folder: Path, manifest: Manifest) -> None:
+    """Make the folder say what is wanted; what is there of other states goes.
+
+    Raises `DraftkitError` for a folder of anything else.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MANIFEST).exists():
+            raise DraftkitError("the folder for streamed states holds something else", where=folder)
+        if _meaning(read_manifest(folder)) != _meaning(manifest):
+            end_stream(folder)
+    for name in (WANTED, ROWS, FAILED):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / DONE).unlink(missing_ok=True)
+    write_manifest(folder, manifest)
+
+
+def finish_stream(folder: Path) -> None:
+    """Let workers know that training is over, and take away all states."""
+    end_stream(folder)
+    (folder / DONE).touch()
+
+
+def end_stream(folder: Path) -> None:
+    for name in (WANTED, ROWS, FAILED):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _meaning(manifest: Manifest) -> dict[str, object]:
+    return {name: value for name, value in to_dict(manifest).items() if name not in NAMES}
+
+
+class StreamedStates:
+    """The trainer's side, of process `rank`. What an earlier run has left is used where it is wanted again.
+
+    `samples`: those that numbers mean. `check` is called while a row is waited for, and raises where none will come.
+    States are returned in `dtype` on the CPU.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        samples: Sequence[Sample],
+        aux_layers: AuxLayers | None,
+        *,
+        dtype: torch.dtype,
+        rank: int = 0,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self.folder = folder
+        self._manifest = manifest
+        self._samples = samples
+        self._columns = places_of(aux_layers, manifest, folder)
+        self._dtype = dtype
+        self._rank = rank
+        self._check = check
+        self._announced = 0
+        self._wanted: dict[str, Path] = {}
+        for path in [*folder.glob(f"{WANTED}/*-{rank}.*"), *folder.glob(f"{FAILED}/{rank}.*")]:
+            path.unlink()
+
+    def announce(self, numbers: Sequence[int]) -> None:
+        """Have the states of a row of samples computed, after those that were announced before."""
+        content = self._content(numbers)
+        key = self._key(content)
+        if key not in self._wanted:
+            self._wanted[key] = self.folder / WANTED / f"{self._announced:09d}-{key}.json"
+            self._announced += 1
+            write_file(self._wanted[key], content)
+
+    def states_of(self, numbers: Sequence[int], size: int) -> States:
+        """The states of a row of `size` tokens, of these samples, then zeros; they are gone from the folder then.
+
+        Raises `DraftkitError` where the worker could not compute them.
+        """
+        self.announce(numbers)
+        content = self._content(numbers)
+        key = self._key(content)
+        path = self.folder / ROWS / f"{key}.safetensors"
+        self._wait_for(path, key, content)
+        with safe_open(path, "pt") as file:
+            offsets = file.get_tensor("offsets").tolist()
+        if offsets != [0, *accumulate(len(self._samples[number]) for number in numbers)]:
+            raise FormatError("these states are of other samples", where=path, hint=f"remove {self.folder}")
+        manifest, dtype = self._manifest, self._dtype
+        found = (read_sample(path, offsets, place, manifest.encoding, dtype) for place in range(len(numbers)))
+        states = row_states(found, self._columns, size, manifest.hidden_size, dtype)
+        self._wanted.pop(key).unlink()
+        path.unlink()
+        return states
+
+    def _content(self, numbers: Sequence[int]) -> bytes:
+        return json.dumps([self._samples[number].tokens.tolist() for number in numbers]).encode()
+
+    def _key(self, content: bytes) -> str:
+        return f"{self._rank}.{hashlib.sha256(content).hexdigest()[:24]}"
+
+    def _wait_for(self, path: Path, key: str, content: bytes) -> None:
+        complained = time.monotonic()
+        while not path.exists():
+            failure = self.folder / FAILED / f"{key}.json"
+            if failure.exists():
+                raise DraftkitError(str(read_object(failure)["error"]), where=self.folder)
+            if not self._wanted[key].exists():  # another process may have made the folder anew
+                write_file(self._wanted[key], content)
+            self._check()
+            if time.monotonic() - complained > PATIENCE:
+                _log.warning("waiting for states: draftkit data stream %s computes them", self.folder)
+                complained = time.monotonic()
+            time.sleep(PAUSE)
+
+
+def serve(folder: Path, extractor: Extractor, alive: Callable[[], bool] = lambda: True) -> int:
+    """The worker's side: compute what is wanted until training is over, or not `alive`. Returns how many rows.
+
+    Raises `DraftkitError` where the extractor fails for another reason than the states of a sample, and when other
+    states are wanted than in the beginning.
+    """
+    manifest, rows = read_manifest(folder), 0
+    while alive() and not (folder / DONE).exists():
+        waiting = [path for path in sorted(folder.glob(f"{WANTED}/*.json")) if not _is_answered(folder, _key_of(path))]
+        if not waiting:
+            time.sleep(PAUSE)
+            continue
+        if _meaning(read_manifest(folder)) != _meaning(manifest):
+            raise DraftkitError("the run wants other states now", where=folder, hint="start the worker again")
+        rows += _answer(folder, waiting[0], manifest, extractor)
+    return rows
+
+
+def _answer(folder: Path, wanted: Path, manifest: Manifest, extractor: Extractor) -> bool:
+    """Whether the row was still wanted."""
+    try:
+        texts = json.loads(wanted.read_bytes())
+    except FileNotFoundError:
+        return False
+    samples = [Sample.of(str(place), tokens, []) for place, tokens in enumerate(texts)]
+    try:
+        tensors = shard_tensors(samples, extractor, manifest)
+    except TargetError as error:
+        write_file(folder / FAILED / f"{_key_of(wanted)}.json", dump({"error": str(error)}).encode())
+        return True
+    write_tensors(folder / ROWS / f"{_key_of(wanted)}.safetensors", tensors)
+    return True
+
+
+def _key_of(wanted: Path) -> str:
+    return wanted.stem.partition("-")[2]
+
+
+def _is_answered(folder: Path, key: str) -> bool:
+    return (folder / ROWS / f"{key}.safetensors").exists() or (folder / FAILED / f"{key}.json").exists()

@@ -1,0 +1,83 @@
+"""The run's side of states that a worker computes while it trains."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from draftkit.data.samples import Sample
+from draftkit.data.states.shards import SAMPLED, Manifest, file_sha256, target_sha256
+from draftkit.data.states.stream import StreamedStates, begin_stream
+from draftkit.data.states.worker import local_worker
+from draftkit.engines.vllm.process import find_python
+from draftkit.hub.locate import locate
+from draftkit.layout.target import read_target_facts
+from draftkit.models.devices import device_named, dtype_named
+from draftkit.models.states import FINAL, AuxLayers
+from draftkit.train.config import StreamSettings, TrainConfig
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_stream(
+    config: TrainConfig, stream: StreamSettings, aux_layers: AuxLayers | None, samples: Sequence[Sample]
+) -> Iterator[StreamedStates]:
+    """The states of `samples` from a worker, which the first process of the run keeps where it has been told how."""
+    manifest = stream_manifest(config, stream, aux_layers, samples)
+    folder = Path(stream.folder or Path(config.out) / "stream")
+    rank = int(os.environ.get("RANK", "0"))
+    if rank == 0:
+        begin_stream(folder, manifest)
+    if rank == 0 and not stream.python:
+        _log.warning("states are awaited from: draftkit data stream %s --target %s", folder, config.target)
+    keeps = rank == 0 and stream.python
+    with (
+        local_worker(
+            folder,
+            config.target,
+            stream.python,
+            tensor_parallel=stream.tensor_parallel,
+            device=stream.device or None,
+        )
+        if keeps
+        else nullcontext()
+    ) as worker:
+        yield StreamedStates(
+            folder,
+            manifest,
+            samples,
+            aux_layers,
+            dtype=dtype_named(config.target_dtype or None, device_named(config.device or None)),
+            rank=rank,
+            check=(lambda: None) if worker is None else worker.check,
+        )
+
+
+def stream_manifest(
+    config: TrainConfig, stream: StreamSettings, aux_layers: AuxLayers | None, samples: Sequence[Sample]
+) -> Manifest:
+    """What the worker is told to compute. Raises `DraftkitError` for a vLLM that is not there."""
+    if stream.python:
+        find_python(stream.python)
+    located = locate(config.target)
+    facts = read_target_facts(located.path, located.name, located.revision)
+    return Manifest(
+        schema=SAMPLED,
+        target=located.name,
+        target_revision=located.revision,
+        target_sha256=target_sha256(located.path, SAMPLED),
+        engine="vllm",
+        dtype=stream.dtype,
+        data=Path(config.data).name,
+        data_sha256=file_sha256(Path(config.data)),
+        num_documents=len(samples),
+        num_tokens=sum(map(len, samples)),
+        layers=() if aux_layers is None else tuple(sorted({*aux_layers.states} - {FINAL})),
+        hidden_size=facts.hidden_size,
+        encoding=stream.encoding,
+        shard_tokens=max(map(len, samples)),
+    )

@@ -1,0 +1,252 @@
+"""States that a worker computes while training uses them up: the same draft as from stored ones, whoever is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import Command
+from fixtures import pico
+from fixtures.samples import samples
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import TrainerCallback
+
+from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
+from draftkit.data.states.stream import DONE, ROWS, WANTED, StreamedStates, begin_stream, finish_stream, serve
+from draftkit.data.states.worker import run_worker
+from draftkit.data.states.write import TargetExtractor, write_states
+from draftkit.errors import DraftkitError, TargetError
+from draftkit.models.states import FINAL, AuxLayers
+from draftkit.train.config import read_config
+from draftkit.train.run import check_run, train_draft
+from draftkit.train.streaming import stream_manifest
+
+FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
+LAYERS = (1, 3, 5)
+SAMPLES = samples(40)
+STEPS = 12
+KILLED = 7  # before this step
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pico.save_tokenizer(pico.save_llama(tmp_path_factory.mktemp("target"), num_hidden_layers=6))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "samples.jsonl"
+    write_samples(path, SAMPLES, SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has a fake vLLM, which computes states with transformers."""
+    path = tmp_path_factory.mktemp("vllm") / "python"
+    environment = f"PYTHONPATH={FAKE} FAKE_VLLM_JOURNAL={path.parent / 'journal'} OMP_NUM_THREADS=1"
+    path.write_text(f'#!/bin/sh\nexec env {environment} {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def manifest(target: Path) -> Manifest:
+    return Manifest(
+        schema=SAMPLED, target="pico", target_revision=None, target_sha256=target_sha256(target, SAMPLED),
+        engine="vllm", dtype="float32", data="data", data_sha256="0", num_documents=len(SAMPLES),
+        num_tokens=sum(map(len, SAMPLES)), layers=LAYERS, hidden_size=pico.HIDDEN, encoding="float32", shard_tokens=64,
+    )  # fmt: skip
+
+
+def extractor() -> TargetExtractor:
+    return TargetExtractor(pico.llama(num_hidden_layers=6), LAYERS, 64)
+
+
+@contextmanager
+def serving(folder: Path, extract: Any) -> Iterator[None]:
+    stop = Event()
+    worker = Thread(target=serve, args=(folder, extract, lambda: not stop.is_set()))
+    worker.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        worker.join()
+
+
+def stream(folder: Path, manifest: Manifest, **more: Any) -> StreamedStates:
+    begin_stream(folder, manifest)
+    return StreamedStates(folder, manifest, SAMPLES, AuxLayers((*LAYERS, FINAL)), dtype=torch.float32, **more)
+
+
+def content(folder: Path) -> list[str]:
+    return sorted(path.name for name in (WANTED, ROWS) for path in (folder / name).iterdir())
+
+
+def test_rows_are_those_of_the_extractor_and_are_used_up(manifest: Manifest, tmp_path: Path) -> None:
+    """A worker that ends and one that begins make no difference, nor does a trainer that begins again."""
+    rows, extract = [[0, 3], [5], [2, 1]], extractor()
+    streamed = stream(tmp_path, manifest)
+    for numbers in rows:
+        streamed.announce(numbers)
+    with serving(tmp_path, extract):
+        found = [streamed.states_of(rows[0], 80)]
+    streamed = stream(tmp_path, manifest)
+    streamed.announce(rows[1])
+    with serving(tmp_path, extract):
+        found += [streamed.states_of(numbers, 80) for numbers in rows[1:]]
+    for numbers, states in zip(rows, found, strict=True):
+        expected = torch.cat([s for _, s in sorted(extract([SAMPLES[n] for n in numbers]), key=lambda pair: pair[0])])
+        assert torch.equal(states.features[0, : len(expected)], expected.flatten(1))
+        assert torch.equal(states.last[0, : len(expected)], expected[:, -1])
+        assert not states.last[0, len(expected) :].any()
+    assert content(tmp_path) == []
+    finish_stream(tmp_path)
+    assert serve(tmp_path, extract) == 0
+
+
+def test_states_of_another_run_go(manifest: Manifest, tmp_path: Path) -> None:
+    streamed = stream(tmp_path, manifest)
+    streamed.announce([1])
+    with serving(tmp_path, extractor()):
+        while not list((tmp_path / ROWS).iterdir()):
+            time.sleep(0.01)
+    stream(tmp_path, manifest)
+    assert len(list((tmp_path / ROWS).iterdir())) == 1  # the same run goes on with it
+    stream(tmp_path, replace(manifest, encoding="bf16"))
+    assert content(tmp_path) == []
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(DraftkitError, match="something else"):
+        stream(tmp_path, manifest)
+
+
+def test_what_the_worker_cannot_compute_is_said_to_the_trainer(manifest: Manifest, tmp_path: Path) -> None:
+    def broken(wanted: Any) -> Iterator[tuple[int, Tensor]]:
+        yield 0, torch.full((len(wanted[0]), len(LAYERS) + 1, pico.HIDDEN), torch.nan)
+
+    streamed = stream(tmp_path, manifest)
+    with serving(tmp_path, broken), pytest.raises(DraftkitError, match="hidden states are not finite"):
+        streamed.states_of([0], 64)
+    with serving(tmp_path, extractor()):  # another run may do better
+        assert stream(tmp_path, manifest).states_of([0], 64).last.any()
+
+
+def test_a_worker_of_another_target_is_refused(manifest: Manifest, tmp_path: Path) -> None:
+    stream(tmp_path / "stream", manifest)
+    other = pico.save_llama(tmp_path / "other", seed=1, num_hidden_layers=6)
+    with pytest.raises(TargetError, match="another target"):
+        run_worker(tmp_path / "stream", str(other), python=sys.executable)
+
+
+def settings() -> list[str]:
+    given = {
+        "optimization.max_steps": STEPS, "optimization.accumulation": 2, "optimization.lr": "1e-3",
+        "tokens_per_row": 128, "draft_vocab_size": 64, "options.steps": 2, "options.layers": "[1, 3, 5]",
+        "save_every": 4, "log_every": 1, "validation.share": 0.2, "validation.every": 4, "device": "cpu",
+    }  # fmt: skip
+    return [f"{name}={value}" for name, value in given.items()]
+
+
+def streamed_config(target: Path, data: Path, out: Path, python: object) -> Any:
+    flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(out)}
+    stream = {"python": str(python), "dtype": "float32", "ahead": 3}
+    return read_config(None, settings(), flags | {"stream": stream})
+
+
+def test_the_draft_is_that_of_stored_states(target: Path, data: Path, tmp_path: Path) -> None:
+    """With two epochs, accumulation and validations in between; the worker is started elsewhere."""
+    extract = extractor()
+
+    def one_by_one(wanted: Any) -> Iterator[tuple[int, Tensor]]:
+        for place, sample in enumerate(wanted):
+            yield place, next(iter(extract([sample])))[1]
+
+    config = streamed_config(target, data, tmp_path / "streamed", "")
+    assert config.stream is not None
+    manifest = stream_manifest(config, config.stream, AuxLayers(LAYERS), SAMPLES)
+    write_states(tmp_path / "states", manifest, SAMPLES, one_by_one)
+    stored = replace(config, stream=None, states=str(tmp_path / "states"), out=str(tmp_path / "stored"))
+    begin_stream(tmp_path / "streamed" / "stream", manifest)
+    with serving(tmp_path / "streamed" / "stream", one_by_one):
+        trained = [train_draft(run) for run in (stored, config)]
+    assert trained[0].metrics["eval_acceptance_length"] == trained[1].metrics["eval_acceptance_length"]
+    assert_same(*(run.draft for run in trained))
+
+
+def assert_same(*drafts: Path | None) -> None:
+    expected, found = (load_file(Path(draft or "", "model.safetensors")) for draft in drafts)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def workers(process: psutil.Process) -> list[psutil.Process]:
+    return [child for child in process.children() if "stream" in child.cmdline()]
+
+
+class Disturbed(TrainerCallback):
+    """Counts what waits in the folder, and kills the worker once, with all of its processes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.most = 0
+        self.killed = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.most = max(self.most, len(list((self.folder / WANTED).glob("*.json"))))
+        if state.global_step == KILLED:
+            for worker in workers(psutil.Process()):
+                worker.kill()
+                self.killed += 1
+
+
+@pytest.mark.slow
+def test_the_draft_is_that_of_stored_states_whoever_is_killed(
+    target: Path, data: Path, python: Path, tmp_path: Path, draftkit: Command
+) -> None:
+    command = ("data", "states", data, tmp_path / "states", "--target", target, "--layers", "1,3,5")
+    assert draftkit(*command, "--vllm-python", python, "--dtype", "float32").code == 0
+    flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(tmp_path / "stored")}
+    train_draft(read_config(None, settings(), flags | {"states": str(tmp_path / "states")}))
+    out = tmp_path / "streamed"
+    config = streamed_config(target, data, out, python)
+    (tmp_path / "run.yaml").write_text(config.to_yaml())
+    check_run(config)
+    assert not out.exists()
+    code = f"""
+import os, torch
+torch.set_num_threads(1)
+from pathlib import Path
+from transformers import TrainerCallback
+from draftkit.train.config import read_config
+from draftkit.train.run import train_draft
+class Kill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == {KILLED}:
+            os.kill(os.getpid(), 9)
+train_draft(read_config(Path({str(tmp_path / "run.yaml")!r}), [], {{}}), callbacks=(Kill(),))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    assert (out / "checkpoint-4").exists()
+    disturbed = Disturbed(out / "stream")
+    train_draft(config, resume=True, callbacks=(disturbed,))
+    assert_same(tmp_path / "stored" / "draft", out / "draft")
+    assert disturbed.killed == 1
+    assert 0 < disturbed.most <= 2 * (3 + 2)
+    assert sorted(path.name for path in (out / "stream").iterdir()) == [DONE, "manifest.json", "worker.log"]
+    assert not workers(psutil.Process())
