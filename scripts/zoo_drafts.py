@@ -194,6 +194,7 @@ def publish(name: str, trained: Path, out: Path) -> None:
         leave_out(copies_of(draft.spec.architecture), out)
     elif name == "p-eagle":  # the target's table, which loaders fill in
         leave_out({"embed_tokens.weight"}, out)
+        name_target(out)
 
 
 def leave_out(names: Container[str], folder: Path) -> None:
@@ -218,10 +219,17 @@ def as_safeailab(name: str, folder: Path) -> None:
 def publish_block_drafts(trained: Path, models: Path) -> None:
     """Save those of train_with_speculators.py: DFlash in z-lab's layout, DSpark as the library does but for the path of
     its target."""
-    convert_checkpoint(str(trained / "dflash"), models / "dflash", to="dflash", target=TARGET, force=True)
+    for name in ("dflash", "dspark"):
+        shutil.rmtree(models / name, ignore_errors=True)
+    convert_checkpoint(str(trained / "dflash"), models / "dflash", to="dflash", target=TARGET)
     (models / "dflash" / PROVENANCE_FILE).unlink()
-    shutil.copytree(trained / "dspark", models / "dspark", dirs_exist_ok=True)
-    path = models / "dspark" / "config.json"
+    shutil.copytree(trained / "dspark", models / "dspark")
+    name_target(models / "dspark")
+
+
+def name_target(folder: Path) -> None:
+    """In the layout of speculators: by its name in the zoo, not by the folder that it has on this machine."""
+    path = folder / "config.json"
     config = json.loads(path.read_text())
     config["speculators_config"]["verifier"]["name_or_path"] = TARGET
     path.write_text(json.dumps(config, indent=2) + "\n")
