@@ -313,7 +313,7 @@ def states(
     quiet_transformers()
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
-    from draftkit.report.data import states_plan
+    from draftkit.report.data import states_plan, ways_table
 
     if vllm_python is not None and device_map is not None:
         raise DraftkitError("--device-map spreads a target in this process", hint="vLLM takes --tensor-parallel")
@@ -332,11 +332,15 @@ def states(
         plan, manifest = to_dict(job.plan), job.manifest
         if not as_json:
             print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
+        ways = to_dict(job.ways(tokens_per_row))
+        if dry_run and not as_json:
+            console().print(ways_table(ways))
         if not dry_run:
             with _progress("tokens", job.plan.tokens) as on_tokens:
                 manifest = job.write(on_tokens)
     if as_json:
-        print_json({"schema": 1, "out": None if dry_run else str(out), "plan": plan, "states": to_dict(manifest)})
+        done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": ways}
+        print_json(done | {"states": to_dict(manifest)})
     elif not dry_run:
         size = sum(shard.bytes for shard in manifest.shards)
         print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes: {out}")

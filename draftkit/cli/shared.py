@@ -98,12 +98,12 @@ def print_json(value: object) -> None:
     print(dump(finite(value)), end="")
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Stdout, text as it is. Off a terminal, tables get the width they need instead of being cut to 80 columns."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 200
-    return Console(highlight=False, markup=False, emoji=False, width=width)
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 200
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
 def quiet_transformers() -> None:

@@ -83,7 +83,6 @@ def train(
     run = read_config(config, settings or [], flags)
     if dry_run:
         _check(run, resume)
-        print(run.to_yaml(), end="")
     elif plan_vocab:
         _plan_vocabulary(run, as_json)
     else:
@@ -91,9 +90,13 @@ def train(
 
 
 def _check(run: TrainConfig, resume: bool) -> None:
+    from draftkit.io.records import to_dict
+    from draftkit.report.data import ways_table
     from draftkit.train.run import check_run
 
-    check_run(run, resume=resume)
+    ways = check_run(run, resume=resume)
+    print(run.to_yaml(), end="")
+    console(stderr=True).print(ways_table(to_dict(ways)))
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:

@@ -43,8 +43,33 @@ def states_plan(plan: Mapping[str, Any]) -> str:
     return f"{counts.format(**plan)}{sizes}; {time}"
 
 
+def ways_table(ways: Mapping[str, Any]) -> Table:
+    """What the target's states take, by each way to have them."""
+    encodings = ", ".join(f"{name} {_size(size)}" for name, size in ways["encodings"].items())
+    table = Table(
+        "states", "on disk", "a sample", "the target computes", "a sample",
+        title="{samples:,} samples, {tokens:,} tokens, each read {passes:.2g} times".format(**ways),
+        caption=f"stored: {encodings}; times {ways['estimate']}",
+    )  # fmt: skip
+    names = {
+        "online": "online, in the run's process",
+        "store": f"stored first, in {ways['encoding']}",
+        "stream": "streamed, beside the run (at most)",
+    }
+    for way, name in names.items():
+        cost = ways[way]
+        times = (_time(cost["seconds"]), f"{cost['sample_seconds']:.3g} s")
+        disk = (_size(cost["bytes"]), _size(cost["sample_bytes"])) if cost["bytes"] else ("none", "none")
+        table.add_row(name, *disk, *times)
+    return table
+
+
+def _time(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds))) if seconds >= 10 else f"{seconds:.2g} s"
+
+
 def _size(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
 
 
 def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:

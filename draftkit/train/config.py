@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from draftkit.data.states.encoding import Encoding
+from draftkit.data.states.ways import AHEAD
 from draftkit.errors import DraftkitError
 from draftkit.io.records import did_you_mean, from_dict, to_dict
 from draftkit.train.ranges import (
@@ -139,7 +140,7 @@ class StreamSettings:
 
     python: str = ""
     folder: str = ""
-    ahead: Size = 8
+    ahead: Size = AHEAD
     encoding: Encoding = "bf16"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     tensor_parallel: Size = 1

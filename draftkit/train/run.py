@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +23,9 @@ from draftkit.data.packing import PackedRow, PackedRows, row_tensors
 from draftkit.data.samples import Sample, held_out, read_training_samples
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, States, check_lengths, load_target_ends, load_training_target
+from draftkit.data.states.shards import read_manifest
 from draftkit.data.states.stream import StreamedStates, finish_stream
+from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.errors import DraftkitError
@@ -31,12 +34,13 @@ from draftkit.io.atomic import check_writable
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft, require_runtime
 from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.pace import token_seconds
 from draftkit.models.pretrained import describe, empty_model, read_model_config
-from draftkit.models.states import TappedModel
+from draftkit.models.states import FINAL, TappedModel
 from draftkit.runtime.drafters import check_runs
 from draftkit.train.ahead import Ahead
 from draftkit.train.checkpoint import load_tensors, save_draft
-from draftkit.train.config import TrainConfig
+from draftkit.train.config import StreamSettings, TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
 from draftkit.train.recipes import recipe_class
@@ -87,8 +91,10 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     return plan_vocabulary(judged, counts, config.validation.k)
 
 
-def check_run(config: TrainConfig, *, resume: bool = False) -> None:
+def check_run(config: TrainConfig, *, resume: bool = False) -> Ways:
     """Raise `DraftkitError` for what `train_draft` would refuse before its first step; nothing is written.
+
+    Returns what the target's states take, by each way to have them.
 
     Of the target, the embedding and the output layer are read. What only its layers' weights can show, as one that is
     missing, is not found.
@@ -99,9 +105,37 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> None:
         elif config.stream is not None:
             check_target(locate(config.target, weights=False).path)
             stream_manifest(config, config.stream, ready.recipe.aux_layers, ready.samples)
-        else:
-            whole = read_model_config(locate(config.target, weights=False).path)
-            TappedModel(empty_model(whole, ready.dtype), ready.recipe.aux_layers)
+        whole = empty_model(read_model_config(locate(config.target, weights=False).path), ready.dtype)
+        if not config.states and config.stream is None:
+            TappedModel(whole, ready.recipe.aux_layers)
+        return _ways(config, ready, whole)
+
+
+def _ways(config: TrainConfig, ready: _Ready, whole: PreTrainedModel) -> Ways:
+    """What the states of this run take; `whole`: its target without memory."""
+    stream = config.stream or StreamSettings()
+    encoding = read_manifest(Path(config.states)).encoding if config.states else stream.encoding
+    layers = set() if ready.recipe.aux_layers is None else {*ready.recipe.aux_layers.states} - {FINAL}
+    processes = max(ready.arguments.world_size, 1)
+    each_step = config.optimization.accumulation * processes
+    per_epoch = -(-len(ready.training) // each_step)
+    steps = config.optimization.max_steps or math.ceil(config.optimization.epochs * per_epoch)
+    judgments = 0 if ready.validating is None else max(steps // (config.validation.every or steps), 1)
+    training = sum(len(ready.samples[number]) for number in ready.training.numbers)
+    judging = 0 if ready.validating is None else sum(len(ready.samples[number]) for number in ready.validating.numbers)
+    read = steps * each_step / len(ready.training) * training + judgments * judging
+    tokens = sum(map(len, ready.samples))
+    return compare_ways(
+        samples=len(ready.samples),
+        tokens=tokens,
+        states=len(layers) + 1,
+        size=whole.config.get_text_config().hidden_size,
+        encoding=encoding,
+        passes=read / tokens,
+        waiting_tokens=(stream.ahead + 1) * config.tokens_per_row * processes,
+        token_seconds=token_seconds(whole, ready.target.device, ready.dtype, config.tokens_per_row),
+        estimate="at the speed of a product of matrices of the target's sizes",
+    )
 
 
 def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> Trained:

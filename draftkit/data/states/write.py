@@ -33,6 +33,7 @@ from draftkit.data.states.shards import (
     write_shard,
 )
 from draftkit.data.states.vllm import vllm_extractor
+from draftkit.data.states.ways import AHEAD, Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
@@ -263,6 +264,24 @@ class StateJob:
     samples: Sequence[Sample]
     extractor: Extractor
     scratch_bytes: int
+
+    def ways(self, row_tokens: int) -> Ways:
+        """What the states of all samples take, by each way to have them, for a run that reads each sample once.
+
+        `row_tokens`: of a row that a stream would hold. The time is from the plan's, 0 where all states are there.
+        """
+        manifest = self.manifest
+        return compare_ways(
+            samples=len(self.samples),
+            tokens=manifest.num_tokens,
+            states=manifest.num_states,
+            size=manifest.hidden_size,
+            encoding=manifest.encoding,
+            passes=1.0,
+            waiting_tokens=(AHEAD + 1) * row_tokens,
+            token_seconds=self.plan.seconds / max(self.plan.tokens, 1),
+            estimate=f"from {self.plan.probe_tokens:,} tokens",
+        )
 
     def write(self, on_tokens: Callable[[int], None] = lambda _: None) -> Manifest:
         """Write, telling `on_tokens` how many tokens each new shard has. Raises `DraftkitError` as `write_states`."""
