@@ -1,6 +1,7 @@
 """Does counting rejected drafts more (`train --on-policy`) train better than going on as before, at equal compute?
 
-`python scripts/check_on_policy.py --work DIR [--draft zoo:eagle3] [--seconds 40] [--seeds 3] [--weight 4]`
+`python scripts/check_on_policy.py --work DIR [--draft zoo:eagle3] [--seconds 40] [--seeds 3] [--weight 4]
+[--rounds decoded walked]`
 
 Needs DIR/samples.jsonl, the embedded target's own greedy answers, prepared. From a trained draft, each way of going on
 gets the same processor time of steps: how many steps that are is found by a short run of each. All drafts are judged by
@@ -105,13 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--weight", type=float, default=4.0)
     parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--rounds", nargs="+", choices=("decoded", "walked"), default=["decoded", "walked"])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     held_out = judges(options.work)
-    ways = {
-        AS_BEFORE: None,
-        "on-policy, decoded": OnPolicy(share=options.share, weight=options.weight),
-        "on-policy, walked": OnPolicy(share=options.share, weight=options.weight, rounds="walked"),
+    share, weight = options.share, options.weight
+    ways = {AS_BEFORE: None} | {
+        f"on-policy, {rounds}": OnPolicy(share=share, weight=weight, rounds=rounds) for rounds in options.rounds
     }
     kept = options.work / f"{options.draft.strip('/').replace('/', '-').replace(':', '-')}.json"
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}

@@ -15,7 +15,10 @@ from draftkit.errors import DraftkitError
 
 
 def report(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="Files that eval --json wrote.")],
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="RESULT...", help="Files that eval --json wrote; or the OUT of one training run."),
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as PNG files into this folder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
@@ -30,6 +33,9 @@ def report(
     from draftkit.results.record import read_result
 
     refuse_inputs(out, results)
+    if any(path.is_dir() for path in results):
+        _report_training(results, out, figures, force)
+        return
     read = [read_result(path) for path in results]
     series = join(read)
     drawn = all_figures(series)
@@ -42,3 +48,22 @@ def report(
     print(out)
     if figures is not None:
         print(f"{len(drawn)} figures in {figures}", file=sys.stderr)
+
+
+def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:
+    from draftkit.io.atomic import atomic_file, atomic_folder
+    from draftkit.report.figures import holds_figures, save_figures
+    from draftkit.report.training import training_figure, training_page
+    from draftkit.train.curve import read_curve
+
+    if len(runs) > 1:
+        raise DraftkitError("a training run has a page of its own", hint="give one folder, or result files")
+    curve = read_curve(runs[0])
+    with ExitStack() as stack:
+        file = stack.enter_context(atomic_file(out, force))
+        if figures is not None:
+            folder = stack.enter_context(atomic_folder(figures, holds_figures if force else None))
+            save_figures({"acceptance-and-loss": training_figure(curve)}, folder)
+        file.write(training_page(curve).encode())
+    print(out)
+    print(curve.verdict, file=sys.stderr)

@@ -134,6 +134,10 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if length is not None:
         print(f"acceptance length {length:.3f} at K={run.validation.k} on held-out samples")
     print(trained.draft)
+    if run.validation.every:
+        from draftkit.train.curve import read_curve
+
+        print(read_curve(Path(run.out)).verdict, file=sys.stderr)
     for line in serving_notes(read_draft(trained.draft)):
         print(line, file=sys.stderr)
     print(f"next: draftkit eval --target {run.target} --draft {trained.draft}", file=sys.stderr)

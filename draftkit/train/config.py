@@ -88,6 +88,8 @@ class Validation:
     - `samples`: a prepared file, or empty for the `share` of the training samples that is held out.
     - `k`: draft tokens a round. `mode`: how the samples were decoded, `greedy` or `sampled` at the `temperature`.
     - `every`: steps between validations, 0 for the end only. `limit`: samples, at most.
+    - `keep`: which checkpoint the final draft is, that of the longest acceptance length (`best`), which is saved even
+      between those of `save_every`, or the `last`.
     - `patience`: validations in a row without a longer acceptance length after which the run ends; 0 for none.
     - `decode`: held-out prompts that are decoded for real as well, 0 for none.
     """
@@ -99,6 +101,7 @@ class Validation:
     temperature: Positive = 1.0
     every: SizeOrNone = 0
     limit: Size = 256
+    keep: Literal["best", "last"] = "best"
     patience: SizeOrNone = 0
     decode: SizeOrNone = 0
 

@@ -48,7 +48,7 @@ from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
 from draftkit.train.rejections import RejectionStage
 from draftkit.train.streaming import open_stream, stream_manifest
-from draftkit.train.trainer import DraftTrainer, Patience, StatesOf
+from draftkit.train.trainer import LENGTH, DraftTrainer, KeepBest, Patience, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
@@ -164,7 +164,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
             mode=config.validation.mode,
             decode=_decoding(config, recipe, ready.target, ready.validating, save),
             stage=_stage(config, ready.target),
-            callbacks=(*callbacks, *([Patience(config.validation.patience)] if config.validation.patience else [])),
+            callbacks=(*callbacks, *_watching(config)),
         )
         newest = newest_checkpoint(Path(config.out))
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
@@ -283,7 +283,7 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
         save_strategy="steps" if saves else "no",
         save_steps=saves or 500,
         save_total_limit=config.keep,
-        metric_for_best_model="acceptance_length" if every and saves == every else None,
+        metric_for_best_model="acceptance_length" if every and config.validation.keep == "best" else None,
         greater_is_better=True,
         logging_steps=config.log_every,
         report_to=list(config.report_to),
@@ -432,6 +432,15 @@ def _decoding(
     )
 
 
+def _watching(config: TrainConfig) -> Iterator[TrainerCallback]:
+    """What saves and ends a run by the acceptance length."""
+    settings = config.validation
+    if settings.every and settings.keep == "best":
+        yield KeepBest()
+    if settings.patience:
+        yield Patience(settings.patience)
+
+
 def _stage(config: TrainConfig, target: PreTrainedModel) -> RejectionStage | None:
     settings = config.on_policy
     return None if settings is None else RejectionStage(settings, config.validation, target, config.seed)
@@ -451,8 +460,11 @@ def _finish(
         return Trained(None, last, {}, trainer.signals.received)
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()
+    best = Path(state.best_model_checkpoint or last)
+    if state.best_metric is not None and trainer.judged_at[1].get(LENGTH, 0.0) > state.best_metric:
+        best = last  # judged after the last validation that was due
     if trainer.is_world_process_zero():
-        _write_final(Path(state.best_model_checkpoint or last), config, recipe, files, dtype)
+        _write_final(best, config, recipe, files, dtype)
     trainer.accelerator.wait_for_everyone()
     return Trained(out / "draft", last, trainer.judged_at[1])
 

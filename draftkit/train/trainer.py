@@ -6,6 +6,7 @@ acceptance length, and a stop signal saves before it ends the run.
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +38,11 @@ from draftkit.train.gap import Gap
 from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.rejections import RejectionStage, judging
-from draftkit.train.validation import judge, metrics
+from draftkit.train.validation import held_out_loss, judge, metrics
 from draftkit.train.walk import Mode
 
 TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
-LENGTH = "eval_acceptance_length"
+LENGTH, LOSS = "eval_acceptance_length", "eval_loss"
 StatesOf = Callable[[PackedRow], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
@@ -166,17 +167,19 @@ class DraftTrainer(Trainer):
         assert isinstance(rows, PackedRows)
         recipe = self.accelerator.unwrap_model(self.model)
         with judging(recipe):
-            judged = []
+            judged, losses = [], []
             numbers = range(self.accelerator.process_index, len(rows), self.accelerator.num_processes)
             own = map(rows.__getitem__, numbers)
             for row in own if self._ahead is None else self._ahead.of(own):
                 with self.accelerator.autocast():
                     batch = self._batch(self._prepare_inputs(row))
                     judged += judge(recipe, batch, row["numbers"], self._k, self._mode)
+                    losses.append(held_out_loss(recipe, batch))
             if self.accelerator.num_processes > 1:
-                judged = gather_object(judged)
+                judged, losses = gather_object(judged), gather_object(losses)
             judged.sort(key=lambda j: j.number)
             found = metrics(judged, [sample.category for sample in rows.samples], self._k)
+            found["loss"] = math.fsum(losses) / len(losses)
             if self._decode is not None and self.is_world_process_zero():
                 gap = self._decode()
                 found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}
@@ -234,6 +237,18 @@ class WholeState(TrainerState):
     def save_to_json(self, json_path: str) -> None:
         with atomic_file(Path(json_path), force=True) as file:
             super().save_to_json(file.name)  # opens the same file, empty so far, once more
+
+
+class KeepBest(TrainerCallback):
+    """Saves a checkpoint whenever the acceptance length is the longest so far, whether or not one is due."""
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        *before, now = [entry[LENGTH] for entry in state.log_history if LENGTH in entry]
+        if now > max(before, default=-math.inf):
+            control.should_save = True
+        return control
 
 
 class Patience(TrainerCallback):

@@ -47,6 +47,16 @@ def judge(recipe: Recipe, batch: TrainingBatch, numbers: Sequence[int], k: int, 
     return judged
 
 
+@torch.no_grad()
+def held_out_loss(recipe: Recipe, batch: TrainingBatch) -> float:
+    """The training loss of a batch. What is drawn at random for it is the same every time, and leaves torch's own
+    generators as they were, so that validations change nothing."""
+    devices = [batch.tokens.device] if batch.tokens.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        return float(recipe.forward(batch).loss)  # not called: that would take FSDP's weights apart again
+
+
 def acceptance(judged: Iterable[Judged]) -> Interval:
     """The acceptance length over all rounds, with the 95 % interval of a bootstrap over samples."""
     return bootstrap_length([(sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds])

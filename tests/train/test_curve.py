@@ -1,0 +1,137 @@
+"""The best checkpoint is that of the longest acceptance length, and the report says where the loss parts from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Command
+from test_train import config, data, weights  # noqa: F401
+from test_train import target as pico_folder  # noqa: F401
+
+from draftkit import Interval
+from draftkit.errors import FormatError, SourceError
+from draftkit.report.training import training_figure, training_page
+from draftkit.train import trainer
+from draftkit.train.curve import TrainingCurve, ValidatedStep, read_curve
+from draftkit.train.run import train_draft
+from draftkit.train.validation import Judged
+from draftkit.train.walk import WalkedRound
+
+torch.set_num_threads(1)
+# By validation: drafts that stand in each of 60 rounds, and the loss, which goes on falling.
+ACCEPTED = {2: 1, 4: 3, 6: 2, 8: 2}
+LOSSES = {2: 2.0, 4: 1.5, 6: 1.2, 8: 1.0}
+
+
+@pytest.fixture
+def parting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acceptance is longest at step 4, the loss lowest at step 8, whatever is trained."""
+    calls: list[int] = []
+
+    def judge(_recipe: object, _batch: object, numbers: list[int], *_: object) -> list[Judged]:
+        accepted = list(ACCEPTED.values())[len(calls) // rows]
+        return [Judged(number, [WalkedRound(accepted, 4, 0)] * 20, 1, 0.5, 0.0) for number in numbers]
+
+    def loss(*_: object) -> float:
+        calls.append(1)
+        return list(LOSSES.values())[(len(calls) - 1) // rows]
+
+    rows = 2  # of the samples held out
+    monkeypatch.setattr(trainer, "judge", judge)
+    monkeypatch.setattr(trainer, "held_out_loss", loss)
+
+
+EVERY = {"validation.every": 2, "keep": 9}
+
+
+@pytest.mark.parametrize(("save_every", "keep", "kept"), [(2, "best", 4), (8, "best", 4), (2, "last", 8)])
+def test_the_longest_acceptance_is_kept_not_the_lowest_loss(
+    save_every: int,
+    keep: str,
+    kept: int,
+    parting: None,
+    pico_folder: Path,  # noqa: F811
+    data: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Also where no checkpoint was due at its step."""
+    more = EVERY | {"save_every": save_every, "validation.keep": keep}
+    out = tmp_path / "run"
+    trained = train_draft(config(pico_folder, data, out, **more))
+    assert trained.draft is not None
+    own, chosen = weights(trained.draft), weights(out / f"checkpoint-{kept}")
+    for name, tensor in own.items():
+        assert torch.equal(tensor, chosen[name].to(tensor.dtype))
+    unlike = weights(out / f"checkpoint-{12 - kept}") if keep == "best" else weights(out / "checkpoint-4")
+    assert any(not torch.equal(own[name], unlike[name].to(own[name].dtype)) for name in own)
+    curve = read_curve(out)
+    assert {found.step: found.loss for found in curve.steps} == LOSSES
+    assert {found.step: round(found.length.mean) - 1 for found in curve.steps} == ACCEPTED
+    assert (curve.longest.step, curve.lowest and curve.lowest.step) == (4, 8)
+    assert "longest at step 4" in curve.verdict
+    assert "lowest at step 8" in curve.verdict
+    assert "they part, and the lowest loss would have cost 1.000." in curve.verdict
+
+
+def test_validation_changes_nothing_of_the_training(pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
+    """The held-out loss of a block recipe draws anchors, and leaves those of training as they were."""
+    options = {"max_anchors": 4, "block_size": 4, "layers": [1, 3, 5], "num_layers": 1, "mask_token_id": 2}
+    found = {}
+    for every in (0, 2):
+        run = config(pico_folder, data, tmp_path / f"run{every}", **{"validation.every": every})
+        train_draft(replace(run, recipe="dflash", draft_vocab_size=0, options=options))
+        found[every] = weights(tmp_path / f"run{every}" / "checkpoint-8")
+    assert all(torch.equal(found[0][name], found[2][name]) for name in found[0])
+    losses = [step.loss for step in read_curve(tmp_path / "run2").steps]
+    assert len(losses) == 4
+    assert losses[-1] is not None
+    assert losses[0] is not None
+    assert losses[-1] < losses[0]
+
+
+def curve(*steps: tuple[int, float, float | None]) -> TrainingCurve:
+    found = (ValidatedStep(step, Interval(length, length - 0.1, length + 0.1), loss) for step, length, loss in steps)
+    return TrainingCurve(Path("run"), tuple(found))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([(2, 2.0, 3.0), (4, 2.5, 2.0)], "where the loss is lowest too: the two do not part."),
+        ([(2, 2.5, 3.0), (4, 2.45, 2.0)], "would have cost 0.050; the intervals overlap."),
+        ([(2, 2.5, 3.0), (4, 2.0, 2.0)], "would have cost 0.500."),
+        ([(2, 2.5, None)], "did not record the loss"),
+    ],
+)
+def test_the_verdict(steps: list[tuple[int, float, float | None]], said: str) -> None:
+    assert said in curve(*steps).verdict
+
+
+def test_the_page_draws_both(draftkit: Command, parting: None, pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "run"
+    train_draft(config(pico_folder, data, out, **EVERY))
+    ran = draftkit("report", out, "--out", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    assert ran.code == 0, ran.err
+    assert "they part" in ran.err
+    page = (tmp_path / "page.html").read_text()
+    assert page == training_page(read_curve(out))
+    assert page.count("<svg") == 1
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
+    assert (tmp_path / "figures" / "acceptance-and-loss.png").stat().st_size > 1000
+    length, loss = training_figure(read_curve(out)).axes
+    assert [round(y) - 1 for y in length.lines[0].get_ydata()] == list(ACCEPTED.values())  # type: ignore[union-attr]
+    assert list(loss.lines[0].get_ydata()) == list(LOSSES.values())  # type: ignore[arg-type]
+    assert draftkit("report", out, tmp_path / "page.html", "--out", tmp_path / "two.html").code == 1
+
+
+def test_what_is_no_validated_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no checkpoint"):
+        read_curve(tmp_path)
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": 2, "loss": 1}]}))
+    with pytest.raises(FormatError, match=r"validation\.every"):
+        read_curve(tmp_path)
