@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from draftkit.finding import Finding
@@ -135,6 +136,12 @@ def checks_of(*subjects: str) -> list[Check]:
     """The checks in the files of these names, in their order there."""
     modules = [importlib.import_module(f"{__package__}.{subject}") for subject in subjects]
     return [value for module in modules for value in vars(module).values() if isinstance(value, Check)]
+
+
+def checks_of_family(spec: DraftSpec) -> tuple[str, ...]:
+    """The subject that only drafts of one family are, where it has a file here."""
+    family = spec.architecture.family
+    return (family,) if find_spec(f"{__package__}.{family}") is not None else ()
 
 
 def run_checks(evidence: Evidence, *subjects: str) -> list[tuple[str, Finding]]:

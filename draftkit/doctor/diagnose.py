@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.registry import Evidence, checks_of_family, findings
 from draftkit.convert.api import Reading, read_foreign
 from draftkit.doctor.audit import Audited, audit
 from draftkit.doctor.decay import Decay, classify
@@ -151,8 +151,8 @@ def _seen(patient: Patient) -> list[Finding]:
     """What is seen without running the draft, the worst first."""
     located = locate(patient.target_source, weights=False)
     target = read_target_facts(located.path, located.name, located.revision)
-    evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer)
-    found = findings(evidence, "checkpoint", "pair", "tensors")
+    evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer, model=patient.model)
+    found = findings(evidence, "checkpoint", "pair", "tensors", *checks_of_family(patient.original.spec))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 

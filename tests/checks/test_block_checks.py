@@ -10,15 +10,23 @@ from typing import Any
 import pytest
 import torch
 from fixtures import pico
-from fixtures.patients import pico_draft
+from fixtures.patients import pico_draft, pico_patient
 from fixtures.published import dflash
 
-from draftkit.checks.registry import Evidence, findings
+from draftkit import zoo
+from draftkit.checks.registry import Evidence, checks_of_family, findings
 from draftkit.convert.unified import write_draft
+from draftkit.doctor.patient import changed
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.finding import Finding
+from draftkit.layout.facts import with_facts
+from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import read_target_facts
+from draftkit.loading import open_draft
+from draftkit.models.chat import load_tokenizer
+from draftkit.models.ends import TargetEnds, load_ends
 from draftkit.results.record import Result
 from draftkit.results.settings import Settings
 
@@ -77,3 +85,58 @@ def test_the_layers_of_the_reference_moved_by_one(tmp_path: Path, by: int, numbe
     (message,) = named(tuple(i + by for i in usual))
     assert f"[2, 4, 6], numbered {numbering}" in message
     assert not named(usual)
+
+
+# --- what the weights tell of the rows, with no more of the target than its embedding and its head
+
+
+@pytest.fixture(scope="module")
+def ends() -> TargetEnds:
+    return load_ends(zoo.path("target"), device="cpu", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(zoo.path("target"), "target")
+
+
+def reduced(draft: Draft, ends: TargetEnds) -> Draft:
+    """A draft of every other token."""
+    spec: Any = draft.spec.architecture
+    kept = torch.arange(0, spec.vocab_size, 2)
+    own = replace(spec, draft_vocab_size=len(kept), lm_head="draft")
+    tensors = {
+        "lm_head.weight": ends.get_output_embeddings().weight[kept],
+        "markov_head.markov_w2.weight": draft.tensors["markov_head.markov_w2.weight"].load()[kept],
+        "d2t": kept - torch.arange(len(kept)),
+    }
+    return changed(draft, own, tensors)
+
+
+def convention_of(draft: Draft, ends: TargetEnds, tokenizer: Any) -> list[Finding]:
+    return findings(Evidence.of_draft(draft, model=ends, tokenizer=tokenizer), *checks_of_family(draft.spec))
+
+
+@pytest.mark.parametrize(("name", "slots"), [("dflash", "fill-in"), ("dspark", "anchor-first")])
+def test_rows_tell_what_they_predict(name: str, slots: str, ends: TargetEnds, tokenizer: Any) -> None:
+    with open_draft(f"zoo:{name}", "zoo:target") as draft:
+        assert draft.spec.architecture.expect(DFlashSpec).slots == slots
+        assert not convention_of(draft, ends, tokenizer)
+        other = "anchor-first" if slots == "fill-in" else "fill-in"
+        (found,) = convention_of(changed(draft, with_facts(draft.spec.architecture, slots=other)), ends, tokenizer)
+    assert (found.name, found.fix) == ("slots", f"--set slots={slots}")
+
+
+def test_rows_of_a_draft_with_fewer_tokens_tell_too(ends: TargetEnds, tokenizer: Any) -> None:
+    with open_draft("zoo:dspark", "zoo:target") as draft:
+        wrong = reduced(changed(draft, with_facts(draft.spec.architecture, slots="fill-in")), ends)
+        (found,) = convention_of(wrong, ends, tokenizer)
+    assert found.fix == "--set slots=anchor-first"
+
+
+def test_rows_that_were_never_trained_tell_nothing(tmp_path: Path) -> None:
+    patient = pico_patient(tmp_path, dflash_draft(tmp_path, dflash.dflash_config()))
+    for slots in ("fill-in", "anchor-first"):
+        draft = changed(patient.draft, with_facts(patient.architecture, slots=slots))
+        evidence = Evidence.of_draft(draft, model=patient.model, tokenizer=patient.tokenizer)
+        assert not findings(evidence, *checks_of_family(draft.spec))
