@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from accelerate import PartialState
+
 from draftkit.data.samples import Sample
 from draftkit.data.states.shards import SAMPLED, Manifest, file_sha256, target_sha256
 from draftkit.data.states.stream import StreamedStates, begin_stream
@@ -32,6 +34,7 @@ def open_stream(
     rank = int(os.environ.get("RANK", "0"))
     if rank == 0:
         begin_stream(folder, manifest)
+    PartialState().wait_for_everyone()  # before others write into the folder
     if rank == 0 and not stream.python:
         _log.warning("states are awaited from: draftkit data stream %s --target %s", folder, config.target)
     keeps = rank == 0 and stream.python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from transformers import TrainerCallback
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
 from draftkit.data.states.stream import DONE, ROWS, WANTED, StreamedStates, begin_stream, finish_stream, serve
-from draftkit.data.states.worker import run_worker
+from draftkit.data.states.worker import ATTEMPTS, local_worker, run_worker
 from draftkit.data.states.write import TargetExtractor, write_states
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.states import FINAL, AuxLayers
@@ -39,6 +40,7 @@ LAYERS = (1, 3, 5)
 SAMPLES = samples(40)
 STEPS = 12
 KILLED = 7  # before this step
+LEFT = [DONE, "manifest.json", "worker.log"]
 torch.set_num_threads(1)
 
 
@@ -153,6 +155,20 @@ def test_a_worker_of_another_target_is_refused(manifest: Manifest, tmp_path: Pat
         run_worker(tmp_path / "stream", str(other), python=sys.executable)
 
 
+def test_a_worker_that_keeps_ending_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho no such model\nexit 4\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with local_worker(tmp_path, "T", "python", tensor_parallel=1, device=None) as worker:
+        for _ in range(ATTEMPTS - 1):
+            worker.process.wait()
+            worker.check()
+        worker.process.wait()
+        with pytest.raises(DraftkitError, match=r"exit code 4:(\nno such model){3}"):
+            worker.check()
+
+
 def settings() -> list[str]:
     given = {
         "optimization.max_steps": STEPS, "optimization.accumulation": 2, "optimization.lr": "1e-3",
@@ -186,6 +202,27 @@ def test_the_draft_is_that_of_stored_states(target: Path, data: Path, tmp_path: 
         trained = [train_draft(run) for run in (stored, config)]
     assert trained[0].metrics["eval_acceptance_length"] == trained[1].metrics["eval_acceptance_length"]
     assert_same(*(run.draft for run in trained))
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_worker(target: Path, data: Path, python: Path, tmp_path: Path) -> None:
+    """Each reads rows of its own, which the worker of the first one computes."""
+    config = streamed_config(target, data, tmp_path / "out", python)
+    (tmp_path / "run.yaml").write_text(config.to_yaml())
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [*launch, "-m", "draftkit", "train", "--config", str(tmp_path / "run.yaml")],
+        env=environment, check=False, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert (tmp_path / "out" / "draft").is_dir()
+    assert left_in(tmp_path / "out") == LEFT
+
+
+def left_in(out: Path) -> list[str]:
+    """What a finished run leaves where states were."""
+    return sorted(path.name for path in (out / "stream").iterdir())
 
 
 def assert_same(*drafts: Path | None) -> None:
@@ -248,5 +285,5 @@ train_draft(read_config(Path({str(tmp_path / "run.yaml")!r}), [], {{}}), callbac
     assert_same(tmp_path / "stored" / "draft", out / "draft")
     assert disturbed.killed == 1
     assert 0 < disturbed.most <= 2 * (3 + 2)
-    assert sorted(path.name for path in (out / "stream").iterdir()) == [DONE, "manifest.json", "worker.log"]
+    assert left_in(out) == LEFT
     assert not workers(psutil.Process())
