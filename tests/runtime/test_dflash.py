@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 from fixtures.draft_references import K, Tensors, block_reference
-from fixtures.drafter_cases import Case, Load, dflash_draft, dspark_draft, load, requests, sampled, target  # noqa: F401
+from fixtures.drafter_cases import (
+    Case,
+    Load,
+    confident_dspark,
+    dflash_draft,
+    dspark_draft,
+    requests,
+    sampled,
+    target,
+)
 from fixtures.published import dflash
 from test_drafters import Decoding, Recorder, started
 from torch import Tensor
@@ -42,7 +51,7 @@ SIXTEEN: dict[str, tuple[dict[str, Any], Callable[[torch.dtype], Tensors], int]]
 
 @pytest.mark.parametrize("k", [1, 7, "all"])
 @pytest.mark.parametrize("kind", SIXTEEN)
-def test_blocks_of_sixteen(load: Load, kind: str, k: int | str) -> None:  # noqa: F811
+def test_blocks_of_sixteen(load: Load, kind: str, k: int | str) -> None:
     """Below the block and at it, four requests through three slots."""
     config, make, most = SIXTEEN[kind]
     drafter = load(config, make(torch.float32))
@@ -54,22 +63,13 @@ def test_blocks_of_sixteen(load: Load, kind: str, k: int | str) -> None:  # noqa
 
 
 @pytest.mark.parametrize("make", [dflash_draft, dspark_draft])
-def test_more_tokens_than_a_block_drafts_are_refused(load: Load, make: Callable[[Load], Case]) -> None:  # noqa: F811
+def test_more_tokens_than_a_block_drafts_are_refused(load: Load, make: Callable[[Load], Case]) -> None:
     with pytest.raises(DraftkitError, match="K = 5 draft tokens a round\n  expected: 1 to 4"):
         generate(make(load).drafter, 5)
 
 
-def confident(load: Load) -> DFlashDrafter:  # noqa: F811
-    """A DSpark draft whose estimates differ from row to row."""
-    tensors = dflash.dspark_tensors(torch.float32)
-    tensors["confidence_head.proj.weight"] *= 8
-    drafter = load(dflash.deepspec_config(), tensors)
-    assert isinstance(drafter, DFlashDrafter)
-    return drafter
-
-
-def test_drafts_end_where_confidence_does(load: Load) -> None:  # noqa: F811
-    drafter = confident(load)
+def test_drafts_end_where_confidence_does(load: Load) -> None:
+    drafter = confident_dspark(load)
     for wanted in (requests(), sampled()):
         plain = [g.tokens for g in generate(None, 0, wanted)]
         free, bound = generate(drafter, 4, wanted), generate(drafter, 4, wanted, floor=0.5)
@@ -91,9 +91,9 @@ class Other(Recorder):
         return super().__call__(step, -logits if step == self.step else logits, ids)
 
 
-def test_confidence_in_a_token_does_not_depend_on_it(load: Load) -> None:  # noqa: F811
+def test_confidence_in_a_token_does_not_depend_on_it(load: Load) -> None:
     """Else leaving out drafts would change the distribution of the output."""
-    decoding = Decoding(confident(load), 3 * dflash.H, 1)
+    decoding = Decoding(confident_dspark(load), 3 * dflash.H, 1)
     decoding.admit(0, 7)
     usual = decoding.drafter.propose(decoding.committed([0]), K, Recorder())
     assert usual.confidences is not None
@@ -105,7 +105,7 @@ def test_confidence_in_a_token_does_not_depend_on_it(load: Load) -> None:  # noq
         assert step == K - 1 or other.confidences[0, step + 1] != usual.confidences[0, step + 1]
 
 
-def test_a_window_counted_from_the_anchor(load: Load) -> None:  # noqa: F811
+def test_a_window_counted_from_the_anchor(load: Load) -> None:
     case = dflash_draft(load, dflash.dflash_config(**dflash.SLIDING))
     drafter = case.drafter
     assert isinstance(drafter, DFlashDrafter)
@@ -126,7 +126,7 @@ def test_a_window_counted_from_the_anchor(load: Load) -> None:  # noqa: F811
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
-def test_the_last_layer_before_or_after_the_norm(load: Load) -> None:  # noqa: F811
+def test_the_last_layer_before_or_after_the_norm(load: Load) -> None:
     config = dflash.dflash_config({"target_layer_ids": [-1, 4, 7]})
     drafter = dflash_draft(load, config).drafter
     assert isinstance(drafter, DFlashDrafter)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import pico
-from fixtures.drafter_cases import Case, V, requests, sampled, target
+from fixtures.drafter_cases import Case, Load, V, confident_dspark, requests, sampled, target
 from fixtures.kernels import NATIVE, Launches
 from fixtures.recurrent_targets import KINDS, recurrent_target
 from torch import Tensor
@@ -63,22 +63,23 @@ def ngram() -> Drafter:
 
 
 def decode(
-    drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int, model: PreTrainedModel | None
-) -> list[list[int]]:
+    drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int, model: PreTrainedModel | None,
+    floor: float = 0.0,
+) -> list[list[int]]:  # fmt: skip
     engine = Engine(
         Target(model or target(), drafter.aux_layers if drafter else None), drafter,
         num_speculative_tokens=k, num_slots=num_slots,
-        verification="coupled", draft_sampling=DraftSampling(mode="probabilistic"),
+        verification="coupled", draft_sampling=DraftSampling(mode="probabilistic", min_confidence=floor),
     )  # fmt: skip
     return [generation.tokens for generation in engine.generate(wanted)]
 
 
 def check_replayed(
-    drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel | None = None
+    drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel | None = None, floor: float = 0.0
 ) -> None:
     k = 3 if drafter else 0
     wanted = {"greedy": requests(), "sampled": sampled()}
-    launched = {name: decode(drafter, these, k, 4, model) for name, these in wanted.items()}
+    launched = {name: decode(drafter, these, k, 4, model, floor) for name, these in wanted.items()}
     sizes = set()
 
     class Again:
@@ -88,7 +89,7 @@ def check_replayed(
 
     monkeypatch.setattr(engine_module, "capturable", lambda _: True)
     monkeypatch.setattr(engine_module, "CudaCapture", Again)
-    assert {name: decode(drafter, these, k, 4, model) for name, these in wanted.items()} == launched
+    assert {name: decode(drafter, these, k, 4, model, floor) for name, these in wanted.items()} == launched
     assert sizes == {1, 2, 4}  # three sequences ran as four rows
 
 
@@ -99,6 +100,10 @@ def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("drafter", [None, ngram()], ids=["no draft", "n-gram"])
 def test_replayed_rounds_without_a_draft_model(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(drafter, monkeypatch)
+
+
+def test_replayed_rounds_that_end_where_confidence_does(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_replayed(confident_dspark(load), monkeypatch, floor=0.5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
@@ -124,6 +129,7 @@ def check_host(
     sampling: SamplingParameters,
     mode: Verification,
     model: PreTrainedModel | None = None,
+    floor: float = 0.0,
 ) -> None:
     """One round; the first token comes from the prefill."""
     watch, run, tolist = Watch(), Rounds.run, Tensor.tolist
@@ -137,7 +143,7 @@ def check_host(
     engine = Engine(
         Target(model or target(), drafter.aux_layers if drafter else None), drafter,
         num_speculative_tokens=2 if drafter else 0, num_slots=1, verification=mode,
-        draft_sampling=DraftSampling(mode="probabilistic"),
+        draft_sampling=DraftSampling(mode="probabilistic", min_confidence=floor),
     )  # fmt: skip
     engine.generate([[5, 6]], sampling, max_new_tokens=2)
     assert watch.operations > 50
@@ -159,6 +165,14 @@ def test_no_kind_of_round_looks_at_the_host(
     drafter: Drafter | None, mode: Verification, sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_host(drafter, monkeypatch, sampling, mode)
+
+
+@pytest.mark.interpreter
+@interpreted
+def test_rounds_that_end_where_confidence_does_never_look_at_the_host(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_host(confident_dspark(load), monkeypatch, CUTS, "rejection", floor=0.5)
 
 
 @pytest.mark.interpreter
