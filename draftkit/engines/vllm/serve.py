@@ -35,7 +35,8 @@ def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, 
 
 
 def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:
-    """The command that serves the target with a draft."""
+    """The command that serves the target with a draft; TARGET where that is a GGUF file, which vLLM does not load."""
+    target = "TARGET" if target.endswith(".gguf") else target
     settings = json.dumps(speculative_config(spec, folder, tokens))
     return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
 
