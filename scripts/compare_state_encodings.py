@@ -1,6 +1,6 @@
 """What it costs in acceptance to train on stored states that are rounded: EAGLE-3 of the embedded target.
 
-`python scripts/compare_state_encodings.py --work DIR --data SAMPLES [--steps 150] [--seeds 3] [--row 1024]`
+`python scripts/compare_state_encodings.py --work DIR --data SAMPLES [--steps 150] [--seeds 3] [--row 1024] [--draft D]`
 
 The states of the samples are stored in float32 and rounded to each encoding, and a draft is trained on each, from the
 same seeds, on the same rows. Every draft is judged on the states as the target computes them, by walking the samples
@@ -65,18 +65,19 @@ def store(work: Path, data: Path) -> None:
             write_states(out, replace(manifest, encoding=encoding, shards=()), samples, stored)
 
 
-def run_of(work: Path, data: Path, encoding: Encoding, seed: int, steps: int, row: int) -> TrainConfig:
+def run_of(work: Path, data: Path, encoding: Encoding, seed: int, steps: int, row: int, draft: str) -> TrainConfig:
     return TrainConfig(
         recipe="eagle3",
         target=TARGET,
         data=str(data),
-        out=str(work / f"{encoding}-{seed}"),
+        out=str(work / _name(encoding, seed, draft)),
         states=str(work / f"states-{encoding}"),
         tokens_per_row=row,
         device="cpu",
         seed=seed,
-        draft_vocab_size=DRAFT_VOCABULARY,
-        optimization=Optimization(lr=1e-3, max_steps=steps),
+        draft=draft,
+        draft_vocab_size=0 if draft else DRAFT_VOCABULARY,
+        optimization=Optimization(lr=2e-4 if draft else 1e-3, max_steps=steps),
         validation=Validation(share=SHARE, limit=4),
     )
 
@@ -121,26 +122,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--row", type=int, default=1024, help="tokens")
+    parser.add_argument("--draft", default="", help="one to go on with; none is a new one")
     parser.add_argument("--k", type=int, default=4)
     arguments = parser.parse_args()
     work, data = arguments.work, arguments.data
     work.mkdir(exist_ok=True)
     store(work, data)
     for seed, encoding in product(range(arguments.seeds), TRAINED):
-        config = run_of(work, data, encoding, seed, arguments.steps, arguments.row)
+        config = run_of(work, data, encoding, seed, arguments.steps, arguments.row, arguments.draft)
         out = Path(config.out)
         if not (out / "draft").exists():
             train_draft(config, resume=True)
         if not (out / "walked.json").exists():
             (out / "walked.json").write_text(json.dumps(walked(config, out / "draft", arguments.k)))
-    show(work, data, arguments.seeds)
+    show(work, data, arguments.seeds, arguments.draft)
 
 
-def show(work: Path, data: Path, seeds: int) -> None:
+def _name(encoding: Encoding, seed: int, draft: str) -> str:
+    return f"{encoding}-{seed}-gone-on" if draft else f"{encoding}-{seed}"
+
+
+def show(work: Path, data: Path, seeds: int, draft: str) -> None:
     """The table of what there is."""
 
     def sums(encoding: Encoding, seed: int) -> Sums:
-        return [tuple(pair) for pair in json.loads((work / f"{encoding}-{seed}" / "walked.json").read_text())]
+        return [tuple(pair) for pair in json.loads((work / _name(encoding, seed, draft) / "walked.json").read_text())]
 
     size = {e: sum(path.stat().st_size for path in (work / f"states-{e}").iterdir()) for e in ENCODINGS}
     exact = [pair for seed in range(seeds) for pair in sums("bf16", seed)]
