@@ -27,14 +27,15 @@ from pathlib import Path
 import torch
 from tiny_targets import TEXT, VOCABULARY, auto_class, model_types, tiny_config, tiny_model
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target, load_target, read_target_config
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME
+from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -67,7 +68,7 @@ class SpoiltOracle:
     max_tokens = None
     max_positions = None
     module = None
-    aux_layers = AuxLayers((1,))
+    aux_layers: AuxLayers | None = AuxLayers((1,))
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]]):
         self.texts = texts
@@ -169,12 +170,14 @@ def _refusal(folder: Path) -> str | None:
 def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, ...], list[int]]) -> Finding:
     expected = list(texts.values())
     accepted: Counter[str] = Counter()
-    stage = "config"
+    stage, note = "config", ""
     try:
         model = load_target(folder, device="cpu", dtype=torch.float32, attention=NAME)
         stage = "forward"
         for slots, chunk in ((1, 2048), (4, 6)):
             drafter = SpoiltOracle(texts)
+            if note := _untold(model, drafter.aux_layers):
+                drafter.aux_layers = None
             engine = Engine(
                 Target(model, drafter.aux_layers),
                 drafter,
@@ -191,7 +194,18 @@ def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, .
     except Exception as error:
         return Finding(model_type, BROKEN, _line(error) + " | " + traceback.format_exc()[-600:], stage, name)
     distinct = min(len(set(text)) for text in expected)
-    return Finding(model_type, EQUAL, "", "", name, distinct, dict(sorted(accepted.items())))
+    return Finding(model_type, EQUAL, note, "", name, distinct, dict(sorted(accepted.items())))
+
+
+def _untold(model: PreTrainedModel, aux_layers: AuxLayers | None) -> str:
+    """What keeps drafts from reading the states of a model's layers, if anything does."""
+    target, tokens = Target(model, aux_layers), torch.tensor([[TEXT.start]])
+    rows = SlotCache(1, 1).rows(torch.tensor([0]), torch.tensor([[0]]), 1, prompt=True)
+    try:
+        target.forward(tokens, torch.tensor([[0]]), rows)
+    except TargetError as error:
+        return f"without hidden states: {_line(error)}"
+    return ""
 
 
 def _difference(generations: list[Generation], expected: list[list[int]], slots: int) -> str:

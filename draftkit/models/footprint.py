@@ -69,6 +69,8 @@ def _footprint(config: PretrainedConfig) -> Footprint:
         if isinstance(part, PreTrainedModel):
             part.warn_if_padding_and_no_attention_mask = _no_warning
     model.eval().requires_grad_(False)
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in decoder_of(model).modules()):
+        raise UnsupportedTarget(f"{type(model).__name__} counts its positions itself", expected="positions from 0 on")
     recurrences: tuple[Recurrence, ...] = ()
     with torch.device("meta"), _without_values(model):
         give_rows_their_rope(model)

@@ -333,6 +333,7 @@ NO_INTERFACE = "does not attend through transformers' AttentionInterface"
         "t5": "targets with an encoder are not supported (t5)",
         "clip": "transformers has no causal language model of type clip",
         "doge": "DogeAttention passes attention_mask",
+        "kosmos-2.5": "Kosmos2_5ForConditionalGeneration counts its positions itself",
         "nemotron": "NemotronAttention drops the model call's keyword arguments",
         "phimoe": "layer 0 of PhimoeForCausalLM does not tell the attention function its sliding window",
         "jetmoe": "JetMoeForCausalLM looks at values while it runs",
@@ -651,6 +652,14 @@ def test_latents_are_cached_instead_of_keys_and_values(dtype: torch.dtype, tmp_p
         (2, 1, 64, 0),
     }
     assert target.slot_bytes(64, 0) == 64 * LAYERS * (24 + 8) * dtype.itemsize
+
+
+def test_caches_take_what_was_planned(family: Family) -> None:
+    """Keys and values, latents and what indexers compare, of all layers."""
+    target = Target(family.model)
+    cache = prefill(target, [random_tokens(5)])
+    kept = sum(pool.nbytes for pools in cache.layers.values() for pool in pools)
+    assert kept == cache.num_slots * target.slot_bytes(cache.capacity, 0) > 0
 
 
 # Stale entries

@@ -55,6 +55,35 @@ def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_pat
     assert spec.aux_layer_ids == (1, 3, 5)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v3"])
+def test_from_prompts_to_a_measured_draft_in_draftkit_s_own_engine(
+    kind: str, tmp_path: Path, draftkit: Command
+) -> None:
+    """Hybrid targets and latent attention: answers, states, training and measurement."""
+    target = save_target(kind, tmp_path / "target")
+    rows, answers, data, states = (tmp_path / name for name in ("rows.jsonl", "answers.jsonl", "data.jsonl", "states"))
+    rows.write_text("".join(json.dumps({"text": f"number {i} of the texts"}) + "\n" for i in range(8)))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("number 3 of the texts\nnumber 4 of the texts\n")
+    own = ("--target", target, "--device", "cpu")
+    for command in (
+        ["data", "regenerate", rows, answers, *own, "--max-new-tokens", 16, "--concurrency", 3],
+        ["data", "prepare", answers, data, "--target", target],
+        ["data", "states", data, states, *own, "--layers", "1,3,5"],
+        train(target, data, tmp_path / "run", "--states", states, "--set", "validation.share=0"),
+    ):
+        ran = draftkit(*command)
+        assert ran.code == 0, ran.err
+    measured = draftkit(
+        "eval", *own, "--draft", tmp_path / "run" / "draft", "--prompts", prompts, "--k", 2, "--max-new-tokens", 16,
+        "--concurrency", "1,2", "--json",
+    )  # fmt: skip
+    assert measured.code == 0, measured.err
+    cells = json.loads(measured.out)["cells"]
+    assert [(cell["engine"], cell["method"], cell["num_prompts"]) for cell in cells] == [("draftkit", "eagle3", 2)] * 2
+    assert all(cell["matches_greedy"] and cell["num_drafts"] > 0 for cell in cells)
+
+
 def three_tokens(body: dict[str, object]) -> Answer:
     """What a server of the target answers: the last token twice, then the end."""
     prompt = body["prompt"]
