@@ -52,9 +52,10 @@ def read_traffic(source: Path, own: Container[str] = ()) -> Iterator[Logged]:
             continue
         seen.add(id)
         row = replace(row, id=id, category=category_of(row))
-        if model in own and answer is not None and isinstance(row.content, Conversation):
-            answered = Conversation((*row.content.messages, answer), row.content.tools)
-            yield Logged(replace(row, content=answered), True)
+        messages = shaped.get("messages")
+        if isinstance(model, str) and model in own and answer is not None and isinstance(messages, list):
+            whole = shaped | {"messages": [*messages, {**answer, "role": "assistant"}]}
+            yield Logged(replace(row, content=parse_row(whole, where).content), True)
         else:
             yield Logged(row, False)
 
