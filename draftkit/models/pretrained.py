@@ -75,8 +75,11 @@ def auto_class(config: PretrainedConfig) -> Any:
     return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
-def read_model_config(folder: Path) -> PretrainedConfig:
-    """The configuration of a language model that transformers can build. Raises `TargetError` for any other."""
+def read_model_config(folder: Path, *, whole: bool = True) -> PretrainedConfig:
+    """The configuration of a language model that transformers can build. Raises `TargetError` for any other.
+
+    Not `whole`: where parts of it are read that are seldom quantized, whatever becomes of the others.
+    """
     try:
         config = read_config(folder)
         if config.is_encoder_decoder:
@@ -87,7 +90,8 @@ def read_model_config(folder: Path) -> PretrainedConfig:
             )
     except UnsupportedTarget as refusal:
         raise refusal.otherwise("a newer release of transformers may know it") from refusal.__cause__
-    settle_quantization(config, folder)
+    if whole:
+        settle_quantization(config, folder)
     return config
 
 

@@ -105,8 +105,10 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> Ways:
         elif config.stream is not None:
             check_target(locate(config.target, weights=False).path)
             stream_manifest(config, config.stream, ready.recipe.aux_layers, ready.samples)
-        whole = empty_model(read_model_config(locate(config.target, weights=False).path), ready.dtype)
-        if not config.states and config.stream is None:
+        online = not config.states and config.stream is None
+        settings = read_model_config(locate(config.target, weights=False).path, whole=online)
+        whole = empty_model(settings, ready.dtype)
+        if online:
             TappedModel(whole, ready.recipe.aux_layers)
         return _ways(config, ready, whole)
 

@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, PreTrainedModel
 
+from draftkit.data.states.final_norm import load_final_norm
 from draftkit.errors import UnsupportedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft
+from draftkit.models.ends import load_ends
 from draftkit.models.target import Target, load_target, read_target_config
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
@@ -103,6 +105,23 @@ def test_weights_become_plain(kind: str, tmp_path: Path) -> None:
             parameter.copy_(stored[name].float() * stored[f"{name}_scale"])
         torch.testing.assert_close(model.get_parameter(name), parameter)
     assert generated(model) == by_transformers(expected)
+
+
+def test_the_ends_of_weights_that_only_engines_run(tmp_path: Path) -> None:
+    """A draft is trained with them, on states that an engine has computed."""
+    save_quantized(tmp_path, int8, quant_method="of tomorrow")
+    with pytest.raises(UnsupportedTarget, match="of tomorrow"):
+        load(tmp_path)
+    expected = pico.llama(intermediate_size=128)
+    ends = load_ends(tmp_path, device="cpu", dtype=torch.float32)
+    assert torch.equal(ends.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+    assert torch.equal(ends.get_output_embeddings().weight, expected.get_output_embeddings().weight)
+    norm = load_final_norm(tmp_path, torch.float32)
+    assert torch.equal(norm.weight, expected.model.norm.weight)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | int8("lm_head.weight", tensors["lm_head.weight"]), tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedTarget, match=r"output layer is quantized \(lm_head.weight_scale\)"):
+        load_ends(tmp_path, device="cpu", dtype=torch.float32)
 
 
 def test_mxfp4(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
 
     Only its weights are read. Raises `DraftkitError` when there is no such module or it has no weights.
     """
-    model = empty_model(read_model_config(folder), dtype)
+    model = empty_model(read_model_config(folder, whole=False), dtype)
     norm = final_norm(model)
     tensors = open_checkpoint(folder)
     stored = stored_names(model, tensors)
