@@ -42,3 +42,13 @@ class ChainModel(nn.Module, ABC):
     @abstractmethod
     def target_ids(self) -> Tensor | None:
         """int64 [Vd]: the target's id of each draft id; None when they are the same."""
+
+    @property
+    @abstractmethod
+    def logit_scale(self) -> float:
+        """What the output layer's product is multiplied by."""
+
+    @property
+    @abstractmethod
+    def window(self) -> int | None:
+        """The narrowest sliding window of its layers, None where all see everything."""

@@ -96,6 +96,14 @@ class EagleModel(ChainModel):
         return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
 
     @property
+    def logit_scale(self) -> float:
+        return self.spec.logit_scale
+
+    @property
+    def window(self) -> int | None:
+        return self.spec.decoder.sliding_window
+
+    @property
     def target_ids(self) -> Tensor | None:
         if not self.spec.reduced_vocabulary:
             return None

@@ -14,39 +14,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from draftkit.errors import TargetError
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.attention import compresses
 from draftkit.models.chain import ChainModel, ChainOutput
+from draftkit.models.pretrained import empty_model
 from draftkit.models.recurrent import attends
 from draftkit.models.rope import give_rows_their_rope
 from draftkit.models.states import decoder_of
 from draftkit.models.weights import check_sizes, load_weights
 
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's tables, which engines do not read
+
 
 class MtpModel(ChainModel):
-    """A head in its target's dtype and on its device; the embedding and the output layer are the target's.
+    """A head built from its spec; the embedding and the output layer are set by `borrow`.
 
-    `decoder`: a model of the target's class with the head's one layer, without embedding and norm.
+    `decoder` is a model of the target's class with the head's one layer, without embedding and norm. `attention` names
+    the attention function.
     """
 
-    def __init__(self, spec: MtpSpec, decoder: Any, norm: type[nn.Module], target: PreTrainedModel):
+    def __init__(self, spec: MtpSpec, config: PretrainedConfig, attention: str):
         super().__init__()
         self.spec = spec
-        h, eps = spec.target_hidden_size, target.config.get_text_config().rms_norm_eps
+        self.layer_config = one_layer(config)
+        trunk: Any = decoder_of(empty_model(config, torch.float32))
+        norm, h, eps = type(trunk.norm), spec.target_hidden_size, self.layer_config.rms_norm_eps
         self.embedding_norm, self.hidden_norm, self.final_norm = (norm(h, eps=eps) for _ in range(3))
         self.projection = nn.Linear(2 * h, h, bias=False)
-        self.decoder = decoder
-        self.embed_tokens = target.get_input_embeddings()
-        self.lm_head = target.get_output_embeddings()
-        self._compresses = compresses(decoder)
+        self.decoder: Any = type(trunk)._from_config(self.layer_config, attn_implementation=attention)
+        self._compresses = compresses(self.decoder)
+        self.embed_tokens: nn.Module | None = None
+        self.lm_head: nn.Module | None = None
+
+    def borrow(self, embed_tokens: nn.Module, lm_head: nn.Module) -> None:
+        """Use the target's embedding and head."""
+        self.embed_tokens, self.lm_head = embed_tokens, lm_head
 
     def fuse(self, features: Tensor) -> Tensor:
         return features
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: Any) -> ChainOutput:
+        assert self.embed_tokens is not None, "borrow() comes first"
         embedding = self.embed_tokens(tokens).to(hidden.dtype)
         if self.spec.zero_first_embedding:
             embedding = embedding * (positions != 0)[..., None]
@@ -55,7 +67,7 @@ class MtpModel(ChainModel):
         output = self.decoder(
             inputs_embeds=self.projection(torch.cat(ordered, dim=-1)),
             position_ids=positions,
-            past_key_values=attention["kv"].latents if self._compresses else None,
+            past_key_values=attention["kv"].latents if self._compresses and "kv" in attention else None,
             use_cache=False,
             **attention,
         ).last_hidden_state
@@ -63,70 +75,97 @@ class MtpModel(ChainModel):
         return ChainOutput(normed, normed if self.spec.feedback == "post_norm" else output)
 
     def logits(self, head_input: Tensor) -> Tensor:
+        assert self.lm_head is not None, "borrow() comes first"
         logits: Tensor = self.lm_head(head_input)
         return logits
+
+    @property
+    def logit_scale(self) -> float:
+        return 1.0
+
+    @property
+    def window(self) -> int | None:
+        slides = (getattr(self.layer_config, "layer_types", None) or [""])[0] == "sliding_attention"
+        return self.layer_config.sliding_window if slides else None
 
     @property
     def target_ids(self) -> None:
         """It drafts in the target's vocabulary."""
 
 
-def load_mtp(draft: Draft, target: PreTrainedModel, *, attention: str) -> MtpModel:
-    """A target's head. `attention` names the attention function.
+def load_mtp(draft: Draft, target: PreTrainedModel, *, attention: str, dtype: torch.dtype | None = None) -> MtpModel:
+    """A target's head. `attention` names the attention function; `dtype` None is the target's.
 
     Raises `TargetError` for the head of another target, for several heads, and for a kind that draftkit does not run.
     """
     spec = draft.spec.architecture.expect(MtpSpec)
     check_sizes(draft, spec.target_hidden_size, target)
-    parts = spec.parts
-    if parts is None or spec.num_modules > 1:
+    if spec.parts is None or spec.num_modules > 1:
         kind = spec.config.get("model_type")
-        what = f"the multi-token prediction heads of {kind}" if parts is None else f"{spec.num_modules} heads in turn"
+        what = (
+            f"the multi-token prediction heads of {kind}" if spec.parts is None else f"{spec.num_modules} heads in turn"
+        )
         raise TargetError(f"draftkit does not run {what} yet", where=draft.path, hint="vLLM does: eval --engine vllm")
-    prefix = spec.prefixes[0]
-    block = prefix + parts.block.format(index=0)
-    weights = load_weights(draft, target, prefix)
-    outer = {
-        "embedding_norm": parts.embedding_norm,
-        "hidden_norm": parts.hidden_norm,
-        "final_norm": parts.final_norm,
-        "projection": parts.projection,
-    }
-    own = {f"{part}.weight": weights.pop(f"{name}.weight", None) for part, name in outer.items()}
-    if missing := [outer[part.removesuffix(".weight")] for part, weight in own.items() if weight is None]:
-        raise TargetError(f"the head lacks {', '.join(missing)}", where=draft.path, hint="draftkit inspect the target")
-    trunk: Any = decoder_of(target)
-    layer = {
-        name.removeprefix(block.removeprefix(prefix)): weight
-        for name, weight in weights.items()
-        if name.startswith(block.removeprefix(prefix)) and not name.endswith(("embed_tokens.weight", "head.weight"))
-    }
-    decoder = _decoder(trunk, layer, attention, draft)
     with torch.device(target.device):
-        model = MtpModel(spec, decoder, type(trunk.norm), target).to(target.dtype)
-    model.load_state_dict(own, strict=False)
+        model = MtpModel(spec, target.config, attention).to(dtype or target.dtype)
+    fill_mtp(model, load_weights(draft, target, dtype=dtype), draft.path)
+    model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model.eval().requires_grad_(False)
 
 
-def _decoder(trunk: Any, weights: Mapping[str, Tensor], attention: str, draft: Draft) -> PreTrainedModel:
-    """A model of the target's class with one layer of these weights, by their names in a checkpoint."""
-    config = one_layer(trunk.config)
-    named = {f"layers.0.{name}": weight for name, weight in weights.items()}
-    named |= {"embed_tokens.weight": torch.zeros(1, config.hidden_size), "norm.weight": torch.zeros(config.hidden_size)}
-    model, info = type(trunk).from_pretrained(
+def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: object) -> None:
+    """Give a head its weights, by their names in the target's checkpoint.
+
+    Raises `TargetError`, naming `where` they are from, for a layer that does not fit the target's class.
+    """
+    outer, block = _names(model.spec)
+    own = {part: tensors[name] for part, name in outer.items()}
+    named = {f"layers.0.{name.removeprefix(block)}": t for name, t in tensors.items() if _of_block(name, model.spec)}
+    named["embed_tokens.weight"] = torch.zeros(1, model.layer_config.hidden_size)
+    named["norm.weight"] = torch.zeros(model.layer_config.hidden_size)
+    decoder, info = type(model.decoder).from_pretrained(
         None,
-        config=config,
+        config=model.layer_config,
         state_dict=named,
-        dtype=trunk.dtype,
-        attn_implementation=attention,
+        dtype=model.projection.weight.dtype,
+        attn_implementation=model.decoder.config._attn_implementation,
         output_loading_info=True,
     )
     if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
-        raise TargetError(f"the head's layer does not fit the target's class: {', '.join(wrong[:5])}", where=draft.path)
-    model.embed_tokens, model.norm = nn.Identity(), nn.Identity()  # the target's, and the head's
-    give_rows_their_rope(model)
-    moved: PreTrainedModel = model.to(trunk.device)
-    return moved
+        raise TargetError(f"the head's layer does not fit the target's class: {', '.join(wrong[:5])}", where=where)
+    decoder.embed_tokens, decoder.norm = nn.Identity(), nn.Identity()  # the target's, and the head's
+    give_rows_their_rope(decoder)
+    model.decoder = decoder.to(model.projection.weight.device)
+    model.load_state_dict(own, strict=False)
+
+
+def stored_mtp(model: MtpModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a head's `state_dict`, what is its own, by the names in the target's checkpoint."""
+    outer, block = _names(model.spec)
+    inner = {n.removeprefix("decoder."): t for n, t in state.items() if n.startswith("decoder.layers.")}
+    layer = revert_weight_conversion(model.decoder, inner)
+    return {name: state[part] for part, name in outer.items()} | {
+        block + name.removeprefix("layers.0."): tensor for name, tensor in layer.items()
+    }
+
+
+def _names(spec: MtpSpec) -> tuple[dict[str, str], str]:
+    """The parts around the decoder layer with their names in a checkpoint, and what those of the layer begin with."""
+    parts, prefix = spec.parts, spec.prefixes[0]
+    assert parts is not None
+    outer = {
+        "embedding_norm.weight": f"{prefix}{parts.embedding_norm}.weight",
+        "hidden_norm.weight": f"{prefix}{parts.hidden_norm}.weight",
+        "final_norm.weight": f"{prefix}{parts.final_norm}.weight",
+        "projection.weight": f"{prefix}{parts.projection}.weight",
+    }
+    return outer, prefix + parts.block.format(index=0)
+
+
+def _of_block(name: str, spec: MtpSpec) -> bool:
+    """Whether a tensor belongs to the decoder layer, and is no copy of one of the target's tables."""
+    outer, block = _names(spec)
+    return name.startswith(block) and name not in outer.values() and not name.endswith(COPIES)
 
 
 def one_layer(config: PretrainedConfig) -> PretrainedConfig:

@@ -78,8 +78,10 @@ class ChainSteps:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None
     ) -> Tensor:
-        """Attention of a step: `query` [1, A, R, D], `key` and `value` [1, G, R, D] of its rows, in one dtype;
-        [1, A, R, D]. `window`: the layer's."""
+        """Attention of a step: `query` [1, A, R, D], `key` [1, G, R, D] and `value` [1, G, R, E] of its rows, in one
+        dtype, E ≤ D; [1, A, R, E]. `window`: the layer's."""
+        width = value.shape[-1]
+        value = nn.functional.pad(value, (0, key.shape[-1] - width))  # flash attention wants them as wide as keys
         if layer not in self._first:
             self._first[layer], self._later[layer] = (key, value), []
         else:
@@ -89,9 +91,9 @@ class ChainSteps:
         later = [(repeated(k, repeats), repeated(v, repeats)) for k, v in self._later[layer]]
         own = None if not later else (torch.stack([k for k, _ in later]), torch.stack([v for _, v in later]))
         if query.is_cuda:
-            return _flex(query, keys, values, own, self._blocks(window), scaling)
+            return _flex(query, keys, values, own, self._blocks(window), scaling)[..., :width]
         mask = self._bias(query.dtype, window)
-        return _joined(query, repeated(keys, repeats), repeated(values, repeats), own, mask, scaling)
+        return _joined(query, repeated(keys, repeats), repeated(values, repeats), own, mask, scaling)[..., :width]
 
     def _visible(self, window: int | None) -> Visible:
         return Visible(self._sample_ids, window, self._step)

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.chain import ChainOutput
-from draftkit.models.eagle import EagleModel
+from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.train.attention import ChainSteps
 from draftkit.train.batch import TrainingBatch, ahead
 
@@ -25,7 +24,7 @@ class Step(NamedTuple):
     output: ChainOutput
 
 
-def chain_steps(draft: EagleModel, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
+def chain_steps(draft: ChainModel, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
     """The steps of `drafted` bool [K, N]; the first runs all positions, whose keys and values the others see. Where no
     chain has a second step, it is the only one.
 
@@ -34,9 +33,8 @@ def chain_steps(draft: EagleModel, batch: TrainingBatch, drafted: Tensor, *, det
     """
     features = batch.last if batch.features is None else batch.features
     hidden = draft.fuse(features.float())  # the draft's parameters are, whatever the target's are
-    window = draft.spec.decoder.sliding_window
-    if window is not None and window < len(drafted):
-        raise DraftkitError(f"chains of {len(drafted)} drafts", expected=f"at most {window}, the draft's window")
+    if draft.window is not None and draft.window < len(drafted):
+        raise DraftkitError(f"chains of {len(drafted)} drafts", expected=f"at most {draft.window}, the draft's window")
     chain = ChainSteps(batch.sample_ids)
     for t in range(len(drafted)):
         if t == 1:

@@ -209,7 +209,8 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
         limit_threads(target)
         set_seed(config.seed)  # after the target, whose loading draws numbers of its own
         check_lengths(samples, target.config)
-        draft = stack.enter_context(open_draft(config.draft, config.target)) if config.draft else None
+        start = config.draft or recipe_class(config.recipe).starts_from
+        draft = stack.enter_context(open_draft(start, config.target)) if start else None
         if draft is not None:
             check_runs(draft)
         counts = token_counts(samples, training, target.config.get_text_config().vocab_size)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
+from fixtures.mtp_targets import save_with_head
 from fixtures.samples import samples
 from torch import Tensor, nn
 
@@ -66,6 +67,10 @@ OPTIONS: dict[str, tuple[dict[str, object], ...]] = {
         {"block_size": 4, "markov_rank": 8, "mask_token_id": 319, "temperature": 0.7},
         {"block_size": 4, "layers": [1, 3], "num_layers": 3, "sliding_window": 3, "causal": True},
     ),
+    "mtp": (
+        {"steps": 2, "loss": "0.1*ce + tv"},
+        {"steps": 2, "temperature": 0.7, "reduction": {"decay": 0.8}},
+    ),
     "mlp-speculator": (
         {"stage": 1},
         {"num_heads": 5, "inner_size": 24, "tied": False, "scale_input": False},
@@ -99,6 +104,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"target": str(target), "draft": str(draft), "data": str(folder / "data.jsonl")}
 
 
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A target with a head of its own."""
+    return str(pico.save_tokenizer(save_with_head("glm4_moe", tmp_path_factory.mktemp("with-head")).folder))
+
+
 def test_the_cases_have_every_option() -> None:
     assert OPTIONS.keys() == set(recipe_names())
     for recipe, cases in OPTIONS.items():
@@ -112,9 +123,11 @@ def test_the_cases_have_every_option() -> None:
     ("recipe", "options", "run"), CASES, ids=[f"{r}-{' '.join([*o, *(run or [])])}" for r, o, run in CASES]
 )
 def test_a_run_in_bfloat16(
-    recipe: str, options: dict[str, object], run: dict[str, object], given: dict[str, str], tmp_path: Path
-) -> None:
+    recipe: str, options: dict[str, object], run: dict[str, object], given: dict[str, str], with_head: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     """A step, and the validation after it."""
+    given = given | {"target": with_head} if recipe == "mtp" else given
     settings = {
         **given, "recipe": recipe, "out": str(tmp_path / "run"), "options": options, "target_dtype": "bfloat16",
         "draft": given["draft"] if recipe == "pard" else "", "tokens_per_row": 96, "seed": 3,

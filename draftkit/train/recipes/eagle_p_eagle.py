@@ -36,7 +36,8 @@ from draftkit.train.parallel import (
     spread,
 )
 from draftkit.train.ranges import Index, Positive, Repeats, Size
-from draftkit.train.recipes.bases.eagle import ChainRows, EagleFamily, eagle_draft, fresh_eagle
+from draftkit.train.recipes.bases.chain import ChainRows
+from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Chains, Origin, StepOutcome
 from draftkit.train.statistics import step_statistics

@@ -25,7 +25,7 @@ from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.ranges import Positive, Repeats, SizeOrNone
-from draftkit.train.recipes.bases.eagle import ChainRows, spread
+from draftkit.train.recipes.bases.chain import ChainRows, spread
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
 from draftkit.train.statistics import step_statistics
 from draftkit.train.teaching import target_head

@@ -70,6 +70,7 @@ class Recipe(nn.Module, ABC):
     name: ClassVar[str]  # as users name it: from that of its file
     options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
     needs_draft: ClassVar[bool] = False  # whether there has to be one to start from
+    starts_from: ClassVar[str] = ""  # the draft that it starts from where the run names none
     head: TargetHead  # the target's output layer as a teacher
     weighs_drafts: ClassVar[bool] = False  # whether its loss counts drafts by `TrainingBatch.weights`
 

@@ -1,0 +1,102 @@
+"""MTP: a target's own head, trained on as serving uses it: one layer, K steps, each fed by the one before (FastMTP).
+
+Serving runs the head again on its own state for every further token, which it was not trained for; step t at position i
+counts where serving would draft there (`TrainingBatch.drafted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftkit.errors import DraftkitError
+from draftkit.io.dtypes import FLOATS
+from draftkit.layout.families.mtp import MtpSpec
+from draftkit.layout.folder import Draft
+from draftkit.layout.spec import DraftSpec
+from draftkit.models.mtp import MtpModel, fill_mtp, load_mtp, stored_mtp
+from draftkit.models.states import AuxLayers
+from draftkit.train.attention import NAME as CHAIN_ATTENTION
+from draftkit.train.batch import TrainingBatch
+from draftkit.train.losses.parse import LossText, parse_loss
+from draftkit.train.losses.reduction import Reduction
+from draftkit.train.ranges import Positive, Repeats
+from draftkit.train.recipes.bases.chain import ChainRecipe
+from draftkit.train.recipes.recipe import Origin, StepOutcome
+from draftkit.train.statistics import step_statistics
+
+
+@dataclass(frozen=True)
+class MtpOptions:
+    """The recipe's settings.
+
+    - `steps` of the head on its own state. `loss`: of each, as `parse_loss` reads it. `reduction`: over rows and steps.
+    - `temperature` divides the logits of both sides, as in serving.
+    """
+
+    steps: Repeats = 3
+    loss: LossText = "kl"
+    reduction: Reduction = field(default_factory=lambda: Reduction(decay=0.6))
+    temperature: Positive = 1.0
+
+
+class Mtp(ChainRecipe):
+    """Trains the head of a target."""
+
+    options_type = MtpOptions
+    starts_from = "mtp"
+    draft: MtpModel
+
+    def __init__(self, origin: Origin, options: MtpOptions):
+        draft = _own_head(origin)
+        self.num_target_layers = origin.target.config.get_text_config().num_hidden_layers
+        super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"), origin, options.temperature)
+        assert origin.draft is not None
+        self.options = options
+        self.loss = parse_loss(options.loss)
+        known = stored_mtp(draft, draft.state_dict())
+        self.kept = {name: handle.load() for name, handle in origin.draft.tensors.items() if name not in known}
+        for name, parameter in draft.named_parameters():
+            parameter.requires_grad_(not name.startswith(("embed_tokens.", "lm_head.")))
+
+    @property
+    def aux_layers(self) -> AuxLayers | None:
+        return None if self.draft.spec.hidden_state == "after_norm" else AuxLayers((self.num_target_layers,))
+
+    def forward(self, batch: TrainingBatch) -> StepOutcome:
+        drafted = batch.drafted(self.options.steps)
+        rows = self.rows(self.steps(batch, drafted))
+        teacher = self.head.teacher(batch.last[0])
+        found = self.compare(batch, rows, teacher, self.options.reduction.weights(drafted), self.loss)
+        return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, drafted))
+
+    def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return stored_mtp(self.draft, state) | self.kept
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            fill_mtp(self.draft, tensors, Path("checkpoint"))
+
+
+def _own_head(origin: Origin) -> MtpModel:
+    """The origin's head in float32. Raises `DraftkitError` for a draft of another kind, and for quantized heads."""
+    draft = origin.draft
+    assert draft is not None
+    if draft.spec.method != "mtp":
+        raise DraftkitError(
+            f"the draft is of the kind {draft.spec.method}", where=draft.path, hint="recipe mtp trains a target's head"
+        )
+    _check_plain(draft)
+    return load_mtp(draft, origin.target, attention=CHAIN_ATTENTION, dtype=torch.float32)
+
+
+def _check_plain(draft: Draft) -> None:
+    quantized = [t.name for t in draft.spec.architecture.expect(MtpSpec).weights if t.dtype not in FLOATS]
+    if quantized:
+        raise DraftkitError(
+            f"the head is quantized ({quantized[0]})", where=draft.path, hint="train that of the original checkpoint"
+        )
