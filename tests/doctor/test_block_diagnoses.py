@@ -49,3 +49,14 @@ def test_a_dspark_file_that_does_not_say_what_its_rows_predict(tmp_path: Path, m
     sound = diagnosed(str(remedied), monkeypatch, "slots", "markov-head")
     assert sound.recommended == ()
     assert sound.length.mean > found.length.mean
+
+
+def test_a_dflash_drafted_with_another_block_than_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm #41834: as many masks as an engine is told, and rows that see them all."""
+    longer = convert_checkpoint("zoo:dflash", tmp_path / "out", target="zoo:target", overrides={"block_size": "16"})
+    found = diagnosed(str(longer), monkeypatch, "block-size")
+    assert found.settings["num_speculative_tokens"] == 15
+    assert found.causes[0].name == "block-size"
+    (best,) = found.recommended
+    assert best.after > best.before + 0.3
+    assert shlex.split(found.causes[0].fix)[-1] in ("block_size=7", "block_size=8")
