@@ -7,7 +7,7 @@ newest token, and masks after it. The families of DFlash's descendants add heads
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, check_range
@@ -65,6 +65,8 @@ class BlockDraft(Architecture):
       sliding window is counted from: each `row`, as served by vLLM and SGLang, or the `anchor` for all rows.
     - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
     """
+
+    whole_head: ClassVar = "prepare does not cut the heads of block drafters yet, whose tables are as long"
 
     decoder: Decoder
     vocab_size: int

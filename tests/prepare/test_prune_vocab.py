@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from draftkit.data.vocabulary import ceiling, choose_vocabulary, token_counts
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.hub.locate import Located
 from draftkit.io.tensors import open_checkpoint
+from draftkit.layout.families import families
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
@@ -461,3 +463,9 @@ def test_a_quantized_head(tmp_path: Path, running_target: Path) -> None:
     tensors = draft.tensors | {HEAD: replace(draft.tensors[HEAD], dtype="F8_E4M3")}
     with pytest.raises(FormatError, match="the head is quantized: F8_E4M3"):
         open_head(replace(draft, tensors=tensors), open_vocabulary(Located(running_target, "target")))
+
+
+def test_every_family_has_a_head_to_cut_or_says_why_not() -> None:
+    for name, family in families().items():
+        cuts = find_spec(f"draftkit.prepare.{name.replace('-', '_')}") is not None
+        assert cuts != (family.whole_head is not None), name
