@@ -109,10 +109,13 @@ def _scales_rope(rope: dict[str, Any]) -> bool:
 
 def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as known
+    except ImportError:  # of older releases, which split texts as the class of tokenizer does
+        known = {}
     splits = _value(reader, "tokenizer.ggml.pre")
-    if splits not in (None, "default", "gpt-2", *GGUF_PRE_TOKENIZER_SPLITS):
+    if splits not in (None, "default", "gpt-2", *known):
         _log.warning("%s: transformers does not know how %s splits text, and may tokenize otherwise", file.name, splits)
     try:
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)

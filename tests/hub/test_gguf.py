@@ -138,6 +138,11 @@ def test_what_transformers_does_not_read_is_refused(changes: dict, message: str,
     assert "model that the file was made from" in str(raised.value)
 
 
+def test_an_unknown_way_to_split_text_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    locate(str(write_gguf(zoo.path("target"), tmp_path / "odd.gguf", "F16", extra={"tokenizer.ggml.pre": "odd-bpe"})))
+    assert "does not know how odd-bpe splits text" in caplog.text
+
+
 def test_the_package_is_named_where_it_is_missing(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
