@@ -1,6 +1,6 @@
 """A draft that follows a target in training: what a loop of reinforcement learning does after each update of weights.
 
-`python scripts/follow_target.py --updates 6 [--steps 2] [--answers 24] [--out DRAFT]`
+`python scripts/follow_target.py --updates 12 [--steps 4] [--answers 24] [--out DRAFT]`
 
 The embedded target is trained on text that it has not seen, a stand-in for a loop's own updates. After each, it answers
 a few questions greedily, as the loop's rollouts would, and the draft is judged on them and trained for a few steps.
@@ -48,8 +48,8 @@ def answers(target: PreTrainedModel, prompts: Sequence[list[int]]) -> list[Sampl
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--answers", type=int, default=24)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         renderer.prompt([{"role": "user", "content": text}])
         for _, text in training_questions(options.answers * options.updates)
     ]
-    policy = torch.optim.AdamW(target.parameters(), lr=1e-4)
+    policy = torch.optim.AdamW(target.parameters(), lr=5e-4)
     for update, tokens in zip(range(options.updates), windows, strict=False):
         target.requires_grad_(True)  # the loop's own step
         target(input_ids=tokens, labels=tokens).loss.backward()
