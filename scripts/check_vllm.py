@@ -8,6 +8,10 @@ the accepted tokens at each position must be the same, and one request at least 
 cannot express must be refused by it. Exits with 1 when anything differs.
 
 Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repairs that `vllm_on_cpu.py` explains.
+
+Tiny random targets of today's architectures (`vllm_targets.py`) come after these: with n-grams, and with an EAGLE-3
+draft trained on their answers where vLLM takes one.
+
 `--drafts`: the folder of `train_with_speculators.py`, with those of their drafts that are not embedded.
 """
 
@@ -29,6 +33,7 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from vllm_targets import TARGETS, TinyTarget, prompts, save_tiny_target, train_eagle3
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
@@ -38,9 +43,10 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target
+from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.results.statistics import accepted_per_position
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -221,18 +227,56 @@ def main() -> None:
     for sizes in NGRAMS:
         if options.only in (name := f"n-gram, {sizes[0]}–{sizes[1]} tokens"):
             comparison.add_ngram(name, *sizes)
+    for tiny in TARGETS:
+        if options.only in tiny.title:
+            add_tiny(comparison, tiny)
     Console(width=180).print(comparison.table)
     sys.exit(1 if comparison.differences else 0)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A target and what it is asked. `job`: what vLLM is told of it besides."""
+
+    source: str
+    folder: Path
+    model: PreTrainedModel
+    requests: list[Request]
+    job: dict[str, object] = field(default_factory=dict)
+
+
+def zoo_pair(count: int, max_new_tokens: int) -> Pair:
+    model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
+    encoded = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", count)]
+    requests = [Request(str(i), prompt, max_new_tokens) for i, prompt in enumerate(encoded)]
+    return Pair("zoo:target", zoo.path("target"), model, requests)
+
+
+def add_tiny(comparison: Comparison, tiny: TinyTarget) -> None:
+    """The rows of a tiny target."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "target"
+        save_tiny_target(tiny, folder)
+        model = load_target(folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+        requests = prompts(comparison.options.max_new_tokens)
+        pair = Pair(str(folder), folder, model, requests, {"plain_ops": tiny.plain_ops})
+        comparison.pair = pair
+        for draft in tiny.drafts:
+            name = f"{tiny.title}, {draft}"
+            if draft == "n-gram":
+                comparison.add_ngram(name, 1, 3)
+            else:
+                plain = Engine(Target(model), None, num_speculative_tokens=0, num_slots=1).generate(requests)
+                texts = [(generation.request.prompt, generation.tokens) for generation in plain]
+                comparison.add_draft(name, train_eagle3(folder, texts, Path(scratch) / "training"))
+
+
 class Comparison:
-    """Both engines on the same prompts: a row of `table` per draft, and how many `differences` there were."""
+    """Both engines on a `pair`'s prompts: a row of `table` per draft, and how many `differences` there were."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
-        prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
-        self.requests = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
+        self.pair = zoo_pair(options.prompts, options.max_new_tokens)
         self.table = Table(*COLUMNS)
         self.differences = 0
 
@@ -250,37 +294,29 @@ class Comparison:
             draft = read_draft(served if case.to in ("unified", "vllm") else unified)
             refusal = refusal_by_vllm(draft.spec) if case.to == "unified" else None
             settings = speculative_config(draft.spec, served, case.k or self.options.k)
-            self._add(case.name, load_drafter(draft, self.model), settings, refusal, v2=case.v2)
+            self._add(case.name, load_drafter(draft, self.pair.model), settings, refusal, v2=case.v2)
 
     def add_draft(self, name: str, folder: Path, *, v2: bool = False) -> None:
         """A draft in the unified layout, as it is."""
         draft = read_draft(folder)
         settings = speculative_config(draft.spec, folder, self.options.k)
-        self._add(name, load_drafter(draft, self.model), settings, refusal_by_vllm(draft.spec), v2=v2)
+        self._add(name, load_drafter(draft, self.pair.model), settings, refusal_by_vllm(draft.spec), v2=v2)
 
     def add_ngram(self, name: str, least: int, most: int) -> None:
-        with open_draft(f"ngram:{least}-{most}", "zoo:target") as draft:
+        with open_draft(f"ngram:{least}-{most}", self.pair.source) as draft:
             settings = speculative_config(draft.spec, draft.path, self.options.k)
-            self._add(name, load_drafter(draft, self.model), settings, None)
+            self._add(name, load_drafter(draft, self.pair.model), settings, None)
 
     def _add(
         self, name: str, drafter: Drafter, settings: dict[str, object], refusal: str | None, *, v2: bool = False
     ) -> None:
         k = settings["num_speculative_tokens"]
         assert isinstance(k, int)
-        ours, proposals = run_draftkit(self.model, drafter, self.requests, k)
+        ours, proposals = run_draftkit(self.pair.model, drafter, self.pair.requests, k)
         drafts = sum(r.drafted > 0 for g in ours for r in g.rounds)
         accepted = accepted_per_position(ours, k)
         row = [name, str(drafts), str(accepted), f"{1 + sum(accepted) / sum(len(g.rounds) for g in ours):.4f}"]
-        job: dict[str, object] = {
-            "target": str(zoo.path("target")),
-            "speculative": settings,
-            "prompts": [request.prompt for request in self.requests],
-            "max_new_tokens": self.options.max_new_tokens,
-            "eos_token_ids": sorted(Target(self.model).eos_token_ids),
-            "v2": v2,
-        }
-        theirs = run_vllm(self.options.vllm_python, job)
+        theirs = run_vllm(self.options.vllm_python, self._job(settings, v2=v2))
         if theirs is None:
             self.table.add_row(*row, f"refused: {refusal}", "–", "–")
             self.differences += refusal is None
@@ -300,6 +336,17 @@ class Comparison:
         )
         complete = compared == sum(map(len, proposals)) and longest >= IN_A_ROW
         self.differences += not (same == len(ours) and equal == compared and complete and counts and refusal is None)
+
+    def _job(self, settings: dict[str, object], *, v2: bool) -> dict[str, object]:
+        """What `vllm_generate.py` reads."""
+        return self.pair.job | {
+            "target": str(self.pair.folder),
+            "speculative": settings,
+            "prompts": [request.prompt for request in self.pair.requests],
+            "max_new_tokens": self.options.max_new_tokens,
+            "eos_token_ids": sorted(Target(self.pair.model).eos_token_ids),
+            "v2": v2,
+        }
 
 
 def source_of(case: Case, drafts: Path | None) -> str | None:

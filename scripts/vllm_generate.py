@@ -1,7 +1,8 @@
 """Greedy generation with vLLM's offline engine; run by check_vllm.py with the Python of vLLM's own environment.
 
 Reads a JSON job from standard input: target, speculative (its `speculative_config`), prompts (token ids),
-max_new_tokens, eos_token_ids, and v2 where the V2 model runner is wanted. Requests run one after the other. Writes the
+max_new_tokens, eos_token_ids, v2 where the V2 model runner is wanted, and plain_ops where vLLM's own operations are not
+(the CPU's norm is wrong on parts of a tensor, as latents are). Requests run one after the other. Writes the
 outputs, vLLM's speculative-decoding counters and every proposal in order to the file `result`.
 """
 
@@ -62,6 +63,7 @@ def main() -> None:
         enable_prefix_caching=False,
         disable_log_stats=False,
         speculative_config=job["speculative"],
+        compilation_config={"custom_ops": ["none"]} if job.get("plain_ops") else None,
     )
     sampling = SamplingParams(
         temperature=0, max_tokens=job["max_new_tokens"], detokenize=False, stop_token_ids=job["eos_token_ids"]

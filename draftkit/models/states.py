@@ -128,8 +128,8 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     """
     found: nn.Module = model.get_decoder()
     embedding = model.get_input_embeddings()
-    # A wrapper's language model may be a causal LM itself, and Llama 4's names itself as its decoder.
-    for part in found.modules():
+    # A wrapper's language model may be a causal LM itself; Llama 4's names itself as its decoder, ModernBERT its head.
+    for part in (*found.modules(), *model.modules()):
         if any(isinstance(getattr(part, name, None), nn.ModuleList) for name in LISTS_OF_LAYERS) and any(
             inner is embedding for inner in part.modules()
         ):

@@ -375,6 +375,12 @@ def test_model_without_a_list_of_layers_is_refused() -> None:
         Target(model)
 
 
+def test_the_decoder_is_found_where_the_head_has_its_name() -> None:
+    model = random_model(config_of("modernbert-decoder", sep_token_id=3, cls_token_id=2))
+    assert model.get_decoder() is model.decoder
+    assert decoder_of(model) is model.model
+
+
 # Refusals by the first forward: models that say they fit and do not
 
 
