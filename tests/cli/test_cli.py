@@ -33,6 +33,8 @@ SURFACE = {
         "--revision",
         "--to",
         "--from",
+        "--part",
+        "--into",
         "--set",
         "--ignore-key",
         "--check",
@@ -42,7 +44,7 @@ SURFACE = {
         "--force",
         "--json",
     ],
-    "inspect": ["SOURCE", "--target", "--revision", "--from", "--json"],
+    "inspect": ["SOURCE", "--target", "--revision", "--from", "--check", "--json"],
     "formats": [],
     "eval": [
         "--target",
