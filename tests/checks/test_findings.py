@@ -80,7 +80,7 @@ CASES = {
     "short-rope": Case(target={"max_position_embeddings": 8192}),
 }
 # These need layouts of their own, and are tested beside them.
-ELSEWHERE = {"contradiction", "medusa-head-count", "unstated-residual", "short-draft", "vocabulary-map"}
+ELSEWHERE = {"contradiction", "medusa-head-count", "unstated-residual", "short-draft", "vocabulary-map", "not-run"}
 SOUND = (
     Case(),
     Case(eagle1=True),
