@@ -20,7 +20,7 @@ from draftkit.data.regenerate import TOOL_ROLES
 from draftkit.data.rows import Conversation, Row, data_files, parse_row, read_file
 from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
-from draftkit.errors import FormatError
+from draftkit.errors import FormatError, SourceError
 
 # A thought with something in it, as the templates of this year's models mark it.
 THOUGHT = re.compile(r"<think>(?!\s*</think>)|<\|channel\|?>\s*(analysis|thought)")
@@ -42,6 +42,8 @@ def read_traffic(source: Path, own: Container[str] = ()) -> Iterator[Logged]:
     category says language and tools. Completions are answered anew whoever wrote them, as their text does not say where
     the answer begins. Raises `SourceError` and `FormatError`.
     """
+    if not source.exists():
+        raise SourceError(f"there is no file or folder {source}", where=source)
     seen = set()
     for where, record, _ in itertools.chain.from_iterable(map(read_file, data_files(source))):
         shaped, model, answer = _request(record, where)

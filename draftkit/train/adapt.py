@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -25,9 +25,9 @@ from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import Row, read_rows
 from draftkit.data.samples import Sample, SamplesOrigin, held_out, write_samples
 from draftkit.data.states.online import load_training_target
-from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening, synthesize
+from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.data.tokenizer import load_tokenizer
-from draftkit.data.traffic import category_of, read_traffic, sliced
+from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file
 from draftkit.io.jsonfile import dump, finite, read_object
@@ -131,6 +131,16 @@ class Adaptation:
 
 
 @dataclass
+class _Requests:
+    """What is read before anything is written. `general` is None where the target has yet to write it, from `cut`."""
+
+    logged: list[Logged]
+    renderer: Renderer
+    general: list[Row] | None = None
+    cut: Opening | None = None
+
+
+@dataclass
 class _Samples:
     """Samples to train on, and those that judge; general ones have their source in their category."""
 
@@ -147,10 +157,10 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
     out = Path(settings.out)
     with open_draft(settings.draft, settings.target) as draft:
         recipe = recipe_of(draft.spec.method)
-    out.mkdir(parents=True, exist_ok=True)
+    requests, run = _requests(settings), _run(settings, recipe)
     _check_settings(out / SETTINGS_FILE, settings)
-    samples = _samples(settings, said)
-    config = _training(settings, recipe, samples)
+    samples = _samples(settings, requests, said)
+    config = _judged_by(run, samples)
     target = _load(settings)
     said(f"judging {settings.draft} on {len(samples.judging):,} answers")
     before = DraftTuner(settings.draft, target).walk_acceptance(samples.judging, k=settings.k, mode=settings.mode)
@@ -208,23 +218,44 @@ def _check_settings(path: Path, settings: AdaptSettings) -> None:
                 hint="give the same settings to go on with it, or another folder",
             )
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     if any(path.parent.iterdir()):
         raise DraftkitError("the output is already there", where=path.parent, hint="choose another folder")
     with atomic_file(path, force=False) as file:
         file.write(dump(stated).encode())
 
 
-def _samples(settings: AdaptSettings, said: Said) -> _Samples:
-    """Answers of the target's own to the log and to general prompts, split."""
-    out, tokenizer = Path(settings.out), load_tokenizer(settings.target)
-    renderer = Renderer(tokenizer)
-    logged = list(itertools.islice(read_traffic(Path(settings.traffic), settings.own), settings.limit))
-    if not logged:
+def _requests(settings: AdaptSettings) -> _Requests:
+    """The log, and the general rows. Raises `DraftkitError` for what cannot be read or written by the target."""
+    requests = _Requests(
+        list(itertools.islice(read_traffic(Path(settings.traffic), settings.own), settings.limit)),
+        Renderer(load_tokenizer(settings.target)),
+    )
+    if not requests.logged:
         raise DraftkitError("there are no requests in the log", where=settings.traffic)
+    if settings.replay == SYNTHESIZED:
+        requests.cut = opening(requests.renderer)
+    elif settings.replay == NOTHING:
+        requests.general = []
+    else:
+        requests.general = list(read_rows(settings.replay, limit=_general_count(settings, len(requests.logged))))
+    return requests
+
+
+def _general_count(settings: AdaptSettings, requests: int) -> int:
+    """How many general rows stand beside so many requests."""
+    share = settings.replay_share
+    return max(round(requests * share / (1 - share)), LEAST_GENERAL)
+
+
+def _samples(settings: AdaptSettings, requests: _Requests, said: Said) -> _Samples:
+    """Answers of the target's own to the log and to general prompts, split."""
+    out, logged, renderer = Path(settings.out), requests.logged, requests.renderer
+    tokenizer = renderer.target
     own, others = ([entry.row for entry in logged if entry.own is mine] for mine in (True, False))
     sampling = Sampling(SamplingParameters(settings.temperature), settings.max_new_tokens, tokenizer.end_ids)
     responder = _Responder(settings, sampling)
-    general = _general(settings, renderer, responder, len(logged), said)
+    general = _general(settings, requests, responder, said)
     rows = [_from(row, "traffic") for row in others] + [_from(row, "general") for row in general]
     said(f"{len(rows):,} requests to answer, {len(own):,} of {len(logged):,} are the target's own")
     header = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256,
@@ -275,23 +306,20 @@ class _Responder:
         self._loaded = None
 
 
-def _general(
-    settings: AdaptSettings, renderer: Renderer, responder: _Responder, requests: int, said: Said
-) -> list[Row]:
-    """General prompts beside so many requests."""
-    if settings.replay == NOTHING:
-        return []
-    share = settings.replay_share
-    count = max(round(requests * share / (1 - share)), LEAST_GENERAL)
-    source = settings.replay
-    if source == SYNTHESIZED:
+def _general(settings: AdaptSettings, requests: _Requests, responder: _Responder, said: Said) -> list[Row]:
+    """The general rows; the target writes them now where it is to."""
+    rows = requests.general
+    if rows is None:
+        assert requests.cut is not None
+        count = _general_count(settings, len(requests.logged))
         said(f"the target writes {count:,} general prompts")
-        source = _synthesized(settings, renderer, responder, count)
-    rows: Iterable[Row] = read_rows(source, limit=count)
+        rows = _synthesized(settings, requests.renderer, requests.cut, responder, count)
     return [replace(row, id=f"general-{row.id}", category=category_of(row)) for row in rows]
 
 
-def _synthesized(settings: AdaptSettings, renderer: Renderer, responder: _Responder, count: int) -> str:
+def _synthesized(
+    settings: AdaptSettings, renderer: Renderer, cut: Opening, responder: _Responder, count: int
+) -> list[Row]:
     how = SynthesizeSettings(
         target=settings.target,
         served_by="endpoint" if settings.endpoint else "draftkit",
@@ -303,20 +331,19 @@ def _synthesized(settings: AdaptSettings, renderer: Renderer, responder: _Respon
         top_p=1.0,
         seed=settings.seed,
     )
-    cut = opening(renderer)
     file = PromptFile(Path(settings.out) / "prompts.jsonl", how.header(renderer.target))
     if len(file.done) < count:
         batch_size = 4 * settings.concurrency
         synthesize(count, cut, renderer, responder.get(how.sampling(cut)), file, how, batch_size=batch_size)
-    return str(file.path)
+    return list(read_rows(str(file.path), limit=count))
 
 
 def _from(row: Row, source: str) -> Row:
     return replace(row, category=f"source={source} {row.category}")
 
 
-def _training(settings: AdaptSettings, recipe: str, samples: _Samples) -> TrainConfig:
-    """The run: the draft that is kept is the one with the longest acceptance length on the answers held out."""
+def _run(settings: AdaptSettings, recipe: str) -> TrainConfig:
+    """The training. Raises `DraftkitError` for settings that no run can have."""
     out = Path(settings.out)
     flags: dict[str, object] = {
         "recipe": recipe,
@@ -330,18 +357,21 @@ def _training(settings: AdaptSettings, recipe: str, samples: _Samples) -> TrainC
         "optimization": {"epochs": 3.0},
         "validation": {
             "samples": str(out / "held-out.jsonl"), "k": settings.k, "mode": settings.mode,
-            "temperature": settings.temperature or 1.0, "limit": len(samples.judging),
+            "temperature": settings.temperature or 1.0,
         },
     }  # fmt: skip
-    config = read_config(None, settings.training, flags)
-    if config.validation.every == 0:
-        rows = len(pack([len(sample) for sample in samples.training], config.tokens_per_row))
-        steps = config.optimization.max_steps or round(
-            config.optimization.epochs * -(-rows // config.optimization.accumulation)
-        )
-        every = max(steps // VALIDATIONS, 1)
-        config = replace(config, validation=replace(config.validation, every=every))
-    return config
+    return read_config(None, settings.training, flags)
+
+
+def _judged_by(run: TrainConfig, samples: _Samples) -> TrainConfig:
+    """The run, with validations on all that is held out, `VALIDATIONS` of them where it does not say how often."""
+    validation = replace(run.validation, limit=len(samples.judging))
+    if validation.every == 0:
+        rows = len(pack([len(sample) for sample in samples.training], run.tokens_per_row))
+        epochs = run.optimization.epochs * -(-rows // run.optimization.accumulation)
+        steps = run.optimization.max_steps or round(epochs)
+        validation = replace(validation, every=max(steps // VALIDATIONS, 1))
+    return replace(run, validation=validation)
 
 
 def _load(settings: AdaptSettings) -> PreTrainedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from draftkit.data.rows import read_rows
 from draftkit.data.samples import read_samples
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
-from draftkit.train.adapt import AdaptSettings, _check_settings, compare
+from draftkit.train.adapt import AdaptSettings, _check_settings, adapt_draft, compare
 from draftkit.train.tuner import WalkedAcceptance
 
 torch.set_num_threads(1)
@@ -114,3 +115,22 @@ def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None
     with pytest.raises(DraftkitError, match="the output is already there"):
         _check_settings(tmp_path / "adapt-settings.json", AdaptSettings(**given))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"traffic": "absent.jsonl"}, "there is no file"),
+        ({"replay": "./absent.jsonl"}, "there is no file"),
+        ({"training": ("optimisation.lr=1e-4", "nonsense=1")}, "nonsense"),
+        ({"draft": "ngram:2-4"}, "no recipe trains"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    given = {
+        "draft": "zoo:eagle3", "target": "zoo:target", "traffic": str(logs(tmp_path / "logs.jsonl")),
+        "out": str(tmp_path / "out"),
+    }  # fmt: skip
+    with pytest.raises(DraftkitError, match=reason):
+        adapt_draft(AdaptSettings(**given | changes))
+    assert not (tmp_path / "out").exists()
