@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from draftkit.checks.registry import check
@@ -98,6 +98,19 @@ def shortened_blocks(cell: Cell, architecture: Architecture) -> Iterator[Finding
             "warning",
             f"{cell.name}: the draft's block was trained for K={most}; its rows see the masks after them, and with "
             "fewer of those they draft other tokens",
+        )
+
+
+@check
+def heads_used_again(cell: Cell, facts: Mapping[str, object]) -> Iterator[Finding]:
+    """Multi-token prediction heads, each of which was trained for one position."""
+    heads = facts.get("num_modules")
+    if isinstance(heads, int) and cell.num_speculative_tokens > heads:
+        yield Finding(
+            "heads-used-again",
+            "warning",
+            f"{cell.name}: the target has {heads} multi-token prediction head(s), run again on their own states for "
+            "the further tokens, which most were not trained for: expect less acceptance there; recipe mtp trains it",
         )
 
 

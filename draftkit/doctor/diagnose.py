@@ -24,7 +24,7 @@ from draftkit.finding import SEVERITIES, Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
-from draftkit.loading import load_model, open_draft, runtime_refusal
+from draftkit.loading import OWN_HEAD, load_model, open_draft, runtime_refusal
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.ends import load_ends
@@ -143,6 +143,8 @@ def _loaded(
 
 def _reading(draft: str, target: str) -> Reading | None:
     """How a foreign checkpoint was converted."""
+    if draft == OWN_HEAD:
+        return read_foreign(locate(target), format=OWN_HEAD)
     located = locate(draft)
     return None if is_unified(located.path) else read_foreign(located, target)
 

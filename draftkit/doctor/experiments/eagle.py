@@ -25,7 +25,7 @@ BIAS_ROUNDS = 2  # of estimating what fc.bias was; the draft's layer answers to 
 @experiment("positions", "rotary positions")
 def positions(patient: Patient) -> Iterator[Trial]:
     """The rows that the draft adds itself, one position later or earlier. All rows alike would change nothing."""
-    for by in (1, -1) if "feedback" in patient.facts else ():
+    for by in (1, -1) if "token_entry" in patient.facts else ():
         yield Trial(
             f"own rows {by:+} position",
             partial(_shifted, patient, by),

@@ -112,7 +112,7 @@ def norm_before_residual(patient: Patient) -> Iterator[Trial]:
 def feedback(patient: Patient) -> Iterator[Trial]:
     """`norm_output`: the next step gets the state before or after the final norm."""
     facts = patient.facts
-    if facts.get("final_norm") and patient.architecture.parallel is None:
+    if "feedback" in facts and facts.get("final_norm", True) and patient.architecture.parallel is None:
         yield with_facts(patient, feedback="pre_norm" if facts["feedback"] == "post_norm" else "post_norm")
 
 

@@ -48,7 +48,7 @@ def normed_features(patient: Patient) -> Iterator[Trial]:
             yield Trial("features after the final norm", lambda: _normed(patient, norm), {}, OTHER_FEATURES)
     elif facts.get("token_entry") == "fusion":
         yield with_facts(patient, aux_layer_ids=(patient.num_layers,))
-    elif "target_hidden_size" in facts:
+    elif "target_hidden_size" in facts and "hidden_state" not in facts:
         last = AuxLayers((patient.num_layers,))
         yield Trial(
             "features before the final norm",

@@ -56,10 +56,6 @@ class MtpSpec(Architecture):
         heads = "head" if self.num_modules == 1 else f"{self.num_modules} heads"
         return f"The multi-token prediction {heads} that came with the target"
 
-    @property
-    def draft_tokens(self) -> int:
-        return self.num_modules
-
     def tensors(self) -> dict[str, TensorSchema]:
         return {
             stored.name: TensorSchema(stored.shape, FLOATS if stored.dtype in FLOATS else (stored.dtype,))

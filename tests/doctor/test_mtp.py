@@ -1,0 +1,85 @@
+"""What the doctor changes of a target's own head, one by one; and a wrong fact, named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.mtp_targets import save_with_head
+
+from draftkit.doctor.experiments import all_experiments
+from draftkit.doctor.measure import run
+from draftkit.doctor.patient import Patient, Setup, changed
+from draftkit.doctor.trial import Trial
+from draftkit.evaluate.prompts import Prompt
+from draftkit.io.handles import memory_handle
+from draftkit.layout.facts import parse_fact, with_facts
+from draftkit.loading import load_model, open_draft
+from draftkit.requests import Request
+
+FACTS = {
+    "glm4_moe": {"feedback": "post_norm", "hidden_state": "before_norm", "zero_first_embedding": "false"},
+    "qwen3_next": {"feedback": "pre_norm", "hidden_state": "before_norm", "zero_first_embedding": "true"},
+}
+
+
+@pytest.fixture(scope="module", params=FACTS)
+def patient(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Patient:
+    folder = save_with_head(request.param, tmp_path_factory.mktemp(request.param)).folder
+    pico.save_tokenizer(folder)
+    model, tokenizer = load_model(str(folder), device="cpu", dtype=torch.float32)
+    with open_draft("mtp", str(folder)) as draft:
+        loaded = {name: memory_handle(name, handle.load(), draft.path) for name, handle in draft.tensors.items()}
+        draft = replace(draft, tensors=loaded)
+    prompts, requests = [Prompt("1", "all", ("abc",))], [Request("1", (1, 5, 6), 8)]
+    return Patient("mtp", draft, draft, str(folder), model, tokenizer, prompts, requests, 2)
+
+
+def trials(name: str, patient: Patient) -> list[Trial]:
+    (experiment,) = (one for one in all_experiments() if one.name == name)
+    return list(experiment.trials(patient))
+
+
+def test_every_fact_of_the_table_is_tried(patient: Patient) -> None:
+    kind = str(patient.model.config.model_type)
+    tried = {
+        name: [dict(trial.overrides) for trial in trials(name, patient)]
+        for name in ("feedback", "hidden-state", "first-embedding", "concatenation", "normed-features")
+    }
+    assert tried == {
+        "feedback": [{"feedback": FACTS[kind]["feedback"]}],
+        "hidden-state": [{"hidden_state": FACTS[kind]["hidden_state"]}],
+        "first-embedding": [{"zero_first_embedding": FACTS[kind]["zero_first_embedding"]}],
+        "concatenation": [{"concatenation": "hidden_embedding"}],
+        "normed-features": [],
+    }
+
+
+@pytest.mark.parametrize("name", ["feedback", "hidden-state", "first-embedding", "concatenation"])
+def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
+    """The trial of a draft with the other value drafts what the sound one does."""
+    (trial,) = trials(name, patient)
+    wrong = changed(
+        patient.draft,
+        with_facts(patient.architecture, **{name: parse_fact(text) for name, text in trial.overrides.items()}),
+    )
+    (remedy,) = trials(name, replace(patient, draft=wrong))
+    sound, remedied, spoiled = (proposals(setup) for setup in (patient.setup(), remedy.setup(), patient.setup(wrong)))
+    assert remedied == sound
+    if name in ("hidden-state", "concatenation"):  # the others may change nothing in so few steps
+        assert spoiled != sound
+
+
+def test_norms_of_the_other_kind_are_put_right(patient: Patient) -> None:
+    lower, higher = trials("norm-offset", patient)
+    norms = {n: h.load() for n, h in patient.draft.tensors.items() if len(h.shape) == 1 and n.endswith("norm.weight")}
+    wrong = changed(patient.draft, tensors={name: norm + 1 for name, norm in norms.items()})
+    (remedy, _) = trials("norm-offset", replace(patient, draft=wrong))
+    assert proposals(remedy.setup()) == proposals(patient.setup())
+    assert (lower.change, higher.change) == ("norms -1", "norms +1")
+
+
+def proposals(setup: Setup) -> list[tuple[int, ...]]:
+    return [r.proposal for generation in run(setup, 2, [0]) for r in generation.rounds]
