@@ -18,6 +18,7 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.precision import LAYER, assert_close
+from fixtures.recurrent_targets import Remembering
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -232,6 +233,24 @@ def test_own_draft_accepts_everything(family: Family) -> None:
     generations = generate(family.model, family.model, k=3)
     assert [g.tokens for g in generations] == family.output
     assert {r.accepted for g in generations for r in g.rounds} == {3}
+
+
+def test_entries_after_rejections_are_those_of_a_fresh_prefill(family: Family) -> None:
+    """Keys and values, latents and what indexers compare."""
+    texts = [[*request.prompt, *tokens] for request, tokens in zip(REQUESTS, family.output, strict=True)]
+    target = Target(family.model)
+    run = Engine(target, Remembering(texts), num_speculative_tokens=3, num_slots=len(texts))
+    rounds = [r for generation in run.generate(REQUESTS) for r in generation.rounds]
+    assert {r.accepted for r in rounds} == {0, 1, 2, 3}
+    for slot, text in enumerate(texts):
+        fresh, known = SlotCache(1, len(text)), torch.tensor([text[:-1]])
+        positions = torch.arange(known.shape[1])[None]
+        target.forward(known, positions, fresh.rows(positions[0, :1], positions, len(text), prompt=True))
+        assert run._cache.layers.keys() == fresh.layers.keys()
+        for name, pools in fresh.layers.items():
+            kept, wanted = torch.cat(run._cache.layers[name], dim=-1), torch.cat(pools, dim=-1)
+            read = slice(0, known.shape[1])
+            assert_close(kept[slot, :, read], wanted[0, :, read], depth=LAYERS * LAYER + 1)
 
 
 def verify_logits(model: PreTrainedModel, sequences: list[list[int]], rows: int) -> Tensor:
