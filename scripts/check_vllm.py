@@ -170,6 +170,7 @@ CASES = (
     Case("DSpark, V2, fill-in, speculators layout", "dspark-fill-in", to="speculators", k=7, v2=True),
     Case("DSpark, V2, reduced vocabulary", "dspark-reduced", k=7, v2=True),
     Case("DFlash2, V2", "dflash2", k=7, v2=True),
+    Case("DFlash2, V2, as speculators saved it", "dflash2", to=AS_IT_IS, k=7, v2=True),
 )
 NGRAMS = ((1, 3), (2, 4))  # sizes looked up
 
