@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-from draftkit.data.states.encoding import Encoding
-from draftkit.data.states.ways import AHEAD
+from draftkit.data.states.choices import AHEAD, Encoding
 from draftkit.errors import DraftkitError
 from draftkit.io.records import did_you_mean, from_dict, to_dict
 from draftkit.train.ranges import (

@@ -5,13 +5,13 @@ Shapes: [T, ..., H] states of the T tokens of a sample.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Encoding = Literal["bf16", "float32", "fp8", "int8", "int8-channel"]
-ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+from draftkit.data.states.choices import Encoding
+
 DTYPES: dict[Encoding, torch.dtype] = {
     "bf16": torch.bfloat16,
     "float32": torch.float32,

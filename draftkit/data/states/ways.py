@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from draftkit.data.states.encoding import ENCODINGS, Encoding, channel_bytes, vector_bytes
-
-AHEAD = 8  # rows that a stream holds besides the one in use, unless it is told otherwise
+from draftkit.data.states.choices import ENCODINGS, Encoding
+from draftkit.data.states.encoding import channel_bytes, vector_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

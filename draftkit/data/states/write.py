@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.samples import Sample, read_samples
-from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, Encoding, encode
+from draftkit.data.states.choices import AHEAD, Encoding
+from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, encode
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
     Manifest,
@@ -33,7 +34,7 @@ from draftkit.data.states.shards import (
     write_shard,
 )
 from draftkit.data.states.vllm import vllm_extractor
-from draftkit.data.states.ways import AHEAD, Ways, compare_ways
+from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
