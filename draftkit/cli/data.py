@@ -356,7 +356,9 @@ def stream(
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")] = 1,
     device: DeviceOption = None,
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", hidden=True, help="End with the process that started this one.")
+    ] = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Compute hidden states for `draftkit train --states-from vllm`, a few rows ahead, until it is done."""

@@ -83,7 +83,7 @@ def _write_config(reader: GGUFReader, file: Path, folder: Path) -> None:
 
     architecture = _value(reader, "general.architecture")
     try:
-        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # what is missing in a file shows in many types
         raise FormatError(
             f"transformers cannot read a model of type {architecture} from GGUF: {_first_line(error)}",
@@ -118,7 +118,7 @@ def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
     if splits not in (None, "default", "gpt-2", *known):
         _log.warning("%s: transformers does not know how %s splits text, and may tokenize otherwise", file.name, splits)
     try:
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False).save_pretrained(folder)
     except Exception as error:  # as that of the configuration
         raise FormatError(
             f"transformers cannot read the tokenizer of {file.name}: {_first_line(error)}", where=file, hint=ORIGINAL

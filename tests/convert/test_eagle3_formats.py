@@ -365,7 +365,7 @@ def setting(**changes: Any) -> Change:
 
 
 ODD: dict[str, tuple[Change, str]] = {
-    "latent attention": (latent, "multi-head latent attention"),
+    "latent attention": (latent, "EAGLE-3 with latent attention"),
     "no token": (narrow, "the draft never sees the token"),
     "unknown nested key": (nested(tree_depth=4), "eagle_config.tree_depth: 4"),
     "ill-typed nested key": (nested(use_last_layernorm="yes"), "use_last_layernorm is 'yes'"),
