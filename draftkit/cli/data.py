@@ -29,7 +29,6 @@ from draftkit.cli.shared import (
     refuse_inputs,
 )
 from draftkit.errors import DraftkitError
-from draftkit.io.jsonfile import loads
 
 if TYPE_CHECKING:
     from draftkit.data.responders import Responder, Sampling
@@ -391,6 +390,8 @@ def _responder(
 
 def _parse_options(texts: list[str] | None) -> dict[str, object]:
     """`NAME=VALUE` by name; values are JSON, or text. Raises `DraftkitError` for one without a name or a value."""
+    from draftkit.io.jsonfile import loads
+
     options: dict[str, object] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")

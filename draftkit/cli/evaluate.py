@@ -23,8 +23,7 @@ from draftkit.cli.shared import (
     quiet_transformers,
 )
 from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSamplingMode, Verification
-from draftkit.results.settings import Turns
+from draftkit.requests import DraftSamplingMode, Turns, Verification
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from draftkit.errors import DraftkitError
-from draftkit.io.jsonfile import dump, finite
-from draftkit.models.remote_code import trust_remote_code
-from draftkit.models.spreading import spread_targets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +41,8 @@ FormatOption = Annotated[
 
 
 def _trust(context: typer.Context, trusted: bool) -> bool:
+    from draftkit.models.remote_code import trust_remote_code
+
     context.with_resource(trust_remote_code(trusted))
     return trusted
 
@@ -58,6 +57,8 @@ TrustOption = Annotated[
 
 
 def _spread(context: typer.Context, kind: str | None) -> str | None:
+    from draftkit.models.spreading import spread_targets
+
     context.with_resource(spread_targets(kind is not None))
     return kind
 
@@ -95,6 +96,8 @@ class ProgressLines:
 
 
 def print_json(value: object) -> None:
+    from draftkit.io.jsonfile import dump, finite
+
     print(dump(finite(value)), end="")
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, SamplingParameters, Verification
-
-Turns = Literal["first", "all"]
+from draftkit.requests import DraftSampling, SamplingParameters, Turns, Verification
 
 
 @dataclass(frozen=True)

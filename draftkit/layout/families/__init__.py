@@ -6,16 +6,24 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftkit.layout.architecture import Architecture
+if TYPE_CHECKING:
+    from draftkit.layout.architecture import Architecture
+
+
+@functools.cache
+def family_names() -> tuple[str, ...]:
+    """The names of the families' files: `eagle`, `causal_lm`, ... None is imported."""
+    return tuple(module.name for module in pkgutil.iter_modules(__path__))
 
 
 @functools.cache
 def families() -> dict[str, type[Architecture]]:
     """The class of every family's facts, by its name in a spec: `eagle`, `causal-lm`, ..."""
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
-    return {name.replace("_", "-"): class_in(f"{__name__}.{name}", Architecture) for name in names}
+    from draftkit.layout.architecture import Architecture
+
+    return {name.replace("_", "-"): class_in(f"{__name__}.{name}", Architecture) for name in family_names()}
 
 
 def named(source: str) -> Architecture | None:

@@ -10,7 +10,7 @@ import functools
 import pkgutil
 from typing import TYPE_CHECKING
 
-from draftkit.layout.families import class_in, families
+from draftkit.layout.families import class_in, family_names
 
 if TYPE_CHECKING:
     from draftkit.train.recipes.recipe import Recipe
@@ -31,7 +31,7 @@ def recipe_class(name: str) -> type[Recipe]:
 
 def name_of(file: str) -> str | None:
     """The name for users of a recipe's file; None for a file that is no recipe."""
-    for family in (name.replace("-", "_") for name in families()):
+    for family in family_names():
         if file == family or file.startswith(f"{family}_"):
             return (file.removeprefix(family).removeprefix("_") or family).replace("_", "-")
     return None
