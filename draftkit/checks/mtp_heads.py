@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from draftkit.checks.registry import check
@@ -18,14 +17,12 @@ from draftkit.finding import Finding
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite
 from draftkit.io.handles import TensorHandle
+from draftkit.layout.mtp import COPIES, LEFT_ALONE
 
 PUT_BACK = (
     "take them from the original: draftkit convert ORIGINAL HEADS --part mtp, then draftkit convert HEADS --into TARGET"
 )
-# Under what config keys quantizers list the modules that they leave as they are.
-LEFT_ALONE = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "dynamic")
-# Copies of the target's tables among a head's tensors, and how the target's own names end.
-COPIES = {"embed_tokens.weight": ("embed_tokens.weight",), "shared_head.head.weight": ("lm_head.weight",)}
+GPTQ_RULES = "dynamic"  # where it has a pattern for each exception
 SHOWN = 6  # names in a message
 
 
@@ -157,9 +154,9 @@ def nothing_but_zeros(heads: TargetHeads, stored: Stored) -> Iterator[Finding]:
 
 @check
 def stale_copies(heads: TargetHeads, stored: Stored) -> Iterator[Finding]:
-    for end, own_ends in COPIES.items():
+    for end, own_end in COPIES.items():
         copies = [handle for name, handle in heads.tensors.items() if name.endswith(end)]
-        own = [h for n, h in stored.tensors.items() if n not in heads.tensors and n.endswith(own_ends)]
+        own = [h for n, h in stored.tensors.items() if n not in heads.tensors and n.endswith(own_end)]
         for copy in copies if own else []:
             same = _same(copy, own[0])
             yield Finding(
@@ -195,7 +192,7 @@ def _left_alone(config: Mapping[str, object], heads: TargetHeads, name: str) -> 
         settings = text.get("quantization_config")
     if not isinstance(settings, dict):
         return False
-    listed = [str(entry) for key in LEFT_ALONE for entry in settings.get(key) or ()]
+    listed = [str(entry) for key in (*LEFT_ALONE, GPTQ_RULES) for entry in settings.get(key) or ()]
     return any(_names(entry, name) or _names(entry, heads.prefixes[0] + "x") for entry in listed)
 
 
@@ -213,9 +210,7 @@ def _any_bit(handle: TensorHandle) -> bool:
 def _same(one: TensorHandle, other: TensorHandle) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return all(
-        a is not None and b is not None and bytes(a) == bytes(b) for a, b in zip_longest(one.chunks(), other.chunks())
-    )
+    return all(bytes(a) == bytes(b) for a, b in zip(one.chunks(), other.chunks(), strict=True))
 
 
 def _listed(names: Sequence[str]) -> str:

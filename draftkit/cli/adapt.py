@@ -12,6 +12,7 @@ from draftkit.cli.shared import (
     DeviceOption,
     EndpointOption,
     JsonOption,
+    LoraOption,
     ServedModelOption,
     TargetOption,
     TrustOption,
@@ -44,9 +45,7 @@ def adapt(
     max_length: Annotated[int, typer.Option(min=2, help="Cut samples at this many tokens.")] = 4096,
     k: Annotated[int, typer.Option(min=1, help="Draft tokens a round.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of answers, prompts and training.")] = 0,
-    lora: Annotated[
-        str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
-    ] = None,
+    lora: LoraOption = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="SETTING=VALUE of training, as optimization.lr=1e-4; repeatable.")
     ] = None,

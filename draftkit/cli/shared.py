@@ -33,6 +33,9 @@ EndpointOption = Annotated[
     typer.Option(help="http://HOST:PORT/v1 of a vLLM server with the target, instead of loading it."),
 ]
 ServedModelOption = Annotated[str | None, typer.Option(help="The target's name at an endpoint with several.")]
+LoraOption = Annotated[
+    str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
 FormatOption = Annotated[

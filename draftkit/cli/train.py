@@ -12,6 +12,7 @@ import typer
 from draftkit.cli.shared import (
     DeviceMapOption,
     JsonOption,
+    LoraOption,
     OptionalTargetOption,
     TrustOption,
     console,
@@ -49,9 +50,7 @@ def train(
         str | None,
         typer.Option(help="The Python of an environment with vLLM, for --states-from; else `data stream` is started."),
     ] = None,
-    lora: Annotated[
-        str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
-    ] = None,
+    lora: LoraOption = None,
     on_policy: Annotated[
         bool, typer.Option("--on-policy", help="In half of the steps, count the drafts more that serving rejects.")
     ] = False,

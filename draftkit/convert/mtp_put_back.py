@@ -24,10 +24,9 @@ from draftkit.io.safetensors_file import read_regions, read_safetensors, write_s
 from draftkit.io.tensors import SAFETENSORS, read_weight_map
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.mtp import COUNTS, heads_promised
+from draftkit.layout.mtp import COUNTS, LEFT_ALONE, heads_promised
 
 NEW_SHARD = "model-mtp.safetensors"
-LEFT_ALONE = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")  # as quantizers list modules
 
 
 def put_back(draft: Draft, target: Checkpoint, out: Path) -> list[str]:

@@ -16,6 +16,11 @@ from draftkit.layout.target import language_model
 # Config keys that say how many heads there are, in the order in which engines look.
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 
+# Copies of the target's tables among a head's tensors, which vLLM does not read, and how the target's own names end.
+COPIES = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+# Under what keys of `quantization_config` quantizers list the modules that they leave as they are.
+LEFT_ALONE = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+
 Concatenation = Literal["embedding_hidden", "hidden_embedding"]
 HiddenState = Literal["after_norm", "before_norm"]
 Feedback = Literal["post_norm", "pre_norm"]

@@ -19,6 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from draftkit.errors import TargetError
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
+from draftkit.layout.mtp import COPIES
 from draftkit.models.attention import compresses
 from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.models.pretrained import empty_model
@@ -26,8 +27,6 @@ from draftkit.models.recurrent import attends
 from draftkit.models.rope import give_rows_their_rope
 from draftkit.models.states import decoder_of
 from draftkit.models.weights import check_sizes, load_weights
-
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's tables, which engines do not read
 
 
 class MtpModel(ChainModel):
@@ -45,7 +44,8 @@ class MtpModel(ChainModel):
         norm, h, eps = type(trunk.norm), spec.target_hidden_size, self.layer_config.rms_norm_eps
         self.embedding_norm, self.hidden_norm, self.final_norm = (norm(h, eps=eps) for _ in range(3))
         self.projection = nn.Linear(2 * h, h, bias=False)
-        self.decoder: Any = type(trunk)._from_config(self.layer_config, attn_implementation=attention)
+        self.decoder: Any = _without_ends(type(trunk)._from_config(self.layer_config, attn_implementation=attention))
+        give_rows_their_rope(self.decoder)
         self._compresses = compresses(self.decoder)
         self.embed_tokens: nn.Module | None = None
         self.lm_head: nn.Module | None = None
@@ -114,7 +114,7 @@ def load_mtp(draft: Draft, target: PreTrainedModel, *, attention: str, dtype: to
 
 
 def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: object) -> None:
-    """Give a head its weights, by their names in the target's checkpoint.
+    """Give a head its weights, by their names in the target's checkpoint; its parameters stay the same ones.
 
     Raises `TargetError`, naming `where` they are from, for a layer that does not fit the target's class.
     """
@@ -123,20 +123,23 @@ def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: object) -> N
     named = {f"layers.0.{name.removeprefix(block)}": t for name, t in tensors.items() if _of_block(name, model.spec)}
     named["embed_tokens.weight"] = torch.zeros(1, model.layer_config.hidden_size)
     named["norm.weight"] = torch.zeros(model.layer_config.hidden_size)
-    decoder, info = type(model.decoder).from_pretrained(
+    loaded, info = type(model.decoder).from_pretrained(
         None,
         config=model.layer_config,
         state_dict=named,
         dtype=model.projection.weight.dtype,
-        attn_implementation=model.decoder.config._attn_implementation,
         output_loading_info=True,
     )
     if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
         raise TargetError(f"the head's layer does not fit the target's class: {', '.join(wrong[:5])}", where=where)
-    decoder.embed_tokens, decoder.norm = nn.Identity(), nn.Identity()  # the target's, and the head's
-    give_rows_their_rope(decoder)
-    model.decoder = decoder.to(model.projection.weight.device)
+    model.decoder.load_state_dict(_without_ends(loaded).state_dict())
     model.load_state_dict(own, strict=False)
+
+
+def _without_ends(decoder: Any) -> Any:
+    """A decoder without embedding and last norm, which are the target's and the head's."""
+    decoder.embed_tokens, decoder.norm = nn.Identity(), nn.Identity()
+    return decoder
 
 
 def stored_mtp(model: MtpModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -165,7 +168,7 @@ def _names(spec: MtpSpec) -> tuple[dict[str, str], str]:
 def _of_block(name: str, spec: MtpSpec) -> bool:
     """Whether a tensor belongs to the decoder layer, and is no copy of one of the target's tables."""
     outer, block = _names(spec)
-    return name.startswith(block) and name not in outer.values() and not name.endswith(COPIES)
+    return name.startswith(block) and name not in outer.values() and not name.endswith(tuple(COPIES))
 
 
 def one_layer(config: PretrainedConfig) -> PretrainedConfig:
