@@ -1,34 +1,40 @@
-"""EAGLE-3 trained by draftkit and by speculators on the embedded target: speed, memory, and acceptance by two engines.
+"""Drafts of the embedded target trained by draftkit and by speculators: speed, memory, and acceptance by two engines.
 
 `python scripts/bench_train.py --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
-[--draftkit-python ENV/bin/python] [--samples 1000] [--epochs 2] [--tokens-per-row 1024] [--threads 1]
-[--prompts 80] [--recipe p-eagle | pard]`
+[--draftkit-python ENV/bin/python] [--recipe eagle3 | dflash | dspark | p-eagle | pard] [--samples 1000] [--epochs 2]
+[--tokens-per-row 1024] [--threads 1] [--prompts 80]`
 
 The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same samples, the
-same states of the target from files, draft vocabulary, architecture, loss, optimiser, schedule and number of optimiser
-steps, in float32 with the same number of threads, one after the other, each in a process of its own. speculators packs
-the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read every
-sample as often. speculators keeps the draft's head frozen; so does draftkit in the run that is compared, and trains
-it, its default, in another. Tokens are those of samples, not padding. Times are those of steps, from fetching a row
-to the optimiser; the median counts. The peak of memory is that of the whole process, libraries included: Triton, which
-a CPU has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
+same states of the target from files, architecture, loss, optimiser, schedule, number of optimiser steps and of blocks
+in a row, in float32 with the same number of threads, one after the other, each in a process of its own. speculators
+packs the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read
+every sample as often. Tokens are those of samples, not padding. Times are those of steps, from fetching a row to the
+optimiser; the median counts. The peak of memory is that of the whole process, libraries included: Triton, which a CPU
+has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
 
-`--recipe` trains another draft on these data instead, with its own defaults, and prints `draftkit eval` at K=8 of it
-and of what it is made from and should be better than: P-EAGLE than draftkit's EAGLE-3 of the first comparison, PARD
-than the autoregressive draft.
+EAGLE-3: each begins with its own random weights. speculators keeps the draft's head frozen; so does draftkit in the run
+that is compared, and trains it, its default, in another. DFlash and DSpark: both begin with the weights that
+`speculators train --dry-run` writes. speculators divides the weighted sum by the number of rows, draftkit by the sum of
+their weights; draftkit clips gradients that much later.
+
+`--recipe p-eagle` and `pard`, which have no counterpart here, are trained by draftkit alone, with their own defaults:
+`draftkit eval` at K=8 of the draft and of what it is made from and should be better than: P-EAGLE than draftkit's
+EAGLE-3 of the first comparison, PARD than the autoregressive draft.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import cast
@@ -42,6 +48,7 @@ from rich.console import Console
 from rich.table import Table
 from speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
 from transformers import AutoConfig
+from zoo_drafts import mask_token
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint
@@ -59,7 +66,10 @@ from draftkit.models.target import Target
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)
 STEPS = 3  # of the training-time test
-K = 4
+DRAFTED = 7  # tokens of a block
+DECAY = 4.0  # of the weights of a block's drafts
+BLOCK_LAYERS = 2  # of block drafters
+MARKOV_RANK = 64
 DRAFT_VOCABULARY = 2048
 HELD_OUT = 0.05
 MAX_QUESTION = 700  # characters
@@ -68,10 +78,74 @@ LEARNING_RATE = 1e-3
 COLD = 5  # steps whose times do not count
 LAST = 50  # steps whose losses are averaged
 TRAINED_HEAD = "draftkit, its head trained"
-RUNS = {"draftkit": False, TRAINED_HEAD: True}  # of draftkit: whether the head is trained
+RECIPES = ("eagle3", "dflash", "dspark")  # that both train
 PARALLEL_K = 8
-PARENT = "zoo:draft-model"  # what PARD is made from
+PARENTS = {"p-eagle": "eagle3", "pard": "zoo:draft-model"}  # what these are made from
 COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss", "AL", "AL by vLLM")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A recipe that both trainers have, and what makes their runs alike.
+
+    - `arguments` of speculators' command; `shape`: those of a draft that both begin with, none where each begins with
+      its own. `options` of draftkit's recipe, and `clip`: its largest gradient, where speculators' is 1.
+    - `runs`: draftkit's by name, with the options that differ; the first one is compared.
+    - `k`: drafts a round in all measurements. `v2`: whether vLLM takes its V2 model runner.
+    """
+
+    title: str
+    k: int
+    arguments: Mapping[str, object]
+    options: Mapping[str, object]
+    shape: Mapping[str, object] = field(default_factory=dict)
+    clip: float = 1.0
+    runs: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"draftkit": {}})
+    v2: bool = False
+
+
+def blocks(title: str, shape: Mapping[str, object], speculators_loss: str, loss: str, anchors: int) -> Compared:
+    """A recipe of block drafters of `BLOCK_LAYERS` layers that draft `DRAFTED` tokens."""
+    weights = [math.exp(-step / DECAY) for step in range(DRAFTED)]
+    return Compared(
+        title,
+        k=DRAFTED,
+        shape=shape,
+        arguments={
+            "loss-fn": speculators_loss,
+            "per-position-loss-weight": "fixed-exp-decay",
+            "dflash-decay-gamma": DECAY,
+            "max-anchors": anchors,
+        },
+        options={"loss": loss, "decay_length": DECAY, "max_anchors": anchors},
+        clip=len(weights) / sum(weights),
+        v2=True,
+    )
+
+
+def compared(recipe: str, anchors: int) -> Compared:
+    if recipe == "dflash":
+        # Without the switch its config would let vLLM run full layers causally.
+        shape = {"block-size": DRAFTED + 1, "sliding-window-non-causal": None}
+        return blocks("DFlash", shape, "kl_div", "kl", anchors)
+    if recipe == "dspark":
+        shape = {"block-size": DRAFTED, "markov-rank": MARKOV_RANK}
+        return blocks("DSpark", shape, '{"ce": 0.1, "tv": 1.8}', "0.1*ce + 1.8*tv", anchors)
+    return Compared(
+        "EAGLE-3",
+        k=4,
+        arguments={"full-attention-indices": 0, "loss-fn": "kl_div", "ttt-steps": STEPS},
+        options={
+            "steps": STEPS,
+            "loss": "kl",
+            "reduction": {"decay": 1.0, "normalized": False},
+            "layers": list(LAYERS),
+            "norm_before_residual": True,
+            "feature_norm": "joint",
+            "norm_output": True,
+        },
+        runs={"draftkit": {"train_head": False}, TRAINED_HEAD: {"train_head": True}},
+    )
 
 
 @dataclass(frozen=True)
@@ -127,150 +201,14 @@ class Bench:
             draftkit("data", "prepare", responses, samples, "--target", TARGET, "--max-length", 512)
         return samples
 
-    def speculators(self) -> tuple[Run, Path]:
-        """Its training and its last checkpoint, as draftkit converts it."""
-        folder, draft = self.work / "speculators", self.work / "speculators-draft"
-        data = folder / "data"
-        result = folder / "result.json"
-        if not result.exists():
-            self._write_speculators_data(folder)
-            job = {
-                "samples": str(folder / "samples.jsonl"),
-                "data": str(data),
-                "arguments": [str(argument) for argument in self._speculators_arguments(folder, data)],
-            }
-            self._train(self.options.speculators_python, "speculators_train.py", job, result)
-        if not draft.exists():
-            convert_checkpoint(str(folder / "checkpoints" / str(self.options.epochs - 1)), draft, target=TARGET)
-        steps = json.loads(result.read_text())["steps"]
-        return read_run(result, sum(step["tokens"] for step in steps)), draft
-
-    def draftkit(self, name: str, train_head: bool, steps: int) -> tuple[Run, Path]:
-        """A training by draftkit and its draft; its architecture is the one that speculators makes by default."""
-        out = self.work / folder_name(name)
-        result = self.work / f"{out.name}.json"
-        if not result.exists():
-            options = {
-                "steps": STEPS,
-                "loss": "kl",
-                "reduction": {"decay": 1.0, "normalized": False},
-                "layers": list(LAYERS),
-                "norm_before_residual": True,
-                "feature_norm": "joint",
-                "norm_output": True,
-                "train_head": train_head,
-            }
-            settings = self._settings("eagle3", out, self._row_size(steps // self.options.epochs), {"max_steps": steps})
-            self._train(
-                self.options.draftkit_python, "draftkit_train.py", {"settings": settings | {"options": options}}, result
-            )
-        tokens = sum(len(self.samples[number]) for number in self.training)
-        return read_run(result, self.options.epochs * tokens), out / "draft"
-
-    def _row_size(self, rows: int) -> int:
-        """The most tokens a row with which the samples fill as many rows."""
-        lengths = [len(self.samples[number]) for number in self.training]
-        return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
-
-    def parallel(self, recipe: str) -> tuple[str, Path]:
-        """A draft that drafts all tokens at once, trained by draftkit; what it is to be compared with goes first."""
-        eagle3, out = self.work / folder_name(TRAINED_HEAD) / "draft", self.work / recipe
-        result = self.work / f"{recipe}.json"
-        if not result.exists():
-            settings = self._settings(recipe, out, self.options.tokens_per_row, {"epochs": self.options.epochs})
-            settings |= {"options": {"steps": PARALLEL_K}}
-            settings |= {"draft": PARENT if recipe == "pard" else str(eagle3), "draft_vocab_size": 0}
-            self._train(self.options.draftkit_python, "draftkit_train.py", {"settings": settings}, result)
-        return PARENT if recipe == "pard" else str(eagle3), out / "draft"
-
-    def _train(self, python: str, worker: str, job: Mapping[str, object], result: Path) -> None:
-        run_worker(python, worker, {**job, "threads": self.options.threads}, result)
-
-    def acceptance(self, draft: Path) -> Acceptance:
-        result = draft.parent / f"{draft.name}-acceptance.json"
-        if not result.exists():
-            found = self.evaluated("--draft", draft, "--k", K, "--concurrency", 8, "--json")
-            length = json.loads(found)["cells"][0]["acceptance_length"]
-            result.write_text(json.dumps(length | {"vllm": self._by_vllm(draft)}))
-        return Acceptance(**json.loads(result.read_text()))
-
-    def evaluated(self, *arguments: object) -> str:
-        """What `draftkit eval` prints, of the held-out prompts."""
-        return draftkit("eval", "--target", TARGET, "--limit", self.options.prompts, *arguments)
-
-    def _by_vllm(self, draft: Path) -> float | None:
-        if self.options.vllm_python is None:
-            return None
-        target = zoo.path("target")
-        tokenizer = load_tokenizer(target, "target")
-        settings = speculative_config(read_draft(draft).spec, draft, K)
-        job: dict[str, object] = {
-            "target": str(target),
-            "speculative": settings,
-            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo", self.options.prompts)],
-            "max_new_tokens": 128,
-            "eos_token_ids": sorted(
-                Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids
-            ),
-        }
-        found = run_vllm(self.options.vllm_python, job)
-        if found is None:
-            return None
-        counters = cast("dict[str, int]", found["counters"])
-        return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
-
-    def _write_speculators_data(self, folder: Path) -> None:
-        """Samples, the held-out ones last, and the vocabulary."""
-        ordered = (self.samples[number] for number in [*self.training, *self.judging])
-        write_speculators_data(folder, ordered, TARGET, LAYERS)
-        size = AutoConfig.from_pretrained(zoo.path("target")).vocab_size
-        counts = token_counts(self.samples, self.training, size)
-        write_speculators_vocabulary(folder, choose_vocabulary(counts, DRAFT_VOCABULARY), size)
-
-    def _speculators_arguments(self, folder: Path, data: Path) -> Iterator[object]:
-        settings = {
-            "verifier-name-or-path": zoo.path("target"),
-            "data-path": data,
-            "save-path": folder / "checkpoints",
-            "log-dir": folder / "logs",
-            "speculator-type": "eagle3",
-            "d2t-path": folder / "d2t.npy",
-            "t2d-path": folder / "t2d.npy",
-            "draft-vocab-size": DRAFT_VOCABULARY,
-            "full-attention-indices": 0,
-            "draft-attn-impl": self.options.speculators_attention,
-            "loss-implementation": "eager",
-            "loss-fn": "kl_div",
-            "hidden-states-dtype": "float32",
-            "total-seq-len": self.options.tokens_per_row,
-            "train-data-ratio": (len(self.training) + 0.5) / len(self.samples),
-            "num-workers": 0,
-            "on-missing": "raise",
-            "ttt-steps": STEPS,
-            "optimizer": "adamw",
-            "lr": LEARNING_RATE,
-            "weight-decay": 0,
-            "scheduler-type": "linear",
-            "scheduler-warmup-ratio": WARMUP,
-            "epochs": self.options.epochs,
-            "checkpoint-freq": self.options.epochs,
-            "seed": 0,
-        }
-        for name, value in settings.items():
-            yield f"--{name}"
-            yield value
-        yield "--target-layer-ids"
-        yield from LAYERS
-
-    def _settings(self, recipe: str, out: Path, row_size: int, length: Mapping[str, int]) -> dict[str, object]:
-        """A run of draftkit that optimizes as speculators does; `length`: its steps or epochs."""
+    def settings(self, recipe: str, out: Path, row_size: int, length: Mapping[str, float]) -> dict[str, object]:
+        """A run of draftkit that optimizes as speculators does; `length`: its steps or epochs, and what differs."""
         return {
             "recipe": recipe,
             "target": TARGET,
             "data": str(self.samples_file),
             "states": str(self.states),
             "out": str(out),
-            "draft_vocab_size": DRAFT_VOCABULARY,
             "tokens_per_row": row_size,
             "log_every": 1,
             "optimization": {
@@ -281,8 +219,178 @@ class Bench:
                 "clip": 1.0,
                 **length,
             },
-            "validation": {"share": HELD_OUT, "k": K},
+            "validation": {"share": HELD_OUT},
         }
+
+    def train(self, settings: Mapping[str, object], result: Path) -> None:
+        """A run of draftkit, timed."""
+        job = {"settings": settings, "threads": self.options.threads}
+        run_worker(self.options.draftkit_python, "draftkit_train.py", job, result)
+
+    def parallel(self, recipe: str) -> tuple[str, Path]:
+        """A draft that drafts all tokens at once, trained by draftkit; what it is to be compared with goes first."""
+        parent = PARENTS[recipe]
+        if parent == "eagle3":
+            parent = str(self.work / parent / folder_name(TRAINED_HEAD) / "draft")
+        out, result = self.work / recipe, self.work / f"{recipe}.json"
+        if not result.exists():
+            settings = self.settings(recipe, out, self.options.tokens_per_row, {"epochs": self.options.epochs})
+            self.train(settings | {"draft": parent, "options": {"steps": PARALLEL_K}}, result)
+        return parent, out / "draft"
+
+    def evaluated(self, *arguments: object) -> str:
+        """What `draftkit eval` prints, of the held-out prompts."""
+        return draftkit("eval", "--target", TARGET, "--limit", self.options.prompts, *arguments)
+
+
+class Comparison:
+    """One recipe by both trainers, in a folder of its own."""
+
+    def __init__(self, bench: Bench, recipe: str):
+        self.bench, self.options, self.recipe = bench, bench.options, recipe
+        self.kind = compared(recipe, self.options.anchors)
+        self.folder = bench.work / recipe
+        self.folder.mkdir(exist_ok=True)
+        self.data = bench.work / "speculators-data"
+        if not self.data.exists():
+            self._write_speculators_data()
+
+    def speculators(self) -> tuple[Run, Path]:
+        """Its training and its last checkpoint, as draftkit converts it."""
+        result, draft = self.folder / "speculators.json", self.folder / "speculators" / "draft"
+        checkpoints = self.folder / "speculators" / "checkpoints"
+        if not result.exists():
+            begin = {"from-pretrained": self._initial()} if self.kind.shape else {}
+            self._run_speculators(self._training() | begin | {"save-path": checkpoints}, result)
+        if not draft.exists():
+            convert_checkpoint(str(checkpoints / str(self.options.epochs - 1)), draft, target=TARGET)
+        steps = json.loads(result.read_text())["steps"]
+        return read_run(result, sum(step["tokens"] for step in steps)), draft
+
+    def draftkit(self, name: str, steps: int) -> tuple[Run, Path]:
+        """A training by draftkit and its draft."""
+        out = self.folder / folder_name(name)
+        result = self.folder / f"{out.name}.json"
+        if not result.exists():
+            row_size = self._row_size(steps // self.options.epochs)
+            settings = self.bench.settings(self.recipe, out, row_size, {"max_steps": steps, "clip": self.kind.clip})
+            settings["options"] = {**self.kind.options, **self.kind.runs[name]}
+            settings |= {"draft": str(self._initial())} if self.kind.shape else {"draft_vocab_size": DRAFT_VOCABULARY}
+            self.bench.train(settings, result)
+        tokens = sum(len(self.bench.samples[number]) for number in self.bench.training)
+        return read_run(result, self.options.epochs * tokens), out / "draft"
+
+    def _initial(self) -> Path:
+        """The draft that both begin with, as speculators writes it."""
+        initial = self.folder / "initial"
+        if not initial.exists():
+            decoder = self.folder / "decoder.json"
+            decoder.write_text(json.dumps(decoder_config()))
+            shape = {**self.kind.shape, "draft-config": decoder, "mask-token-id": mask_token()}
+            self._run_speculators(
+                self._training() | shape | {"save-path": initial, "dry-run": None}, self.folder / "initial.json"
+            )
+        return initial
+
+    def _run_speculators(self, arguments: Mapping[str, object], result: Path) -> None:
+        """Its command; an argument of None is a switch."""
+        words = [[f"--{name}"] if value is None else [f"--{name}", str(value)] for name, value in arguments.items()]
+        job = {
+            "samples": str(self.data / "samples.jsonl"),
+            "data": str(self.data / "data"),
+            "arguments": [*chain.from_iterable(words), "--target-layer-ids", *map(str, LAYERS)],
+            "threads": self.options.threads,
+        }
+        run_worker(self.options.speculators_python, "speculators_train.py", job, result)
+
+    def _row_size(self, rows: int) -> int:
+        """The most tokens a row with which the samples fill as many rows."""
+        lengths = [len(self.bench.samples[number]) for number in self.bench.training]
+        return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
+
+    def acceptance(self, draft: Path) -> Acceptance:
+        result = draft.parent / f"{draft.name}-acceptance.json"
+        if not result.exists():
+            found = self.bench.evaluated("--draft", draft, "--k", self.kind.k, "--concurrency", 8, "--json")
+            length = json.loads(found)["cells"][0]["acceptance_length"]
+            result.write_text(json.dumps(length | {"vllm": self._by_vllm(draft)}))
+        return Acceptance(**json.loads(result.read_text()))
+
+    def _by_vllm(self, draft: Path) -> float | None:
+        if self.options.vllm_python is None:
+            return None
+        target = zoo.path("target")
+        tokenizer = load_tokenizer(target, "target")
+        settings = speculative_config(read_draft(draft).spec, draft, self.kind.k)
+        job: dict[str, object] = {
+            "target": str(target),
+            "speculative": settings,
+            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo", self.options.prompts)],
+            "max_new_tokens": 128,
+            "v2": self.kind.v2,
+            "eos_token_ids": sorted(
+                Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids
+            ),
+        }
+        found = run_vllm(self.options.vllm_python, job)
+        if found is None:
+            return None
+        counters = cast("dict[str, int]", found["counters"])
+        return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
+
+    def _write_speculators_data(self) -> None:
+        """Samples, the held-out ones last, and the vocabulary."""
+        samples, training = self.bench.samples, self.bench.training
+        ordered = (samples[number] for number in [*training, *self.bench.judging])
+        write_speculators_data(self.data, ordered, TARGET, LAYERS)
+        size = AutoConfig.from_pretrained(zoo.path("target")).vocab_size
+        counts = token_counts(samples, training, size)
+        write_speculators_vocabulary(self.data, choose_vocabulary(counts, DRAFT_VOCABULARY), size)
+
+    def _training(self) -> dict[str, object]:
+        """Arguments of all its runs."""
+        training, samples = self.bench.training, self.bench.samples
+        settings: dict[str, object] = {
+            "verifier-name-or-path": zoo.path("target"),
+            "data-path": self.data / "data",
+            "log-dir": self.folder / "speculators" / "logs",
+            "speculator-type": self.recipe,
+            "draft-attn-impl": self.options.speculators_attention,
+            "loss-implementation": "eager",
+            "hidden-states-dtype": "float32",
+            "total-seq-len": self.options.tokens_per_row,
+            "train-data-ratio": (len(training) + 0.5) / len(samples),
+            "num-workers": 0,
+            "on-missing": "raise",
+            "optimizer": "adamw",
+            "lr": LEARNING_RATE,
+            "weight-decay": 0,
+            "scheduler-type": "linear",
+            "scheduler-warmup-ratio": WARMUP,
+            "epochs": self.options.epochs,
+            "checkpoint-freq": self.options.epochs,
+            "seed": 0,
+            **self.kind.arguments,
+        }
+        if not self.kind.shape:
+            settings |= {"d2t-path": self.data / "d2t.npy", "t2d-path": self.data / "t2d.npy"}
+            settings |= {"draft-vocab-size": DRAFT_VOCABULARY}
+        return settings
+
+
+def decoder_config() -> dict[str, object]:
+    """Of the layers of a block drafter, as the target's."""
+    target = AutoConfig.from_pretrained(zoo.path("target"))
+    copied = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "rms_norm_eps", "max_position_embeddings", "rope_parameters",
+    )  # fmt: skip
+    return {name: getattr(target, name) for name in copied} | {
+        "model_type": "qwen3",
+        "num_hidden_layers": BLOCK_LAYERS,
+        "layer_types": ["full_attention"] * BLOCK_LAYERS,
+        "tie_word_embeddings": False,
+    }
 
 
 def folder_name(run: str) -> str:
@@ -352,7 +460,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens-per-row", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=80, help="held-out prompts, for all measurements of acceptance")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
-    parser.add_argument("--recipe", choices=("p-eagle", "pard"), help="train this one instead")
+    parser.add_argument("--recipe", choices=(*RECIPES, *PARENTS), default="eagle3")
+    parser.add_argument("--anchors", type=int, default=128, help="blocks of a row, for block drafters")
     parser.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
     return parser.parse_args()
 
@@ -362,25 +471,34 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     torch.set_num_threads(options.threads)
     bench = Bench(options)
-    if options.recipe is not None:
+    if options.recipe in PARENTS:
         before, draft = bench.parallel(options.recipe)
         print(bench.evaluated("--draft", before, "--draft", draft, "--k", PARALLEL_K))
-        return
-    theirs, their_draft = bench.speculators()
-    runs = {name: bench.draftkit(name, trained, len(theirs.losses)) for name, trained in RUNS.items()}
-    lengths = {name: bench.acceptance(draft) for name, (_, draft) in runs.items()}
-    their_length = bench.acceptance(their_draft)
+    else:
+        Console(width=160).print(comparison(bench, options.recipe))
+
+
+def comparison(bench: Bench, recipe: str) -> Table:
+    """All runs of a recipe, and the first of draftkit's against that of speculators."""
+    both = Comparison(bench, recipe)
+    theirs, their_draft = both.speculators()
+    runs = {name: both.draftkit(name, len(theirs.losses)) for name in both.kind.runs}
+    lengths = {name: both.acceptance(draft) for name, (_, draft) in runs.items()}
+    their_length = both.acceptance(their_draft)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     today = datetime.now(UTC).date().isoformat()
-    sizes = f"{len(bench.training)} samples, rows of {options.tokens_per_row} tokens, {options.threads} threads, K={K}"
-    table = Table(
-        *COLUMNS, title=f"EAGLE-3 on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
-    )
+    options = bench.options
+    sizes = f"{len(bench.training)} samples, rows of {options.tokens_per_row} tokens"
+    if both.kind.shape:
+        sizes += f" and {options.anchors} blocks"
+    sizes += f", {options.threads} threads, K={both.kind.k}"
+    title = f"{both.kind.title} on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
+    table = Table(*COLUMNS, title=title)
     table.add_row(*cells("speculators", theirs, their_length))
     for name, (run, _) in runs.items():
         table.add_row(*cells(name, run, lengths[name]))
     table.add_row(*ratios(runs["draftkit"][0], theirs, lengths["draftkit"], their_length))
-    Console(width=160).print(table)
+    return table
 
 
 if __name__ == "__main__":

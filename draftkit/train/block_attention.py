@@ -25,8 +25,8 @@ Sight = tuple[int | None, bool, bool]  # window, bidirectional, anchored: what a
 class Blocks:
     """What the blocks of a pass attend to; given to the attention function as `blocks`.
 
-    `anchors` int64 [M] in the packed row, `rows` T of each block, `context`: each layer's keys and values [1, G, N, D]
-    of the target's states.
+    `anchors` int64 [M] in the packed row, ascending, `rows` T of each block, `context`: each layer's keys and values
+    [1, G, N, D] of the target's states.
     """
 
     def __init__(
@@ -68,25 +68,32 @@ class Blocks:
             return _apart(_compiled_flex(*parts, self._masks[sight], scaling), self._rows)
         out = []
         for begin in range(0, max(len(query), 1), BLOCKS_AT_ONCE):  # no blocks are one part of none
-            some = slice(begin, begin + BLOCKS_AT_ONCE)
+            some, seen = slice(begin, begin + BLOCKS_AT_ONCE), self._context_of(begin)
             bias = self._bias(sight, begin, query.dtype)
-            k = torch.cat((keys, _in_a_row(key[some])), dim=2)
-            v = torch.cat((values, _in_a_row(value[some])), dim=2)
+            k = torch.cat((keys[:, :, seen], _in_a_row(key[some])), dim=2)
+            v = torch.cat((values[:, :, seen], _in_a_row(value[some])), dim=2)
             repeats = query.shape[1] // k.shape[1]  # flash attention on a CPU has no groups
             k, v = repeated(k, repeats), repeated(v, repeats)
             attended = scaled_dot_product_attention(_in_a_row(query[some]), k, v, attn_mask=bias, scale=scaling)
             out.append(_apart(attended, self._rows))
         return torch.cat(out)
 
+    def _context_of(self, begin: int) -> slice:
+        """The n positions that the blocks from `begin` on may see: from the first one's sample to the last anchor."""
+        anchors = self._anchors[begin : begin + BLOCKS_AT_ONCE].tolist() or [0]
+        first = int((self._sample_ids == self._sample_ids[anchors[0]]).int().argmax())
+        return slice(first, anchors[-1] + 1)
+
     def _bias(self, sight: Sight, begin: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores of the blocks from `begin` on, over the positions and their own rows:
-        [1, 1, m·T, N + m·T]."""
+        """What is added to the scores of the blocks from `begin` on, over those positions and their own rows:
+        [1, 1, m·T, n + m·T]."""
         key = sight, begin
         if key not in self._biases:
             device = self._anchors.device
             size, end = len(self._sample_ids), min(begin + BLOCKS_AT_ONCE, len(self._anchors))
             row = torch.arange(begin * self._rows, end * self._rows, device=device)
-            column = torch.cat((torch.arange(size, device=device), size + row))
+            seen = torch.arange(size, device=device)[self._context_of(begin)]
+            column = torch.cat((seen, size + row))
             self._biases[key] = additive(self.sees(sight, row[:, None], column), dtype)
         return self._biases[key]
 

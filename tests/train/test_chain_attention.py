@@ -20,8 +20,9 @@ from transformers import (
 )
 
 from draftkit.errors import TargetError
-from draftkit.train import attention, masked_attention
+from draftkit.train import attention, block_attention, masked_attention
 from draftkit.train.attention import ChainSteps, Visible, chain_attention_reference
+from draftkit.train.block_attention import Blocks, Sight
 from draftkit.train.masked_attention import rows_of_samples
 
 SAMPLE_IDS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
@@ -140,3 +141,46 @@ def test_models_with_other_scores_are_refused() -> None:
         model(input_ids=tokens, use_cache=False, visible=rows_of_samples(SAMPLE_IDS))
     with pytest.raises(TargetError, match="keyword arguments"):
         model(input_ids=tokens, use_cache=False)
+
+
+@pytest.mark.parametrize("sight", [(None, True, False), (None, False, False), (3, False, False), (4, True, True)])
+def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
+    sight: Sight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against every score written out, with parts that begin within a sample, and within the one before."""
+    monkeypatch.setattr(block_attention, "BLOCKS_AT_ONCE", 3)
+    anchors, rows = torch.tensor([0, 4, 7, 10, 11, 12, 13, 16]), 3
+    blocks = len(anchors)
+    inputs = [random(blocks, heads, rows, 8, seed=heads + i) for i, heads in enumerate((4, 2, 2))]
+    inputs += [random(1, 2, N, 8, seed=i) for i in (7, 8)]
+    direction = random(blocks, 4, rows, 8, seed=9)
+
+    def gradients(run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = run(*leaves)
+        return out, *torch.autograd.grad(out, leaves, direction)
+
+    def found(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return Blocks(anchors, rows, SAMPLE_IDS, [(keys, values)]).attend(0, query, key, value, 0.3, sight)
+
+    def expected(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        window, bidirectional, anchored = sight
+        out = []
+        for block, anchor in enumerate(anchors.tolist()):
+            k, v = (
+                torch.cat((context[0], own[block]), dim=1).repeat_interleave(2, 0)
+                for context, own in ((keys, key), (values, value))
+            )
+            hidden = torch.full((rows, N + rows), -torch.inf, dtype=k.dtype)
+            for row in range(rows):
+                for place in range(anchor + 1):
+                    near = window is None or place > anchor + 1 + (0 if anchored else row) - window
+                    hidden[row, place] = 0.0 if near and SAMPLE_IDS[0, place] == SAMPLE_IDS[0, anchor] else -torch.inf
+                for other in range(rows):
+                    near = window is None or anchored or abs(row - other) < window
+                    hidden[row, N + other] = 0.0 if near and (bidirectional or other <= row) else -torch.inf
+            out.append(((query[block] @ k.transpose(1, 2)) * 0.3 + hidden).softmax(-1) @ v)
+        return torch.stack(out)
+
+    for ours, reference in zip(gradients(found), gradients(expected), strict=True):
+        assert_close(ours, reference, depth=4)
