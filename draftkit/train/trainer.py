@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import (
@@ -269,7 +270,8 @@ class Patience(TrainerCallback):
 class StopSignals(TrainerCallback):
     """SIGTERM, SIGINT and SIGHUP let the step in hand finish, then save and stop. A second one ends the run at once.
 
-    `received`: the first of them, None while there was none. nohup's SIGHUP stays ignored.
+    `received`: the first of them, None while there was none; processes that train together agree on it after every
+    step, for one that went on would wait for the others without end. nohup's SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:
@@ -292,6 +294,10 @@ class StopSignals(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
+        if args.world_size > 1:
+            number = torch.tensor(self.received or 0, device=args.device)
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+            self.received = int(number) or None
         if self.received is not None:
             control.should_save = True
             control.should_training_stop = True
