@@ -41,7 +41,6 @@ KINDS = (
     Kind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash"),
     Kind("DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b", "DSparkV41|DeepseekV4DSpark", "dspark"),
     Kind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
-    Kind("Gemma-4 assistant", r"^pre_projection\.weight$", method="mtp"),
     Kind(
         "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.",
         "Eagle3Deepseek", "eagle3",

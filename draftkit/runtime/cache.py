@@ -41,6 +41,11 @@ class SlotCache:
             self.layers[layer] = self._pool(key), self._pool(value)
         return self.layers[layer]
 
+    def stored(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
+        """What a layer has stored of positions below `length`: [S, G, length, D] and [S, G, length, E]."""
+        keys, values = self.layers[layer, 1]
+        return keys[:, :, :length], values[:, :, :length]
+
     def _pool(self, like: Tensor) -> Tensor:
         # Zeros, not empty memory: masked entries still take part in a product with weight zero, and 0 · NaN is NaN.
         _, heads, _, width = like.shape

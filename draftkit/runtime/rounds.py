@@ -169,6 +169,7 @@ class Rounds:
             start=state.position[slots] - counts + 1,
             features=state.features[slots] if self.drafter.aux_layers is not None else None,
             length=length,
+            cache=self.cache,
         )
         tokens, lengths, confidences = self.drafter.propose(committed, max(k, 1), draw)
         if self.min_confidence:

@@ -36,7 +36,6 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "DeepSeek": ("MTP", ("model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight"), {}),
     "MiMo": ("MTP", ("model.mtp_layers.0.input_proj.weight",), {"model_type": "mimo"}),
     "Ernie": ("MTP", ("model.mtp_linear_proj.0.weight",), {}),
-    "Gemma-4": ("Gemma-4 assistant", ("pre_projection.weight", "post_projection.weight"), {}),
 }
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from draftkit.models.states import AuxLayers
+from draftkit.runtime.cache import SlotCache
 
 
 class Committed(NamedTuple):
@@ -19,7 +20,8 @@ class Committed(NamedTuple):
     int64 [B] ≥ 1 are real; the rest is padding that a drafter may compute on and must not depend on. `start` int64 [B]:
     the position of `tokens[:, 0]`. `features` [B, J, F]: `features[:, j]` are the target's hidden states at position
     start − 1 + j, from which it emitted `tokens[:, j]`; None when the drafter captures nothing. `length`: a bound above
-    every position that drafting K tokens can reach, that of the last draft token included.
+    every position that drafting K tokens can reach, that of the last draft token included. `cache`: the target's, for
+    drafters that attend to its keys and values; they hold those of every position before the newest token's.
     """
 
     slots: Tensor
@@ -28,6 +30,7 @@ class Committed(NamedTuple):
     start: Tensor
     features: Tensor | None
     length: int
+    cache: SlotCache | None = None
 
 
 class Proposal(NamedTuple):

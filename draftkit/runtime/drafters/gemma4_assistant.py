@@ -1,0 +1,97 @@
+"""Drafting with Gemma-4's assistant, over the target's own cache.
+
+It keeps nothing between rounds: a step has one row, which attends to the target's keys and values up to the state that
+the newest token was emitted from. All steps of a round stand there, as they add no keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.layout.folder import Draft
+from draftkit.models.attention import Latents
+from draftkit.models.gemma4_assistant import Gemma4AssistantModel, layers_read, load_gemma4_assistant
+from draftkit.models.states import FINAL, AuxLayers
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.drafters.last_state import last_state
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.rows import SlotRows
+
+
+class Gemma4AssistantDrafter:
+    """`layers`: the target's layer that each kind of the assistant's attends to. `num_layers`: those of the target."""
+
+    max_tokens = None
+    max_positions = None
+
+    def __init__(self, model: Gemma4AssistantModel, layers: dict[str, int], num_layers: int):
+        self.model = model
+        self.layers = layers
+        self._num_layers = num_layers
+
+    @property
+    def aux_layers(self) -> AuxLayers:
+        return AuxLayers((FINAL if self.model.spec.hidden_state == "after_norm" else self._num_layers,))
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
+
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return 0
+
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        pass
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        pass
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        token, state = last_state(committed)
+        hidden = state[:, None]
+        at = (committed.start + committed.counts - 2)[:, None]  # of the state
+        shared = {kind: self._stored(committed, layer) for kind, layer in self.layers.items()}
+        rows = BorrowedRows(SlotRows(committed.slots, at))
+        positions = at + (self.model.spec.position == "token")
+        drafted: list[Tensor] = []
+        for step in range(k):
+            head_input, hidden = self.model(token[:, None], hidden, positions, shared, kv=rows)
+            token = draw(step, self.model.logits(head_input[:, 0]))
+            drafted.append(token)
+        return Proposal(torch.stack(drafted, dim=1))
+
+    def _stored(self, committed: Committed, layer: int) -> tuple[Tensor, Tensor]:
+        assert committed.cache is not None
+        keys, values = committed.cache.stored(layer, committed.length)
+        device = committed.tokens.device  # that of a layer, where the target is spread
+        return keys.to(device), values.to(device)
+
+
+class BorrowedRows:
+    """Rows that attend to what another model has stored, and store nothing."""
+
+    def __init__(self, rows: SlotRows):
+        self.rows = rows
+        self.latents = Latents(lambda _layer, key: key)
+
+    def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """The keys and values [S, G, length, D] that the layer was given."""
+        return key, value
+
+
+def load_drafter(
+    draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> Gemma4AssistantDrafter:
+    """The drafter of Gemma-4's assistant."""
+    model = load_gemma4_assistant(draft, target, attention=ATTENTION)
+    return Gemma4AssistantDrafter(
+        model, layers_read(model.spec, target), target.config.get_text_config().num_hidden_layers
+    )
+
+
+def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+    """It keeps nothing of its own."""
+    return 0
