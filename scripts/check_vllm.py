@@ -9,8 +9,9 @@ cannot express must be refused by it. Exits with 1 when anything differs.
 
 Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repairs that `vllm_on_cpu.py` explains.
 
-Tiny random targets of today's architectures (`vllm_targets.py`) come after these: with n-grams, and with an EAGLE-3
-draft trained on their answers where vLLM takes one.
+Tiny random targets of today's architectures (`vllm_targets.py`) come after these: with n-grams, and with drafts trained
+on their answers where vLLM takes them: EAGLE-3, and a multi-token prediction head of their own, put back into the
+target after its training, and taken out again.
 
 `--drafts`: the folder of `train_with_speculators.py`, with those of their drafts that are not embedded.
 """
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,10 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from vllm_targets import TARGETS, TinyTarget, prompts, save_tiny_target, train_eagle3
+from vllm_targets import NGRAM, OWN_HEAD, TARGETS, TinyTarget, prompts, save_tiny_target, train
 
 from draftkit import zoo
-from draftkit.convert.api import convert_checkpoint
+from draftkit.convert.api import convert_checkpoint, put_heads_back
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
@@ -173,6 +174,7 @@ CASES = (
     Case("DFlash2, V2, as speculators saved it", "dflash2", to=AS_IT_IS, k=7, v2=True),
 )
 NGRAMS = ((1, 3), (2, 4))  # sizes looked up
+HEAD_DRAFTS = (1, 3)  # by the one head of a target: itself, and used again
 
 
 def run_draftkit(
@@ -229,8 +231,8 @@ def main() -> None:
         if options.only in (name := f"n-gram, {sizes[0]}–{sizes[1]} tokens"):
             comparison.add_ngram(name, *sizes)
     for tiny in TARGETS:
-        if options.only in tiny.title:
-            add_tiny(comparison, tiny)
+        if drafts := [draft for draft in tiny.drafts if options.only in f"{tiny.title}, {draft}"]:
+            add_tiny(comparison, tiny, drafts)
     Console(width=180).print(comparison.table)
     sys.exit(1 if comparison.differences else 0)
 
@@ -253,8 +255,8 @@ def zoo_pair(count: int, max_new_tokens: int) -> Pair:
     return Pair("zoo:target", zoo.path("target"), model, requests)
 
 
-def add_tiny(comparison: Comparison, tiny: TinyTarget) -> None:
-    """The rows of a tiny target."""
+def add_tiny(comparison: Comparison, tiny: TinyTarget, drafts: list[str]) -> None:
+    """The rows of a tiny target with some of its drafts."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "target"
         save_tiny_target(tiny, folder)
@@ -262,14 +264,29 @@ def add_tiny(comparison: Comparison, tiny: TinyTarget) -> None:
         requests = prompts(comparison.options.max_new_tokens)
         pair = Pair(str(folder), folder, model, requests, {"plain_ops": tiny.plain_ops})
         comparison.pair = pair
-        for draft in tiny.drafts:
+        for draft in drafts:
             name = f"{tiny.title}, {draft}"
-            if draft == "n-gram":
+            if draft == NGRAM:
                 comparison.add_ngram(name, 1, 3)
+                continue
+            plain = Engine(Target(model), None, num_speculative_tokens=0, num_slots=1).generate(requests)
+            texts = [(generation.request.prompt, generation.tokens) for generation in plain]
+            trained = train(draft, folder, texts, Path(scratch) / draft)
+            if draft == OWN_HEAD:
+                add_head_rows(comparison, name, trained, Path(scratch))
             else:
-                plain = Engine(Target(model), None, num_speculative_tokens=0, num_slots=1).generate(requests)
-                texts = [(generation.request.prompt, generation.tokens) for generation in plain]
-                comparison.add_draft(name, train_eagle3(folder, texts, Path(scratch) / "training"))
+                comparison.add_draft(name, trained)
+
+
+def add_head_rows(comparison: Comparison, name: str, trained: Path, scratch: Path) -> None:
+    """A trained head put back into its target, which drafts with it once and again, and taken out of it."""
+    whole, taken = scratch / "whole", scratch / "taken"
+    put_heads_back(str(trained), comparison.pair.source, whole)
+    comparison.pair = replace(comparison.pair, source=str(whole), folder=whole)
+    for k in HEAD_DRAFTS:
+        comparison.add_own_head(f"{name}, K={k}", k)
+    convert_checkpoint(str(whole), taken, format="mtp")
+    comparison.add_draft(f"{name}, K={k}, taken out", taken, k)
 
 
 class Comparison:
@@ -297,11 +314,17 @@ class Comparison:
             settings = speculative_config(draft.spec, served, case.k or self.options.k)
             self._add(case.name, load_drafter(draft, self.pair.model), settings, refusal, v2=case.v2)
 
-    def add_draft(self, name: str, folder: Path, *, v2: bool = False) -> None:
+    def add_draft(self, name: str, folder: Path, k: int | None = None) -> None:
         """A draft in the unified layout, as it is."""
         draft = read_draft(folder)
-        settings = speculative_config(draft.spec, folder, self.options.k)
-        self._add(name, load_drafter(draft, self.pair.model), settings, refusal_by_vllm(draft.spec), v2=v2)
+        settings = speculative_config(draft.spec, folder, k or self.options.k)
+        self._add(name, load_drafter(draft, self.pair.model), settings, refusal_by_vllm(draft.spec))
+
+    def add_own_head(self, name: str, k: int) -> None:
+        """The head in the target's own folder."""
+        with open_draft("mtp", self.pair.source) as draft:
+            settings = {"method": "mtp", "num_speculative_tokens": k}
+            self._add(name, load_drafter(draft, self.pair.model), settings, None)
 
     def add_ngram(self, name: str, least: int, most: int) -> None:
         with open_draft(f"ngram:{least}-{most}", self.pair.source) as draft:

@@ -50,6 +50,7 @@ def main() -> None:
     v2 = job.get("v2", False)
     if v2:
         vllm_on_cpu.choose_v2_runner()
+    vllm_on_cpu.know_mimo()
     vllm_on_cpu.mend_kernels()
     from vllm import LLM, SamplingParams  # what is above must be in the environment first
 

@@ -39,6 +39,16 @@ def with_bool_mask(access: Callable[..., Any], position: int) -> Callable[..., A
     return access_with_bool
 
 
+def know_mimo() -> None:
+    """MiMo-7B's configuration, which comes as code with its weights: that of Qwen2. Before the engine is built."""
+    from transformers import AutoConfig, Qwen2Config
+
+    class MimoConfig(Qwen2Config):
+        model_type = "mimo"
+
+    AutoConfig.register("mimo", MimoConfig)
+
+
 def mend_kernels() -> None:
     """Replace what the CPU build computes wrongly or dies of. Before the engine is built."""
     mend_norm_of_context_keys()

@@ -49,6 +49,7 @@ class Architecture(ABC):
     SERVED_AS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # engine → method → the name by which it knows the draft
     own_model: ClassVar[bool] = False  # a language model of its own, with a tokenizer, not a part of its target
     has_checkpoint: ClassVar[bool] = True  # whether there are weights; else users name the draft, as `ngram:2-4`
+    closed: ClassVar[tuple[str, ...]] = ()  # fields of which no part can be set: what they say is its target's
     whole_head: ClassVar[str | None] = None  # why its output layer cannot have fewer rows; None where it can
 
     @classmethod

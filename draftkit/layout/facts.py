@@ -34,13 +34,13 @@ def fact_of(architecture: Architecture, name: str) -> object:
     """The value that `with_facts` would replace; None where the draft has no such fact."""
     if not has(architecture, name):
         return None
-    holder, key = _find(to_dict(architecture), name, "the draft")
+    holder, key = _find(to_dict(architecture), architecture.closed, name, "the draft")
     return holder[key]
 
 
 def has(architecture: Architecture, name: str) -> bool:
     """Whether `with_facts` takes this name for this draft."""
-    return name in _settable(to_dict(architecture))
+    return name in _settable(to_dict(architecture), architecture.closed)
 
 
 def with_facts(architecture: Spec, where: object = "the draft", /, **values: object) -> Spec:
@@ -50,7 +50,7 @@ def with_facts(architecture: Spec, where: object = "the draft", /, **values: obj
     """
     data: dict[str, Any] = copy.deepcopy(to_dict(architecture))
     for name, value in values.items():
-        holder, key = _find(data, name, where)
+        holder, key = _find(data, architecture.closed, name, where)
         holder[key] = [value] if isinstance(holder[key], list) and not isinstance(value, list | tuple) else value
     return from_dict(type(architecture), data, where)
 
@@ -81,10 +81,12 @@ def _leaves(record: dict[str, object], *path: str) -> Iterator[tuple[str, object
             yield names.get((*path, key), key), value
 
 
-def _find(architecture: dict[str, Any], name: str, where: object) -> tuple[dict[str, Any], str]:
+def _find(
+    architecture: dict[str, Any], closed: tuple[str, ...], name: str, where: object
+) -> tuple[dict[str, Any], str]:
     """The object that holds a fact, and its key there."""
     *parents, key = PATHS.get(name, (name,)) if "decoder" in architecture else (name,)
-    for holder in _objects(architecture):
+    for holder in _objects(architecture, closed):
         nested: Any = holder
         for parent in parents:
             nested = nested.get(parent) if isinstance(nested, dict) else None
@@ -93,15 +95,17 @@ def _find(architecture: dict[str, Any], name: str, where: object) -> tuple[dict[
     raise LayoutError(
         f"there is no fact {name} to set",
         where=where,
-        expected="one of " + ", ".join(sorted(_settable(architecture))),
+        expected="one of " + ", ".join(sorted(_settable(architecture, closed))),
     )
 
 
-def _objects(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """An object and those within it, the outer ones first."""
-    return [value] + [inner for child in value.values() if isinstance(child, dict) for inner in _objects(child)]
+def _objects(value: dict[str, Any], closed: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """An object and those within it, the outer ones first; without those under the keys `closed`."""
+    inner = (child for key, child in value.items() if isinstance(child, dict) and key not in closed)
+    return [value] + [one for child in inner for one in _objects(child)]
 
 
-def _settable(architecture: dict[str, Any]) -> set[str]:
-    names = {key for holder in _objects(architecture) for key, value in holder.items() if not isinstance(value, dict)}
+def _settable(architecture: dict[str, Any], closed: tuple[str, ...]) -> set[str]:
+    holders = _objects(architecture, closed)
+    names = {key for holder in holders for key, value in holder.items() if not isinstance(value, dict)}
     return names | (set(PATHS) if "decoder" in architecture else set()) - {"base"}

@@ -46,14 +46,19 @@ def test_every_fact_of_the_table_is_tried(patient: Patient) -> None:
     kind = str(patient.model.config.model_type)
     tried = {
         name: [dict(trial.overrides) for trial in trials(name, patient)]
-        for name in ("feedback", "hidden-state", "first-embedding", "concatenation", "normed-features")
-    }
+        for name in (
+            "feedback", "hidden-state", "first-embedding", "concatenation", "normed-features", "rope-base",
+            "rope-scaling",
+        )
+    }  # fmt: skip
     assert tried == {
         "feedback": [{"feedback": FACTS[kind]["feedback"]}],
         "hidden-state": [{"hidden_state": FACTS[kind]["hidden_state"]}],
         "first-embedding": [{"zero_first_embedding": FACTS[kind]["zero_first_embedding"]}],
         "concatenation": [{"concatenation": "hidden_embedding"}],
         "normed-features": [],
+        "rope-base": [],  # its target's, in whose configuration it stands
+        "rope-scaling": [],
     }
 
 

@@ -11,6 +11,7 @@ from draftkit.errors import LayoutError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.facts import facts_of, has, with_facts
 from draftkit.layout.families.causal_lm import CausalLMSpec
+from draftkit.layout.families.mtp import MtpSpec
 
 EAGLE3 = pico.EAGLE3_SPEC
 LM = CausalLMSpec(
@@ -18,6 +19,19 @@ LM = CausalLMSpec(
     vocab_size=320,
     parallel=ParallelDrafting(mask_token_id=7, mask_state=False),
     target_features=None,
+)
+HEAD = MtpSpec(
+    config=LM.config,
+    weights=(),
+    vocab_size=320,
+    target_hidden_size=64,
+    num_modules=1,
+    prefixes=("mtp.",),
+    parts=None,
+    concatenation="embedding_hidden",
+    hidden_state="after_norm",
+    feedback="post_norm",
+    zero_first_embedding=False,
 )
 
 
@@ -35,6 +49,14 @@ def test_a_key_of_a_model_s_config_is_a_fact_too() -> None:
     assert other.config == {"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}
     assert other.parallel == ParallelDrafting(mask_token_id=8, mask_state=False)
     assert LM.config["rope_parameters"] == {"rope_theta": 1e4}
+
+
+def test_a_head_s_config_is_its_target_s() -> None:
+    """What stands there is not the head's to be set."""
+    assert not has(HEAD, "rope_theta")
+    with pytest.raises(LayoutError, match="no fact rope_theta"):
+        with_facts(HEAD, rope_theta=5e5)
+    assert with_facts(HEAD, feedback="pre_norm") == replace(HEAD, feedback="pre_norm")
 
 
 def test_only_facts_that_the_draft_has_are_changed() -> None:

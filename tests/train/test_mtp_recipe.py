@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.killed import train_until_killed
 from fixtures.mtp_targets import HEADS, Saved, save_with_head
 from fixtures.precision import LAYER, assert_close
 from fixtures.samples import samples
@@ -26,8 +27,10 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
+from draftkit.train.config import read_config
 from draftkit.train.recipes.mtp import Mtp, MtpOptions
 from draftkit.train.recipes.recipe import Origin
+from draftkit.train.run import train_draft
 
 K = 3
 LENGTHS = (12, 8)
@@ -162,6 +165,27 @@ def test_it_learns(saved: Saved, recipe: Mtp) -> None:
     assert losses[-1] < 0.8 * losses[0]
     frozen = [recipe.draft.embed_tokens, recipe.draft.lm_head]
     assert all(p.grad is None for module in frozen for p in module.parameters())  # type: ignore[union-attr]
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """6 steps are 4 and a kill before the last, and 2 more from the checkpoint: of a hybrid target with experts."""
+    target = pico.save_tokenizer(save_with_head("qwen3_next", tmp_path / "target").folder)
+    data = tmp_path / "samples.jsonl"
+    write_samples(data, samples(12), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
+    given = {
+        "recipe": "mtp", "target": str(target), "data": str(data), "tokens_per_row": 64, "options": {"steps": K},
+        "optimization": {"max_steps": 6, "lr": 1e-3}, "save_every": 4, "validation": {"share": 0.2},
+    }  # fmt: skip
+    whole, resumed = ({**given, "out": str(tmp_path / name)} for name in ("whole", "resumed"))
+    train_draft(read_config(None, [], whole))
+    train_until_killed(5, resumed)
+    assert [folder.name for folder in (tmp_path / "resumed").glob("checkpoint-*")] == ["checkpoint-4"]
+    train_draft(read_config(None, [], resumed), resume=True)
+    one, other = (load_file(tmp_path / name / "checkpoint-6" / "model.safetensors") for name in ("whole", "resumed"))
+    before = load_file(tmp_path / "whole" / "checkpoint-4" / "model.safetensors")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any(not torch.equal(one[name], before[name]) for name in one)
 
 
 @pytest.mark.parametrize("more", [[], ["--lora", "r=2,alpha=4"]], ids=["whole", "LoRA"])

@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.killed import train_until_killed
 from fixtures.samples import samples
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
@@ -124,23 +125,8 @@ def states(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def kill_at_step(step: int, target: Path, data: Path, out: Path, **more: object) -> None:
-    """Begin a run in a process of its own, and kill that before a step."""
     flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(out)}
-    code = f"""
-import os, torch
-torch.set_num_threads(1)
-from transformers import TrainerCallback
-from draftkit.train.config import read_config
-from draftkit.train.run import train_draft
-class Kill(TrainerCallback):
-    def on_step_begin(self, args, state, control, **_):
-        if state.global_step == {step}:
-            os.kill(os.getpid(), 9)
-train_draft(read_config(None, {list(map(str, settings(target, data, out, **more)))[9::2]!r},
-    {flags!r}), callbacks=(Kill(),))
-"""
-    killed = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    train_until_killed(step, flags, list(map(str, settings(target, data, out, **more)))[9::2])
 
 
 @pytest.mark.parametrize("offline", [False, True], ids=["online", "offline"])

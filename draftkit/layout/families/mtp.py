@@ -30,6 +30,7 @@ class MtpSpec(Architecture):
     """
 
     SERVED_AS: ClassVar = {"vllm": {"mtp": "mtp"}, "sglang": {"mtp": "NEXTN"}}
+    closed: ClassVar = ("config",)  # draftkit builds the head from its target's own
     whole_head: ClassVar = "its output layer is the target's"
 
     config: dict[str, object]
