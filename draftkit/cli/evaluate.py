@@ -37,7 +37,9 @@ CERTIFIED_PROMPTS = 8
 
 def evaluate(
     target: TargetOption,
-    draft: Annotated[list[str], typer.Option(help="A draft of any format, or ngram[:MIN-MAX]; repeat to compare.")],
+    draft: Annotated[
+        list[str], typer.Option(help="A draft of any format, ngram[:MIN-MAX] or suffix; repeat to compare.")
+    ],
     k: Annotated[str, typer.Option("--k", help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12.")] = "4",
     dataset: Annotated[
         str,

@@ -156,7 +156,8 @@ def synthesize(
     left_out: Counter[str] = Counter()
     in_vain = 0
     while len(out.done) < count:
-        numbers = range(out.attempts, out.attempts + batch_size)
+        missing = count - len(out.done)
+        numbers = range(out.attempts, out.attempts + min(batch_size, missing + missing // 4 + 1))  # some are left out
         ids = [f"{ID}{number}" for number in numbers]
         answers = responder.respond([RowPrompt(id, cut.tokens, row_seed(settings.seed, id, 0)) for id in ids])
         kept: list[dict[str, object]] = []

@@ -59,7 +59,7 @@ def evaluate_draft(
 ) -> Result:
     """Measure drafts against their target.
 
-    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign checkpoints, and `ngram[:MIN-MAX]`.
+    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign, `ngram[:MIN-MAX]` and `suffix`.
     `asked`: how, at one setting or at those of a sweep. `advise` times rounds and says which K would be fastest at
     which batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds
     are not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same

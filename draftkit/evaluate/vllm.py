@@ -181,7 +181,7 @@ class ServedDraft:
 
 @contextmanager
 def served_draft(source: str, target: str, settings: Settings) -> Iterator[ServedDraft]:
-    """A draft (path, Hub id, `zoo:NAME`, `ngram[:MIN-MAX]`) in a folder that vLLM loads.
+    """A draft (path, Hub id, `zoo:NAME`, `ngram[:MIN-MAX]`, `suffix`) in a folder that vLLM loads.
 
     Foreign checkpoints are converted into a temporary folder, and so are drafts of which vLLM runs another form only.
     Raises `DraftkitError` with the reason when vLLM cannot run the draft, or cannot draft as `settings` say.

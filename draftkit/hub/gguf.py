@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ORIGINAL = "pass the folder or Hub id of the model that the file was made from"
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a generation with each of them
+# Of llama.cpp's ways to split texts, those that set every digit apart and then split as GPT-2 does (`llama-vocab.cpp`).
+DIGIT_BY_DIGIT = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 _log = logging.getLogger(__name__)
@@ -108,6 +110,7 @@ def _scales_rope(rope: dict[str, Any]) -> bool:
 
 
 def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
+    from tokenizers.pre_tokenizers import Digits, Sequence
     from transformers import AutoTokenizer
 
     try:
@@ -115,14 +118,18 @@ def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
     except ImportError:  # of older releases, which split texts as the class of tokenizer does
         known = {}
     splits = _value(reader, "tokenizer.ggml.pre")
-    if splits not in (None, "default", "gpt-2", *known):
+    if splits not in (None, "default", "gpt-2", *DIGIT_BY_DIGIT, *known):
         _log.warning("%s: transformers does not know how %s splits text, and may tokenize otherwise", file.name, splits)
     try:
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # as that of the configuration
         raise FormatError(
             f"transformers cannot read the tokenizer of {file.name}: {_first_line(error)}", where=file, hint=ORIGINAL
         ) from error
+    if splits in DIGIT_BY_DIGIT and splits not in known:
+        whole = tokenizer.backend_tokenizer
+        whole.pre_tokenizer = Sequence([Digits(individual_digits=True), whole.pre_tokenizer])
+    tokenizer.save_pretrained(folder)
 
 
 def _value(reader: GGUFReader, key: str) -> Any:

@@ -221,6 +221,7 @@ def test_engine_arguments_are_passed_through(journal: Journal) -> None:
         ("zoo:dspark", {"method": "dspark"}),
         ("ngram", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
         ("ngram:1-3", {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}),
+        ("suffix", {"method": "suffix", "suffix_decoding_max_cached_requests": 0}),
     ],
 )
 def test_every_kind_of_draft_is_converted_for_vllm(draft: str, speculative: dict[str, Any], journal: Journal) -> None:
@@ -244,6 +245,7 @@ def test_a_bias_that_vllm_drops_is_folded(journal: Journal, tmp_path: Path) -> N
     [
         ("zoo:mlp-speculator", {}, "no proposer for MLP speculators"),
         ("ngram:4", {}, "ngram:MIN-MAX"),
+        ("suffix:4", {}, "suffix, which has no settings"),
         ("zoo:eagle", {"verification": "coupled"}, "coupled verification"),
         ("zoo:eagle", {"verification": "synthetic", "acceptance_rates": (0.5,) * K}, "synthetic verification"),
         ("zoo:eagle", {"k_by_batch": {4: 2}}, "each batch size"),

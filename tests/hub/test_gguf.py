@@ -80,6 +80,15 @@ def test_ends_tokenizer_and_digests(files: dict[str, Path]) -> None:
     assert len({target_sha256(folder) for folder in folders}) == len({weights_sha256(f) for f in folders}) == 3
 
 
+@pytest.mark.parametrize(("splits", "apart"), [("smollm", True), ("default", False)])
+def test_digits_are_split_as_the_file_says(splits: str, apart: bool, tmp_path: Path) -> None:
+    """Where llama.cpp sets every digit apart, white space before one is no part of another word."""
+    file = write_gguf(zoo.path("target"), tmp_path / "zoo.gguf", extra={"tokenizer.ggml.pre": splits})
+    split = load_tokenizer(str(file)).tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    words = [word for word, _ in split("a\n\n12 b")]
+    assert words == (["a", "ĊĊ", "1", "2", "Ġb"] if apart else ["a", "Ċ", "Ċ", "12", "Ġb"])
+
+
 def test_commands_take_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     file, data = files["F32"], tmp_path / "data.jsonl"
     command = ("eval", "--target", file, "--draft", "zoo:eagle3", "--limit", 2, "--max-new-tokens", 16, "--json")

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from fixtures import pico
 from fixtures.draft_references import H, K, Tensors, V, chain, llama, pard_reference
 from fixtures.drafter_cases import CASES, Case, Load, llama_draft, mlp_head, p_eagle, pard2, requests, sampled, target
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from torch import Tensor
@@ -19,6 +22,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from draftkit.errors import DraftkitError, LayoutError, NonFiniteError, TargetError
 from draftkit.layout.families.ngram import NgramSpec
+from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.models.target import Target
 from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters
@@ -29,6 +33,7 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
+from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 
@@ -291,6 +296,98 @@ def test_ngrams_in_the_engine() -> None:
 def test_impossible_ngrams_are_refused() -> None:
     with pytest.raises(DraftkitError, match="n-grams of 3 to 2 tokens"):
         NgramSpec(min_n=3, max_n=2)
+
+
+# --- Suffix decoding
+
+
+def most_frequent_path(text: list[int], k: int, spec: SuffixSpec) -> list[int]:
+    """The published rule, straight: for each match, count what follows its occurrences token by token."""
+    best, best_score = [], 0.0
+    for size in range(1, min(len(text), spec.max_depth)):
+        match = text[len(text) - size :]
+        path, score, frequency = [], 0.0, np.float32(1)
+        before = ends_of(text, match)
+        while len(path) < min(k, int(size * spec.max_spec_factor + 1e-6)) and size + len(path) < spec.max_depth:
+            followers = [text[end + 1] for end in before if end + 1 < len(text)]
+            if not followers:
+                break
+            most = max(map(followers.count, followers))
+            last = {token: at for at, token in enumerate(followers) if followers.count(token) == most}
+            token = max(last, key=last.__getitem__) if most > 1 else followers[0]
+            frequency *= np.float32(most) / np.float32(len(before))
+            if frequency < np.float32(spec.min_token_prob):
+                break
+            path.append(token)
+            score += frequency
+            before = ends_of(text, match + path)
+        if score >= best_score:
+            best, best_score = path, score
+    return best
+
+
+def ends_of(text: list[int], part: list[int]) -> list[int]:
+    return [end for end in range(len(part) - 1, len(text)) if text[end - len(part) + 1 : end + 1] == part]
+
+
+def suffix(**facts: float) -> SuffixSpec:
+    return SuffixSpec(**({"max_depth": 24, "max_spec_factor": 1.0, "min_token_prob": 0.1} | facts))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=4),
+    spec=st.builds(
+        suffix,
+        max_depth=st.sampled_from([2, 5, 24]),
+        max_spec_factor=st.sampled_from([0.5, 1.0, 3.0]),
+        min_token_prob=st.sampled_from([0.0, 0.1, 0.5]),
+    ),
+    k=st.integers(1, 8),
+)
+def test_suffix_decoding_is_the_published_rule(texts: list[list[int]], spec: SuffixSpec, k: int) -> None:
+    """In ragged batches, whatever lies behind the texts."""
+    context = torch.full((len(texts), max(map(len, texts)) + k + 1), 1)
+    for row, text in enumerate(texts):
+        context[row, : len(text)] = torch.tensor(text)
+    known = torch.tensor([len(text) for text in texts])
+    tokens, lengths = SuffixDrafter(3, spec).look_up(context, known, k)
+    for row, text in enumerate(texts):
+        assert tokens[row, : lengths[row]].tolist() == most_frequent_path(text, k, spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "drafts"),
+    [
+        # What SuffixTree::speculate of arctic-inference 0.3.0 returned, with K=4 and the settings of `suffix`.
+        ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),
+        ([5, 6, 7, 5, 6, 8, 5, 6, 8, 5, 6], [8, 5, 6]),
+        ([1, 2, 3, 4, 5, 6], []),
+        ([4, 4, 4, 4, 4, 4, 4, 4], [4, 4, 4, 4]),
+    ],
+)
+def test_suffix_decoding_of_vllm(text: list[int], drafts: list[int]) -> None:
+    tokens, lengths = SuffixDrafter(V, suffix()).look_up(torch.tensor([text]), torch.tensor([len(text)]), 4)
+    assert tokens[0, : lengths[0]].tolist() == drafts
+
+
+@pytest.mark.parametrize("num_slots", [1, 4])
+def test_suffixes_of_running_sequences(num_slots: int) -> None:
+    drafter = SuffixDrafter(V, suffix())
+    text = torch.randint(0, 3, (num_slots, Decoding.LENGTH), generator=torch.Generator().manual_seed(1))
+    decoding = Decoding(drafter, 0, num_slots, text)
+    for slot in range(num_slots):
+        decoding.admit(slot, slot + 1)
+    for slots, proposal, _ in decoding.rounds(8):
+        assert proposal.lengths is not None
+        for row, slot in enumerate(slots):
+            expected = most_frequent_path(decoding.tokens[slot, : decoding.known[slot]].tolist(), K, drafter.spec)
+            assert proposal.tokens[row, : proposal.lengths[row]].tolist() == expected
+
+
+def test_suffixes_in_the_engine() -> None:
+    generations = check_output(SuffixDrafter(V, suffix()), BATCHES_AND_K)
+    assert {r.drafted for g in generations for r in g.rounds} > {0}
 
 
 # --- Drafts with another tokenizer

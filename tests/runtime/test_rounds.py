@@ -17,12 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import Replay
 from draftkit.runtime.rounds import Rounds
@@ -62,6 +64,10 @@ def ngram() -> Drafter:
     return NgramDrafter(V, min_n=1, max_n=3)
 
 
+def suffix() -> Drafter:
+    return SuffixDrafter(V, SuffixSpec(max_depth=24, max_spec_factor=1.0, min_token_prob=0.1))
+
+
 def decode(
     drafter: Drafter | None, wanted: tuple[Request, ...], k: int, num_slots: int, model: PreTrainedModel | None,
     floor: float = 0.0,
@@ -97,7 +103,7 @@ def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.Mon
     check_replayed(case.drafter, monkeypatch)
 
 
-@pytest.mark.parametrize("drafter", [None, ngram()], ids=["no draft", "n-gram"])
+@pytest.mark.parametrize("drafter", [None, ngram(), suffix()], ids=["no draft", "n-gram", "suffix"])
 def test_replayed_rounds_without_a_draft_model(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(drafter, monkeypatch)
 
@@ -160,7 +166,7 @@ def test_rounds_never_look_at_the_host(case: Case, monkeypatch: pytest.MonkeyPat
 @interpreted
 @pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("mode", ["rejection", "coupled", "block"])
-@pytest.mark.parametrize("drafter", [None, ngram()], ids=["no draft", "n-gram"])
+@pytest.mark.parametrize("drafter", [None, ngram(), suffix()], ids=["no draft", "n-gram", "suffix"])
 def test_no_kind_of_round_looks_at_the_host(
     drafter: Drafter | None, mode: Verification, sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ CONTEXTS = 4  # whose distributions the verifier alone is tested on
 def certify(
     target: str, draft: str, settings: CertificateSettings | None = None, on_progress: Progress = lambda *_: None
 ) -> Certificate:
-    """Whether `draft` changes what `target` says. Both are paths, Hub ids or `zoo:NAME`, the draft also `ngram`.
+    """Whether `draft` changes what `target` says. Both are paths, Hub ids or `zoo:NAME`; drafts also `ngram`, `suffix`.
 
     Raises `DraftkitError` for input that cannot be used.
     """

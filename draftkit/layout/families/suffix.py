@@ -1,0 +1,55 @@
+"""Suffix decoding: of all that followed the text's end earlier in it, the most frequent. It has no checkpoint.
+
+arXiv 2411.04975; its structure for one request alone, not the one over the answers to earlier requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from draftkit.errors import DraftkitError
+from draftkit.layout.architecture import Architecture
+from draftkit.layout.schema import TensorSchema
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixSpec(Architecture):
+    """Matches of m tokens draft up to m · `max_spec_factor` tokens, `max_depth` with the match at most.
+
+    A draft token's frequency after the match is `min_token_prob` at least.
+    """
+
+    SERVED_AS: ClassVar = {"vllm": {"suffix": "suffix"}}
+    has_checkpoint: ClassVar = False
+    whole_head: ClassVar = "suffix decoding has no head"
+
+    max_depth: int
+    max_spec_factor: float
+    min_token_prob: float
+
+    @classmethod
+    def named(cls, source: str) -> Self | None:
+        if source.partition(":")[0] != "suffix":
+            return None
+        if source != "suffix":
+            raise DraftkitError(f"draft {source}", expected="suffix, which has no settings")
+        return cls(max_depth=24, max_spec_factor=1.0, min_token_prob=0.1)  # as vLLM 0.32 has them
+
+    @property
+    def method(self) -> str:
+        return "suffix"
+
+    @property
+    def title(self) -> str:
+        return "suffix decoding: what most often followed the text's end earlier in it"
+
+    @property
+    def states_read(self) -> int:
+        return 0
+
+    def tensors(self) -> dict[str, TensorSchema]:
+        return {}
+
+    def engine_config(self) -> dict[str, object]:
+        return {}

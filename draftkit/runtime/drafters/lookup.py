@@ -1,0 +1,83 @@
+"""Drafters that look the next tokens up in the text itself. B sequences, C positions, K draft tokens, V vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from draftkit.models.states import AuxLayers
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.ops.expand_rows import expand_rows
+
+TOKENS = torch.int64
+
+
+class LookupDrafter(ABC):
+    """Keeps the text of every slot, and proposes what `look_up` finds in it.
+
+    The tokens are certain, so they are drawn from logits that leave no other choice.
+    """
+
+    max_tokens = None
+    max_positions = None
+    module = None
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu"):
+        self.vocab_size = vocab_size
+        self.context = torch.zeros(0, 0, dtype=TOKENS, device=device)  # [slots + 1, C]
+
+    @abstractmethod
+    def look_up(self, context: Tensor, known: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Drafts int64 [B, K] for texts int64 [B, C] of `known` int64 [B] tokens, and how many of them count [B].
+
+        What follows those may be any tokens.
+        """
+
+    @property
+    def aux_layers(self) -> AuxLayers | None:
+        return None
+
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return text_bytes(capacity)
+
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        self.context = self.context.new_zeros(num_slots + 1, capacity)  # the last one for slot −1, which is none
+
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        self.context[slot, : len(prompt)] = prompt
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        rows = expand_rows(committed.tokens, committed.counts, committed.start, committed.length)
+        self.context[committed.slots[:, None], rows.positions] = rows.tokens
+        context = self.context[committed.slots, : committed.length]
+        tokens, lengths = self.look_up(context, committed.start + committed.counts, k)
+        drafted = [draw(step, self._only(tokens[:, step])) for step in range(k)]
+        return Proposal(torch.stack(drafted, dim=1), lengths)
+
+    def _only(self, tokens: Tensor) -> Tensor:
+        logits = torch.full((len(tokens), self.vocab_size), -torch.inf, device=tokens.device)
+        return logits.scatter_(1, tokens[:, None], 0.0)
+
+
+def text_bytes(capacity: int) -> int:
+    """What is kept of a text with room for `capacity` tokens."""
+    return capacity * TOKENS.itemsize
+
+
+def matched_lengths(context: Tensor, known: Tensor, most: int) -> Tensor:
+    """How many tokens, up to `most`, end alike at each position of a text and at its end: int64 [B, C].
+
+    `context` int64 [B, C] with `known` int64 [B] tokens each; 0 at positions from the last token on.
+    """
+    at = torch.arange(context.shape[1], device=context.device)
+    last = known[:, None] - 1
+    agrees = (at < last).long()
+    lengths = torch.zeros_like(agrees)
+    for back in range(most):
+        suffix = context.gather(1, (last - back).clamp(min=0))
+        agrees = agrees * (context.roll(back, 1) == suffix) * (at >= back)
+        lengths = lengths + agrees
+    return lengths
