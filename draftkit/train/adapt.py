@@ -26,7 +26,7 @@ from draftkit.data.rows import Row, read_rows
 from draftkit.data.samples import Sample, SamplesOrigin, held_out, write_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
-from draftkit.data.tokenizer import load_tokenizer
+from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file
@@ -41,6 +41,7 @@ from draftkit.train.run import train_draft
 from draftkit.train.tuner import DraftTuner, WalkedAcceptance, recipe_of
 
 SETTINGS_FILE, REPORT_FILE = "adapt-settings.json", "adapt.json"
+WHERE = ("endpoint", "served_model", "concurrency")  # settings that say by whom, not what: they may change on the way
 SYNTHESIZED, NOTHING = "synthesized", "none"  # what `replay` can be besides a source of rows
 LEAST_GENERAL = 16  # general prompts, where there are to be any
 VALIDATIONS = 8  # of a run, about
@@ -51,7 +52,7 @@ Said = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptSettings:
-    """An adaptation; a folder goes on only with those that it was begun with.
+    """An adaptation; a folder goes on only with those that it was begun with, the server's aside.
 
     - `traffic`: a file or folder of logs (`draftkit.data.traffic`). `own`: model names in it whose answers are the
       target's own; all others are answered anew.
@@ -158,8 +159,11 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
     with open_draft(settings.draft, settings.target) as draft:
         recipe = recipe_of(draft.spec.method)
     requests, run = _requests(settings), _run(settings, recipe)
+    responder = _Responder(settings, requests.renderer.target)
+    if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
+        responder.get()  # a server that cannot be asked is known before anything is written
     _check_settings(out / SETTINGS_FILE, settings)
-    samples = _samples(settings, requests, said)
+    samples = _samples(settings, requests, responder, said)
     config = _judged_by(run, samples)
     target = _load(settings)
     said(f"judging {settings.draft} on {len(samples.judging):,} answers")
@@ -209,7 +213,7 @@ def _check_settings(path: Path, settings: AdaptSettings) -> None:
     stated = json.loads(json.dumps(asdict(settings)))
     if path.exists():
         before = read_object(path)
-        differing = [name for name in stated if before.get(name) != stated[name]]
+        differing = [name for name in stated if name not in WHERE and before.get(name) != stated[name]]
         if differing:
             raise DraftkitError(
                 "the folder was begun with other settings:"
@@ -248,13 +252,11 @@ def _general_count(settings: AdaptSettings, requests: int) -> int:
     return max(round(requests * share / (1 - share)), LEAST_GENERAL)
 
 
-def _samples(settings: AdaptSettings, requests: _Requests, said: Said) -> _Samples:
+def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder, said: Said) -> _Samples:
     """Answers of the target's own to the log and to general prompts, split."""
     out, logged, renderer = Path(settings.out), requests.logged, requests.renderer
     tokenizer = renderer.target
     own, others = ([entry.row for entry in logged if entry.own is mine] for mine in (True, False))
-    sampling = Sampling(SamplingParameters(settings.temperature), settings.max_new_tokens, tokenizer.end_ids)
-    responder = _Responder(settings, sampling)
     general = _general(settings, requests, responder, said)
     rows = [_from(row, "traffic") for row in others] + [_from(row, "general") for row in general]
     said(f"{len(rows):,} requests to answer, {len(own):,} of {len(logged):,} are the target's own")
@@ -283,9 +285,9 @@ def _samples(settings: AdaptSettings, requests: _Requests, said: Said) -> _Sampl
 class _Responder:
     """What answers, loaded when it is first needed."""
 
-    def __init__(self, settings: AdaptSettings, sampling: Sampling):
+    def __init__(self, settings: AdaptSettings, tokenizer: TargetTokenizer):
         self._settings = settings
-        self._sampling = sampling
+        self._sampling = Sampling(SamplingParameters(settings.temperature), settings.max_new_tokens, tokenizer.end_ids)
         self._loaded: Responder | None = None
 
     def get(self, sampling: Sampling | None = None) -> Responder:

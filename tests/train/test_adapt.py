@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
+from fixtures.completions_server import Answer, CompletionsServer
 
 from draftkit import zoo
 from draftkit.data.rows import read_rows
 from draftkit.data.samples import read_samples
+from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.train.adapt import AdaptSettings, _check_settings, adapt_draft, compare
@@ -104,6 +106,61 @@ def test_from_a_log_to_an_adapted_draft(draftkit: Command, tmp_path: Path) -> No
     other = draftkit(*flags, "--out", out, "--k", 3)
     assert other.code == 1
     assert "begun with other settings:\n    k: 4, now 3" in other.err
+
+
+class Served:
+    """A server of a target that asks about numbers and answers in tokens made of its prompt; it goes away after so many
+    answers."""
+
+    def __init__(self, until: int):
+        self.until = until
+        self.answers: dict[tuple[int, ...], tuple[int, ...]] = {}  # of each prompt
+        self._tokenizer = load_tokenizer("zoo:target")
+
+    def __call__(self, body: dict[str, Any]) -> Answer:
+        prompt, end = tuple(body["prompt"]), min(body["stop_token_ids"])
+        if body["temperature"]:
+            question = f"What does the function number {body['seed'] % 10**6} return to its caller?"
+            answer = (*self._tokenizer.tokenizer(question, add_special_tokens=False).input_ids, end)
+        elif self.until == 0:
+            return 401, {"error": "the key is no longer good"}
+        else:
+            self.until -= 1
+            answer = self.answers[prompt] = (*prompt[-12:-6], len(prompt), end)
+        return 200, {"choices": [{"index": 0, "text": "x", "token_ids": answer, "prompt_token_ids": prompt}]}
+
+
+def test_an_endpoint_writes_prompts_and_answers(draftkit: Command, tmp_path: Path) -> None:
+    """They are what training and judging read, and what is there is not asked for again after the server went away."""
+    out, served = tmp_path / "out", Served(until=14)
+    with CompletionsServer(served, models=("other", "target")) as server:  # type: ignore[arg-type]
+        flags = (
+            "adapt", "--draft", "zoo:eagle3", "--target", "zoo:target", "--traffic", logs(tmp_path / "logs.jsonl"),
+            "--limit", 12, "--held-out", 0.4, "--max-new-tokens", 12, "--set", "optimization.max_steps=1",
+            "--set", "tokens_per_row=1024", "--set", "options.steps=2", "--out", out, "--concurrency", 2,
+            "--endpoint", server.endpoint,
+        )  # fmt: skip
+        unnamed = draftkit(*flags)
+        assert (unnamed.code, "say which one with --served-model" in unnamed.err, out.exists()) == (1, True, False)
+        stopped = draftkit(*flags, "--served-model", "target")
+        assert (stopped.code, "401 Unauthorized" in stopped.err) == (1, True)
+        there = [row.id for row in read_rows(str(out / "answers.jsonl"))]
+        assert there
+        served.until, asked = 1000, len(server.requests)
+        ran = draftkit(*flags, "--served-model", "target")
+        assert ran.code == 0, ran.err
+    assert {body["model"] for body in server.requests} == {"target"}
+    assert [row.id for row in read_rows(str(out / "answers.jsonl"))][: len(there)] == there
+    assert len(server.requests) - asked == 12 + 16 - len(there)  # the prompts were all there, and those answers
+    drawn = [body["temperature"] for body in server.requests]
+    assert set(drawn[: drawn.index(0.0)]) == {1.0}  # prompts are drawn, answers are as they are to be served
+    assert set(drawn[drawn.index(0.0) :]) == {0.0}
+    samples = [*read_samples(out / "training.jsonl"), *read_samples(out / "held-out.jsonl")]
+    assert len(samples) == 12 + 16
+    for sample in samples:
+        begin, end = sample.spans[-1]
+        tokens = tuple(sample.tokens.tolist())
+        assert served.answers[tokens[:begin]] == tokens[begin:end]
 
 
 def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
