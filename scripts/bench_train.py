@@ -15,7 +15,8 @@ has no use for, takes 70 MB where it is installed. Everything is kept in DIR, an
 EAGLE-3: each begins with its own random weights. speculators keeps the draft's head frozen; so does draftkit in the run
 that is compared, and trains it, its default, in another. DFlash and DSpark: both begin with the weights that
 `speculators train --dry-run` writes. speculators divides the weighted sum by the number of rows, draftkit by the sum of
-their weights; draftkit clips gradients that much later.
+their weights: its loss is so many times larger, draftkit clips gradients that much later, and the table has
+speculators' loss multiplied by it. vLLM runs DSpark in its V2 model runner, which is slow on a CPU.
 
 `--recipe p-eagle` and `pard`, which have no counterpart here, are trained by draftkit alone, with their own defaults:
 `draftkit eval` at K=8 of the draft and of what it is made from and should be better than: P-EAGLE than draftkit's
@@ -89,7 +90,7 @@ class Compared:
     """A recipe that both trainers have, and what makes their runs alike.
 
     - `arguments` of speculators' command; `shape`: those of a draft that both begin with, none where each begins with
-      its own. `options` of draftkit's recipe, and `clip`: its largest gradient, where speculators' is 1.
+      its own. `options` of draftkit's recipe, and `scale`: its loss by that of speculators.
     - `runs`: draftkit's by name, with the options that differ; the first one is compared.
     - `k`: drafts a round in all measurements. `v2`: whether vLLM takes its V2 model runner.
     """
@@ -99,27 +100,29 @@ class Compared:
     arguments: Mapping[str, object]
     options: Mapping[str, object]
     shape: Mapping[str, object] = field(default_factory=dict)
-    clip: float = 1.0
+    scale: float = 1.0
     runs: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"draftkit": {}})
     v2: bool = False
 
 
-def blocks(title: str, shape: Mapping[str, object], speculators_loss: str, loss: str, anchors: int) -> Compared:
-    """A recipe of block drafters of `BLOCK_LAYERS` layers that draft `DRAFTED` tokens."""
+def blocks(title: str, shape: Mapping[str, object], losses: tuple[str, str], anchors: int, *, v2: bool) -> Compared:
+    """A recipe of block drafters of `BLOCK_LAYERS` layers that draft `DRAFTED` tokens; `losses`: as speculators and as
+    draftkit call it."""
+    theirs, ours = losses
     weights = [math.exp(-step / DECAY) for step in range(DRAFTED)]
     return Compared(
         title,
         k=DRAFTED,
         shape=shape,
         arguments={
-            "loss-fn": speculators_loss,
+            "loss-fn": theirs,
             "per-position-loss-weight": "fixed-exp-decay",
             "dflash-decay-gamma": DECAY,
             "max-anchors": anchors,
         },
-        options={"loss": loss, "decay_length": DECAY, "max_anchors": anchors},
-        clip=len(weights) / sum(weights),
-        v2=True,
+        options={"loss": ours, "decay_length": DECAY, "max_anchors": anchors},
+        scale=len(weights) / sum(weights),
+        v2=v2,
     )
 
 
@@ -127,10 +130,10 @@ def compared(recipe: str, anchors: int) -> Compared:
     if recipe == "dflash":
         # Without the switch its config would let vLLM run full layers causally.
         shape = {"block-size": DRAFTED + 1, "sliding-window-non-causal": None}
-        return blocks("DFlash", shape, "kl_div", "kl", anchors)
+        return blocks("DFlash", shape, ("kl_div", "kl"), anchors, v2=False)
     if recipe == "dspark":
         shape = {"block-size": DRAFTED, "markov-rank": MARKOV_RANK}
-        return blocks("DSpark", shape, '{"ce": 0.1, "tv": 1.8}', "0.1*ce + 1.8*tv", anchors)
+        return blocks("DSpark", shape, ('{"ce": 0.1, "tv": 1.8}', "0.1*ce + 1.8*tv"), anchors, v2=True)
     return Compared(
         "EAGLE-3",
         k=4,
@@ -169,7 +172,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance lengths on the held-out prompts: draftkit's with its interval, and vLLM's where it was asked."""
+    """Acceptance lengths on the held-out prompts: draftkit's with its interval, and vLLM's on `--vllm-prompts`."""
 
     mean: float
     low: float
@@ -265,7 +268,7 @@ class Comparison:
         if not draft.exists():
             convert_checkpoint(str(checkpoints / str(self.options.epochs - 1)), draft, target=TARGET)
         steps = json.loads(result.read_text())["steps"]
-        return read_run(result, sum(step["tokens"] for step in steps)), draft
+        return read_run(result, sum(step["tokens"] for step in steps), self.kind.scale), draft
 
     def draftkit(self, name: str, steps: int) -> tuple[Run, Path]:
         """A training by draftkit and its draft."""
@@ -273,7 +276,7 @@ class Comparison:
         result = self.folder / f"{out.name}.json"
         if not result.exists():
             row_size = self._row_size(steps // self.options.epochs)
-            settings = self.bench.settings(self.recipe, out, row_size, {"max_steps": steps, "clip": self.kind.clip})
+            settings = self.bench.settings(self.recipe, out, row_size, {"max_steps": steps, "clip": self.kind.scale})
             settings["options"] = {**self.kind.options, **self.kind.runs[name]}
             settings |= {"draft": str(self._initial())} if self.kind.shape else {"draft_vocab_size": DRAFT_VOCABULARY}
             self.bench.train(settings, result)
@@ -309,34 +312,37 @@ class Comparison:
         return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
 
     def acceptance(self, draft: Path) -> Acceptance:
-        result = draft.parent / f"{draft.name}-acceptance.json"
+        result = draft.parent / "acceptance.json"
         if not result.exists():
             found = self.bench.evaluated("--draft", draft, "--k", self.kind.k, "--concurrency", 8, "--json")
-            length = json.loads(found)["cells"][0]["acceptance_length"]
-            result.write_text(json.dumps(length | {"vllm": self._by_vllm(draft)}))
-        return Acceptance(**json.loads(result.read_text()))
+            result.write_text(json.dumps(json.loads(found)["cells"][0]["acceptance_length"]))
+        return Acceptance(**json.loads(result.read_text()), vllm=self._by_vllm(draft))
 
     def _by_vllm(self, draft: Path) -> float | None:
+        """The acceptance length that vLLM counts, of `--vllm-prompts`."""
+        result = draft.parent / "acceptance-by-vllm.json"
         if self.options.vllm_python is None:
             return None
+        if not result.exists():
+            found = run_vllm(self.options.vllm_python, self._vllm_job(draft))
+            assert found is not None, "vLLM refused the draft"
+            result.write_text(json.dumps(found["counters"]))
+        counters = cast("dict[str, int]", json.loads(result.read_text()))
+        return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
+
+    def _vllm_job(self, draft: Path) -> dict[str, object]:
         target = zoo.path("target")
         tokenizer = load_tokenizer(target, "target")
-        settings = speculative_config(read_draft(draft).spec, draft, self.kind.k)
-        job: dict[str, object] = {
+        prompts = load_prompts("zoo", min(self.options.vllm_prompts, self.options.prompts))
+        model = load_training_target(TARGET, device="cpu", dtype=torch.float32)
+        return {
             "target": str(target),
-            "speculative": settings,
-            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in load_prompts("zoo", self.options.prompts)],
+            "speculative": speculative_config(read_draft(draft).spec, draft, self.kind.k),
+            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in prompts],
             "max_new_tokens": 128,
             "v2": self.kind.v2,
-            "eos_token_ids": sorted(
-                Target(load_training_target(TARGET, device="cpu", dtype=torch.float32)).eos_token_ids
-            ),
+            "eos_token_ids": sorted(Target(model).eos_token_ids),
         }
-        found = run_vllm(self.options.vllm_python, job)
-        if found is None:
-            return None
-        counters = cast("dict[str, int]", found["counters"])
-        return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
 
     def _write_speculators_data(self) -> None:
         """Samples, the held-out ones last, and the vocabulary."""
@@ -406,12 +412,13 @@ def training_questions(count: int) -> Iterator[tuple[int, str]]:
     return enumerate(questions[:count])
 
 
-def read_run(path: Path, tokens: float) -> Run:
+def read_run(path: Path, tokens: float, scale: float = 1.0) -> Run:
+    """`scale`: what the losses are multiplied by."""
     found = json.loads(path.read_text())
     losses, seconds, cpu_seconds = (
         [step[name] for step in found["steps"]] for name in ("loss", "seconds", "cpu_seconds")
     )
-    return Run(losses, seconds, cpu_seconds, tokens, found["peak_bytes"])
+    return Run([scale * loss for loss in losses], seconds, cpu_seconds, tokens, found["peak_bytes"])
 
 
 def draftkit(*arguments: object) -> str:
@@ -459,6 +466,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
     parser.add_argument("--tokens-per-row", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=80, help="held-out prompts, for all measurements of acceptance")
+    parser.add_argument("--vllm-prompts", type=int, default=80, help="the first of them, those that vLLM decodes")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
     parser.add_argument("--recipe", choices=(*RECIPES, *PARENTS), default="eagle3")
     parser.add_argument("--anchors", type=int, default=128, help="blocks of a row, for block drafters")
@@ -492,6 +500,8 @@ def comparison(bench: Bench, recipe: str) -> Table:
     if both.kind.shape:
         sizes += f" and {options.anchors} blocks"
     sizes += f", {options.threads} threads, K={both.kind.k}"
+    if options.vllm_python is not None:
+        sizes += f", vLLM: {options.vllm_prompts} of {options.prompts} prompts"
     title = f"{both.kind.title} on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
     table = Table(*COLUMNS, title=title)
     table.add_row(*cells("speculators", theirs, their_length))

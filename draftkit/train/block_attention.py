@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from draftkit.train.attention import additive, in_one_dtype, repeated
 
 NAME = "draftkit_blocks"
-BLOCKS_AT_ONCE = 32  # on a CPU, where blocks multiply with each other's rows too, in vain
+BLOCKS_AT_ONCE = 8  # on a CPU, where blocks multiply with each other's rows too, in vain
 
 Sight = tuple[int | None, bool, bool]  # window, bidirectional, anchored: what a layer's rows see, as in serving
 
