@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="a folder for data, states, drafts and results")
     parser.add_argument("--draftkit-python", default=sys.executable, help="the Python that draftkit trains with")
     parser.add_argument("--samples", type=int, default=1000)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=float, default=2.0)
     parser.add_argument("--tokens-per-row", type=int, default=1024)
     parser.add_argument("--prompts", type=int, default=80, help="held-out prompts")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
@@ -177,7 +177,7 @@ def main() -> None:
     tokens = options.epochs * sum(len(bench.samples[number]) for number in bench.training)
     table = Table(
         *COLUMNS,
-        title=f"{TARGET}, {tokens:,} training tokens each, {len(decoding.requests)} prompts, commit {commit()}\n"
+        title=f"{TARGET}, {tokens:,.0f} training tokens each, {len(decoding.requests)} prompts, commit {commit()}\n"
         f"{processor()}, {options.threads} threads; without a draft {plain.speed:.0f} tokens/CPU s",
     )
     for name, made in DRAFTS.items():

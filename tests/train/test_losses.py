@@ -307,6 +307,16 @@ def test_a_frozen_head_gets_no_gradient() -> None:
     assert frozen.head.weight.grad is None
 
 
+def test_a_part_of_the_head_that_is_frozen_gets_no_gradient() -> None:
+    given = problem()
+    hidden, weight, bias = given.gradients(given.run("kl", chunk=5).value)
+    found = given.gradients(given.run("kl", chunk=5, frozen=2).value)
+    assert torch.equal(found[0], hidden)
+    assert not found[1][:, :2].any()
+    torch.testing.assert_close(found[1][:, 2:], weight[:, 2:])
+    assert torch.equal(found[2], bias)
+
+
 def test_the_ratio_of_emitted_tokens_has_the_mean_alpha() -> None:
     """Σ_x p(x)·min(1, q(x)/p(x)) = Σ_x min(p, q): the coin of the walk estimator is unbiased."""
     one = problem(rows=1, temperature=0.7)

@@ -51,6 +51,7 @@ def linear_loss(
     *,
     labels: Tensor | None = None,
     emitted: Tensor | None = None,
+    frozen: int = 0,
     chunk: int | None = None,
 ) -> LinearLoss:
     """Σ_i weights_i·loss_i of `hidden` [N, H], differentiable by it and by the head unless gradients are off.
@@ -59,6 +60,7 @@ def linear_loss(
     - `labels` int64 [N] in the draft vocabulary, anything where the weight is 0: what `ce` asks for; None for the
       target's choice within the draft vocabulary.
     - `emitted` int64 [N]: the tokens that the target emitted, by its own ids.
+    - `frozen`: so many of the head's first columns do not change, and get zeros for their gradient at no cost.
     - `chunk`: rows at a time; the result does not depend on it.
 
     A call keeps one gradient of the head: give all steps of a training-time test to one call, as rows one after the
@@ -81,7 +83,8 @@ def linear_loss(
         used = labels[rows]
         if ((used < 0) | (used >= len(head.weight))).any():
             raise DraftkitError("a label outside the draft vocabulary", hint="give its row the weight 0")
-    task = _Task(teacher, weights, loss, labels, emitted, rows, chunk or rows_at_once(len(head.weight), hidden.device))
+    chunk = chunk or rows_at_once(len(head.weight), hidden.device)
+    task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, chunk)
     if torch.is_grad_enabled():
         return LinearLoss(*_Linear.apply(hidden, *head, task))
     return task.run(hidden, head, (False, False, False))[0]
@@ -125,6 +128,7 @@ class _Task:
     labels: Tensor | None
     emitted: Tensor | None
     rows: Tensor
+    frozen: int
     chunk: int
 
     def run(self, hidden: Tensor, head: OutputHead, wanted: tuple[bool, ...]) -> tuple[LinearLoss, Gradients]:
@@ -134,6 +138,7 @@ class _Task:
         cast = head.to(dtype)
         by_hidden = torch.zeros_like(hidden) if wanted[0] else None
         by_weight = torch.zeros_like(head.weight, dtype=sums) if wanted[1] else None
+        by_trained = None if by_weight is None else by_weight[:, self.frozen :]
         by_bias = torch.zeros_like(head.bias, dtype=sums) if wanted[2] and head.bias is not None else None
         parts = []
         with torch.autocast(hidden.device.type, enabled=False):
@@ -146,8 +151,8 @@ class _Task:
                 gradient = logits.to(dtype)  # it has taken their place
                 if by_hidden is not None:
                     by_hidden[rows] = product(gradient, cast.weight).to(hidden.dtype)
-                if by_weight is not None:
-                    by_weight += product(gradient.T, states)
+                if by_trained is not None:
+                    by_trained += product(gradient.T, states[:, self.frozen :])
                 if by_bias is not None:
                     by_bias += gradient.sum(0, dtype=sums)
         statistics = _Statistics._make(self._whole(column, len(hidden)) for column in zip(*parts, strict=True))

@@ -187,6 +187,7 @@ class BlockRecipe(Recipe):
         layer, markov = self.draft.lm_head, self.draft.markov_head
         assert isinstance(layer, nn.Linear)
         hidden, table = rows.output, layer.weight
+        frozen = 0 if table.requires_grad else table.shape[1]
         if markov is not None:  # both products at once: the bias is one more part of the same sum
             hidden = torch.cat((hidden, rows.latent.to(hidden.dtype)), dim=1)
             table = torch.cat((table, markov.markov_w2.weight.to(table.dtype)), dim=1)
@@ -198,6 +199,7 @@ class BlockRecipe(Recipe):
             weights[rows.steps, rows.anchors],
             loss,
             emitted=batch.tokens[0, (taught + 1) % size],
+            frozen=frozen,
         )
 
     def _weights(self, batch: TrainingBatch, rows: BlockRows, teacher: Teacher, counted: Tensor) -> Tensor:
