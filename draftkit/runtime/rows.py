@@ -15,10 +15,11 @@ class SlotRows:
     """Sequence b is in slot `slots[b]`, its rows are at `positions[b]`: int64 [B] and [B, T], below the capacity.
 
     A negative slot or position marks a row that is not there: it stores nothing, and its attention is zero. The other
-    slots are distinct. `prompt`: they are those of a prompt or of a piece of it, and nothing lies beyond them.
+    slots are distinct. `prompt`: they are those of a prompt or of a piece of it, all there, and nothing lies beyond
+    them.
 
     The kernels read these two tensors and nothing else. What is derived from them here serves the torch references,
-    once for all layers of a forward, and looks at values on the host.
+    once for all layers of a forward, and looks at values on the host, for a prompt on a GPU aside.
     """
 
     def __init__(self, slots: Tensor, positions: Tensor, *, prompt: bool = False):
@@ -38,8 +39,8 @@ class SlotRows:
 
     @cached_property
     def complete(self) -> bool:
-        """Whether all rows are there."""
-        return min(self._slot_list) >= 0 and int(self.positions.min()) >= 0
+        """Whether all rows are there; those of a prompt are."""
+        return self.prompt or (min(self._slot_list) >= 0 and int(self.positions.min()) >= 0)
 
     @cached_property
     def present(self) -> Tensor:
@@ -102,6 +103,8 @@ class SlotRows:
     @cached_property
     def _part(self) -> slice | Tensor:
         """What selects the sequences from a pool."""
+        if self.prompt and self.slots.is_cuda:  # a copy of them costs less than waiting for the device
+            return self.slots
         slots = self._slot_list
         span = slice(slots[0], slots[0] + len(slots))
         if slots[0] >= 0 and slots == list(range(span.start, span.stop)):

@@ -1,0 +1,141 @@
+"""Rounds, prompts and admission of every drafter on a fake GPU: nothing waits for the device, nothing mixes devices."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import product
+
+import pytest
+import torch
+from fixtures.drafter_cases import CASES, Load, V, confident_dspark, target
+from fixtures.fake_cuda import Recorder, fake_cuda, moved
+from fixtures.mtp_targets import save_with_head
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from transformers import PreTrainedModel
+
+from draftkit.convert.api import convert_checkpoint
+from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter
+from draftkit.models.target import Target, load_target
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
+from draftkit.runtime import drafters
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.batch import Batch
+from draftkit.runtime.drafters.ngram import NgramDrafter
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.records import Generation
+from draftkit.runtime.rounds import Rounds
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
+
+torch.set_num_threads(1)
+
+K, SLOTS, LENGTH = 3, 4, 64
+GREEDY = SamplingParameters()
+SAMPLED = SamplingParameters(temperature=0.7)
+CUT = SamplingParameters(temperature=0.9, top_k=9, top_p=0.9, min_p=0.01)
+LOSSLESS: tuple[Verification, ...] = ("rejection", "coupled", "block")
+# At temperature 0 all lossless modes come to one.
+ROUNDS = [("rejection", GREEDY), *product(LOSSLESS, (SAMPLED, CUT)), ("synthetic", SAMPLED)]
+
+Pair = tuple[PreTrainedModel, Drafter | None]
+
+
+def of_target(make: Callable[[Load], Drafter]) -> Callable[[Load, pytest.TempPathFactory], Pair]:
+    return lambda load, folders: (target(), make(load))
+
+
+def with_head(kind: str) -> Callable[[Load, pytest.TempPathFactory], Pair]:
+    def made(load: Load, folders: pytest.TempPathFactory) -> Pair:
+        saved = save_with_head(kind, folders.mktemp(kind))
+        model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+        folder = convert_checkpoint(str(saved.folder), folders.mktemp("head") / "head", format="mtp")
+        return model, load_drafter(read_draft(folder), model)
+
+    return made
+
+
+PAIRS: dict[str, Callable[[Load, pytest.TempPathFactory], Pair]] = {
+    "no draft": lambda load, folders: (target(), None),
+    "n-gram": of_target(lambda load: NgramDrafter(V, min_n=1, max_n=3)),
+    **{name: of_target(lambda load, make=make: make(load).drafter) for name, make in CASES.items()},
+    "DSpark, its estimates heeded": of_target(confident_dspark),
+    "MTP": with_head("mimo"),
+}
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request: pytest.FixtureRequest, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return PAIRS[request.param](load, tmp_path_factory)
+
+
+@pytest.fixture
+def gpu() -> Iterator[Recorder]:
+    with fake_cuda() as recorder:
+        yield recorder
+
+
+def engine(pair: Pair, floor: float = 0.0) -> Engine:
+    """With every slot reserved, and rounds that are launched from the host: a graph would hold the same."""
+    model, drafter = moved(pair)
+    made = Engine(
+        Target(model, drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=K if drafter else 0,
+        num_slots=SLOTS, draft_sampling=DraftSampling("probabilistic", min_confidence=floor), eager=True,
+    )  # fmt: skip
+    made.reserve(LENGTH)
+    return made
+
+
+def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
+    made = engine(pair)
+    rounds = made._rounds
+    assert isinstance(rounds, Rounds)
+    scored, forward = [], made.target.forward
+    made.target.forward = lambda *rows, **named: scored.append(forward(*rows, **named)) or scored[0]
+    rates = SyntheticAcceptance.of_length(2, K).conditional(made.target.device)
+    for mode, sampling in ROUNDS:
+        requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
+        batch = Batch.of(requests, made.draft_sampling, made.target.device, 2)
+        rounds.mode = mode if made.k else "rejection"
+        rounds.rates = rates if mode == "synthetic" else None
+        work = gpu.during(lambda batch=batch: rounds.run(batch, made.k, LENGTH))
+        assert any(launch.variant for launch in work.launches)
+        assert not work.reads + work.uploads, (mode, sampling)
+        made.target.forward = lambda *_, **__: scored[0]  # the same in all modes
+
+
+def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its first token; in pieces, as a long one is run."""
+    made = engine(pair)
+    made.prefill_chunk = 4
+    looks: list[Tensor] = []
+    monkeypatch.setattr(FakeTensor, "tolist", lambda tensor: looks.append(tensor) or [1, 1])
+    work = gpu.during(lambda: made._admit(Generation(Request("0", tuple(range(5, 16)), 4, CUT)), 1))
+    assert work.launches
+    assert not work.reads
+    assert len(looks) == 1
+
+
+def test_every_file_of_a_drafter_is_met(load: Load, tmp_path_factory: pytest.TempPathFactory) -> None:
+    files = {f"{drafters.__name__}.{module.name}" for module in pkgutil.iter_modules(drafters.__path__)}
+    families = {name for name in files if hasattr(import_module(name), "load_drafter")}
+    made = (make(load, tmp_path_factory)[1] for make in PAIRS.values())
+    assert families <= {base.__module__ for drafter in made for base in type(drafter).__mro__}
+
+
+def test_the_fake_gpu_refuses_what_a_graph_cannot_hold(gpu: Recorder) -> None:
+    there, here = torch.ones(3, device="cuda"), torch.ones(3)
+    for look in (lambda: there.sum().item(), lambda: bool(there[0]), lambda: there.tolist(), there.nonzero):
+        with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+            look()
+    with pytest.raises(RuntimeError):
+        there[there > 0]
+    with pytest.raises(RuntimeError, match="two devices"):
+        there + here
+    assert gpu.during(lambda: there.cpu()).reads == ["_to_copy"]
+    with torch.inference_mode():
+        assert gpu.during(lambda: torch.tensor([1.0], device="cuda")).uploads == ["_to_copy"]
+    assert [launch.kernel for launch in gpu.during(lambda: (there[1:] * 2).view(2, 1)).launches] == ["aten.mul"]
