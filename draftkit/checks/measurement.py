@@ -103,15 +103,23 @@ def shortened_blocks(cell: Cell, architecture: Architecture) -> Iterator[Finding
 
 @check
 def heads_used_again(cell: Cell, facts: Mapping[str, object]) -> Iterator[Finding]:
-    """Multi-token prediction heads, each of which was trained for one position."""
-    heads = facts.get("num_modules")
-    if isinstance(heads, int) and cell.num_speculative_tokens > heads:
-        yield Finding(
-            "heads-used-again",
-            "warning",
-            f"{cell.name}: the target has {heads} multi-token prediction head(s), run again on their own states for "
-            "the further tokens, which most were not trained for: expect less acceptance there; recipe mtp trains it",
-        )
+    """Multi-token prediction modules, each of which was trained for one position."""
+    heads, k = facts.get("num_modules"), cell.num_speculative_tokens
+    if not isinstance(heads, int):
+        return
+    if heads > 1 and facts.get("modules") == "first" and k > 1:
+        what = f"only the first of {heads} multi-token prediction modules drafts, as in vLLM,"
+    elif k > heads:
+        what = f"the target has {heads} multi-token prediction module(s),"
+    else:
+        return
+    own = "; vLLM lets a module's steps overwrite each other's keys, draftkit does not" if heads > 1 else ""
+    yield Finding(
+        "heads-used-again",
+        "warning",
+        f"{cell.name}: {what} run again on their own states for the further tokens, which most were not trained for: "
+        f"expect less acceptance there; recipe mtp trains it{own if facts.get('modules') == 'in_turn' else ''}",
+    )
 
 
 @check

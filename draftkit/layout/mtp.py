@@ -24,6 +24,7 @@ LEFT_ALONE = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_mod
 Concatenation = Literal["embedding_hidden", "hidden_embedding"]
 HiddenState = Literal["after_norm", "before_norm"]
 Feedback = Literal["post_norm", "pre_norm"]
+Modules = Literal["in_turn", "first"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,8 @@ class HeadKind:
     - `parts`: None where a head is built in another way, which draftkit does not run.
     - `concatenation`: what the projection reads. `hidden_state`: the target's last, after its final norm or before.
       `feedback`: the state that the next step reads, after the head's last norm or before. `zero_first_embedding`: the
-      embedding beside the state of position 0 is zero.
+      embedding beside the state of position 0 is zero. `modules`: the one for each draft step, of several: the next in
+      turn, over all rows, each with the tokens one later; or always the first, over the newest row.
     """
 
     prefix: str
@@ -55,6 +57,7 @@ class HeadKind:
     hidden_state: HiddenState = "after_norm"
     feedback: Feedback = "post_norm"
     zero_first_embedding: bool = False
+    modules: Modules = "in_turn"
 
     def prefixes(self, count: int, num_hidden_layers: int) -> tuple[str, ...]:
         """Those of `count` heads of a target with so many layers; one where all heads share it."""
@@ -91,7 +94,9 @@ MIMO = HeadKind(
     concatenation="hidden_embedding",
     hidden_state="before_norm",
     zero_first_embedding=True,
+    modules="first",
 )
+QWEN_FIRST = replace(QWEN, modules="first")  # whose count vLLM's runner does not look at
 KINDS: dict[str, HeadKind] = {
     "bailing_hybrid": PLAIN,
     "bailing_moe_linear": PLAIN,
@@ -116,10 +121,10 @@ KINDS: dict[str, HeadKind] = {
     "minimax_m3": HeadKind(prefix="model.mtp.layers.{index}."),
     "nemotron_h": HeadKind(prefix="mtp."),  # of sub-layers, by a pattern
     "pangu_ultra_moe": DEEPSEEK,
-    "qwen3_5": QWEN,
-    "qwen3_5_moe": QWEN,
-    "qwen3_5_moe_text": QWEN,
-    "qwen3_5_text": QWEN,
+    "qwen3_5": QWEN_FIRST,
+    "qwen3_5_moe": QWEN_FIRST,
+    "qwen3_5_moe_text": QWEN_FIRST,
+    "qwen3_5_text": QWEN_FIRST,
     "qwen3_next": QWEN,
     "qwen4_exp": HeadKind(prefix="mtp."),  # two projections, several streams of residuals
     "step3p5": HeadKind(prefix=BEHIND),  # an output layer of its own for each head

@@ -1,4 +1,5 @@
-"""A target's multi-token prediction head: two norms, a projection, a decoder layer like the target's own, a last norm.
+"""A target's multi-token prediction head: modules of two norms, a projection, a decoder layer like the target's own,
+and a last norm. Of several, the draft steps take the next in turn, or the first one alone, as the kind has it.
 
 Shapes: B sequences, T rows, H the target's width, V its vocabulary. Row j pairs the target's state at position p with
 the embedding of the token at p + 1, and predicts the token at p + 2. The decoder layer, its rotary positions and the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,31 +24,31 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import COPIES
 from draftkit.models.attention import compresses
 from draftkit.models.chain import ChainModel, ChainOutput
+from draftkit.models.finite import require_finite
 from draftkit.models.pretrained import empty_model
 from draftkit.models.recurrent import attends
 from draftkit.models.rope import give_rows_their_rope
 from draftkit.models.states import decoder_of
-from draftkit.models.weights import check_sizes, load_weights
+from draftkit.models.weights import check_sizes, load_stored
+
+OUTER = "embedding_norm", "hidden_norm", "projection", "final_norm"
 
 
 class MtpModel(ChainModel):
-    """A head built from its spec; the embedding and the output layer are set by `borrow`.
+    """The modules of a target's head, built from its spec; embedding and output layer are set by `borrow`.
 
-    `decoder` is a model of the target's class with the head's one layer, without embedding and norm. `attention` names
-    the attention function.
+    `attention` names the attention function. Modules that share a part hold the same one.
     """
 
-    def __init__(self, spec: MtpSpec, config: PretrainedConfig, attention: str):
+    def __init__(self, spec: MtpSpec, config: PretrainedConfig, attention: str, dtype: torch.dtype):
         super().__init__()
         self.spec = spec
         self.layer_config = one_layer(config)
-        trunk: Any = decoder_of(empty_model(config, torch.float32))
-        norm, h, eps = type(trunk.norm), spec.target_hidden_size, self.layer_config.rms_norm_eps
-        self.embedding_norm, self.hidden_norm, self.final_norm = (norm(h, eps=eps) for _ in range(3))
-        self.projection = nn.Linear(2 * h, h, bias=False)
-        self.decoder: Any = _without_ends(type(trunk)._from_config(self.layer_config, attn_implementation=attention))
-        give_rows_their_rope(self.decoder)
-        self._compresses = compresses(self.decoder)
+        self.heads = nn.ModuleList(MtpHead(spec, config, attention, dtype) for _ in range(spec.modules_run))
+        if len(spec.prefixes) == 1:
+            for head in self.heads:
+                for part in OUTER:
+                    setattr(head, part, getattr(self.heads[0], part))
         self.embed_tokens: nn.Module | None = None
         self.lm_head: nn.Module | None = None
 
@@ -57,22 +59,16 @@ class MtpModel(ChainModel):
     def fuse(self, features: Tensor) -> Tensor:
         return features
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: Any) -> ChainOutput:
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, *, step: int = 0, **attention: Any
+    ) -> ChainOutput:
+        """As `ChainModel.forward`, by the module whose turn it is in a draft step."""
         assert self.embed_tokens is not None, "borrow() comes first"
         embedding = self.embed_tokens(tokens).to(hidden.dtype)
         if self.spec.zero_first_embedding:
             embedding = embedding * (positions != 0)[..., None]
-        pair = self.embedding_norm(embedding), self.hidden_norm(hidden)
-        ordered = pair if self.spec.concatenation == "embedding_hidden" else pair[::-1]
-        output = self.decoder(
-            inputs_embeds=self.projection(torch.cat(ordered, dim=-1)),
-            position_ids=positions,
-            past_key_values=attention["kv"].latents if self._compresses and "kv" in attention else None,
-            use_cache=False,
-            **attention,
-        ).last_hidden_state
-        normed = self.final_norm(output)
-        return ChainOutput(normed, normed if self.spec.feedback == "post_norm" else output)
+        output: ChainOutput = self.heads[step % len(self.heads)](embedding, hidden, positions, **attention)
+        return output
 
     def logits(self, head_input: Tensor) -> Tensor:
         assert self.lm_head is not None, "borrow() comes first"
@@ -93,47 +89,85 @@ class MtpModel(ChainModel):
         """It drafts in the target's vocabulary."""
 
 
+class MtpHead(nn.Module):
+    """One module. `decoder` is a model of the target's class with its one layer, without embedding and norm."""
+
+    def __init__(self, spec: MtpSpec, config: PretrainedConfig, attention: str, dtype: torch.dtype):
+        super().__init__()
+        self.spec = spec
+        layer_config = one_layer(config)
+        trunk: Any = decoder_of(empty_model(config, torch.float32))
+        norm, h, eps = type(trunk.norm), spec.target_hidden_size, layer_config.rms_norm_eps
+        self.embedding_norm, self.hidden_norm, self.final_norm = (norm(h, eps=eps).to(dtype) for _ in range(3))
+        self.projection = nn.Linear(2 * h, h, bias=False, dtype=dtype)
+        decoder = type(trunk)._from_config(layer_config, dtype=dtype, attn_implementation=attention)
+        self.decoder: Any = _without_ends(decoder)
+        give_rows_their_rope(self.decoder)
+        self._compresses = compresses(self.decoder)
+
+    def forward(self, embedding: Tensor, hidden: Tensor, positions: Tensor, **attention: Any) -> ChainOutput:
+        pair = self.embedding_norm(embedding), self.hidden_norm(hidden)
+        ordered = pair if self.spec.concatenation == "embedding_hidden" else pair[::-1]
+        output = self.decoder(
+            inputs_embeds=self.projection(torch.cat(ordered, dim=-1)),
+            position_ids=positions,
+            past_key_values=attention["kv"].latents if self._compresses and "kv" in attention else None,
+            use_cache=False,
+            **attention,
+        ).last_hidden_state
+        normed = self.final_norm(output)
+        return ChainOutput(normed, normed if self.spec.feedback == "post_norm" else output)
+
+
 def load_mtp(draft: Draft, target: PreTrainedModel, *, attention: str, dtype: torch.dtype | None = None) -> MtpModel:
     """A target's head. `attention` names the attention function; `dtype` None is the target's.
 
-    Raises `TargetError` for the head of another target, for several heads, and for a kind that draftkit does not run.
+    Raises `TargetError` for the head of another target, and for a kind that draftkit does not run.
     """
     spec = draft.spec.architecture.expect(MtpSpec)
     check_sizes(draft, spec.target_hidden_size, target)
-    if spec.parts is None or spec.num_modules > 1:
+    if spec.parts is None:
         kind = spec.config.get("model_type")
-        what = (
-            f"the multi-token prediction heads of {kind}" if spec.parts is None else f"{spec.num_modules} heads in turn"
-        )
-        raise TargetError(f"draftkit does not run {what} yet", where=draft.path, hint="vLLM does: eval --engine vllm")
+        what = f"draftkit does not run the multi-token prediction heads of {kind} yet"
+        raise TargetError(what, where=draft.path, hint="vLLM does: eval --engine vllm")
     with torch.device(target.device):
-        model = MtpModel(spec, target.config, attention).to(dtype or target.dtype)
-    fill_mtp(model, load_weights(draft, target, dtype=dtype), draft.path)
+        model = MtpModel(spec, target.config, attention, dtype or target.dtype)
+    fill_mtp(model, load_stored(draft, target.device), draft.path)
     model.borrow(target.get_input_embeddings(), target.get_output_embeddings())
     return model.eval().requires_grad_(False)
 
 
-def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: object) -> None:
-    """Give a head its weights, by their names in the target's checkpoint; its parameters stay the same ones.
+def fill_mtp(model: MtpModel, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Give a head its weights, by their names in the target's checkpoint; in float32, as it is trained, its parameters
+    stay the same ones.
 
     Raises `TargetError`, naming `where` they are from, for a layer that does not fit the target's class.
     """
-    outer, block = _names(model.spec)
-    own = {part: tensors[name] for part, name in outer.items()}
-    named = {f"layers.0.{name.removeprefix(block)}": t for name, t in tensors.items() if _of_block(name, model.spec)}
-    named["embed_tokens.weight"] = torch.zeros(1, model.layer_config.hidden_size)
-    named["norm.weight"] = torch.zeros(model.layer_config.hidden_size)
-    loaded, info = type(model.decoder).from_pretrained(
+    for index, head in enumerate(model.heads):
+        names, prefix = _names(model.spec, index)
+        _fill_layer(head, model.layer_config, _layer(tensors, names, prefix), where)
+        head.load_state_dict({part: tensors[name] for part, name in names.items()}, strict=False)
+    require_finite(model.state_dict().items(), where)
+
+
+def _fill_layer(head: Any, config: PretrainedConfig, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """The decoder layer by its own names. What transformers keeps in float32 is so, whatever the dtype."""
+    ends = {
+        "embed_tokens.weight": torch.zeros(1, config.hidden_size),
+        "norm.weight": torch.zeros(config.hidden_size),
+    }
+    loaded, info = type(head.decoder).from_pretrained(
         None,
-        config=model.layer_config,
-        state_dict=named,
-        dtype=model.projection.weight.dtype,
+        config=config,
+        state_dict={f"layers.0.{name}": tensor for name, tensor in tensors.items()} | ends,
+        dtype=head.projection.weight.dtype,
         output_loading_info=True,
     )
     if wrong := sorted(info["missing_keys"] | info["unexpected_keys"]):
         raise TargetError(f"the head's layer does not fit the target's class: {', '.join(wrong[:5])}", where=where)
-    model.decoder.load_state_dict(_without_ends(loaded).state_dict())
-    model.load_state_dict(own, strict=False)
+    weight = head.projection.weight
+    state = {name: tensor.to(weight.device) for name, tensor in _without_ends(loaded).state_dict().items()}
+    head.decoder.load_state_dict(state, assign=weight.dtype != torch.float32)
 
 
 def _without_ends(decoder: Any) -> Any:
@@ -144,31 +178,34 @@ def _without_ends(decoder: Any) -> Any:
 
 def stored_mtp(model: MtpModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of a head's `state_dict`, what is its own, by the names in the target's checkpoint."""
-    outer, block = _names(model.spec)
-    inner = {n.removeprefix("decoder."): t for n, t in state.items() if n.startswith("decoder.layers.")}
-    layer = revert_weight_conversion(model.decoder, inner)
-    return {name: state[part] for part, name in outer.items()} | {
-        block + name.removeprefix("layers.0."): tensor for name, tensor in layer.items()
+    stored: dict[str, Tensor] = {}
+    for index, head in enumerate(model.heads):
+        names, prefix = _names(model.spec, index)
+        layers = f"heads.{index}.decoder.layers."
+        inner = {n.removeprefix(f"heads.{index}.decoder."): t for n, t in state.items() if n.startswith(layers)}
+        stored |= {name: state[f"heads.{index}.{part}"] for part, name in names.items()}
+        layer = revert_weight_conversion(head.decoder, inner)
+        stored |= {prefix + name.removeprefix("layers.0."): tensor for name, tensor in layer.items()}
+    return stored
+
+
+def _names(spec: MtpSpec, index: int) -> tuple[dict[str, str], str]:
+    """The parts of a module around its decoder layer with their names in a checkpoint, and what those of the layer
+    begin with."""
+    assert spec.parts is not None
+    prefix = spec.prefixes[min(index, len(spec.prefixes) - 1)]
+    outer = {f"{part}.weight": f"{prefix}{getattr(spec.parts, part)}.weight" for part in OUTER}
+    return outer, prefix + spec.parts.block.format(index=index)
+
+
+def _layer(tensors: Mapping[str, Tensor], outer: Mapping[str, str], prefix: str) -> dict[str, Tensor]:
+    """What belongs to a decoder layer, and is no copy of one of the target's tables."""
+    others = set(outer.values())
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix) and name not in others and not name.endswith(tuple(COPIES))
     }
-
-
-def _names(spec: MtpSpec) -> tuple[dict[str, str], str]:
-    """The parts around the decoder layer with their names in a checkpoint, and what those of the layer begin with."""
-    parts, prefix = spec.parts, spec.prefixes[0]
-    assert parts is not None
-    outer = {
-        "embedding_norm.weight": f"{prefix}{parts.embedding_norm}.weight",
-        "hidden_norm.weight": f"{prefix}{parts.hidden_norm}.weight",
-        "final_norm.weight": f"{prefix}{parts.final_norm}.weight",
-        "projection.weight": f"{prefix}{parts.projection}.weight",
-    }
-    return outer, prefix + parts.block.format(index=0)
-
-
-def _of_block(name: str, spec: MtpSpec) -> bool:
-    """Whether a tensor belongs to the decoder layer, and is no copy of one of the target's tables."""
-    outer, block = _names(spec)
-    return name.startswith(block) and name not in outer.values() and not name.endswith(tuple(COPIES))
 
 
 def one_layer(config: PretrainedConfig) -> PretrainedConfig:

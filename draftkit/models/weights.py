@@ -24,13 +24,18 @@ def load_weights(
     draft: Draft, target: PreTrainedModel, prefix: str = "", dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, without it; in the target's dtype where there is no other."""
-    found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
     weights = {
         name: tensor.to(target.device, dtype or target.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in dequantized(found, draft.spec.quantization).items()
+        for name, tensor in load_stored(draft, "cpu", prefix).items()
     }
     require_finite(((prefix + name, tensor) for name, tensor in weights.items()), draft.path)
     return weights
+
+
+def load_stored(draft: Draft, device: torch.device | str, prefix: str = "") -> dict[str, Tensor]:
+    """The same in the dtypes in which they are stored, quantized ones in float32; unlike those, unchecked."""
+    found = {name.removeprefix(prefix): t.load() for name, t in draft.tensors.items() if name.startswith(prefix)}
+    return {name: tensor.to(device) for name, tensor in dequantized(found, draft.spec.quantization).items()}
 
 
 def fill(module: Module, weights: dict[str, Tensor]) -> Module:

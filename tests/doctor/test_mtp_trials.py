@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +89,12 @@ def test_norms_of_the_other_kind_are_put_right(patient: Patient) -> None:
 
 def proposals(setup: Setup) -> list[tuple[int, ...]]:
     return [r.proposal for generation in run(setup, 2, [0]) for r in generation.rounds]
+
+
+def test_which_module_drafts_is_tried(tmp_path: Path, patient: Patient) -> None:
+    assert trials("modules", patient) == []
+    folder = save_with_head("glm4_moe", tmp_path, 2).folder
+    with open_draft("mtp", str(folder)) as draft:
+        several = replace(patient, draft=draft)
+        (trial,) = trials("modules", several)
+    assert trial.overrides == {"modules": "first"}

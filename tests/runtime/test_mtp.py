@@ -86,6 +86,19 @@ def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> 
     assert found == expected
 
 
+def test_in_bfloat16_rotations_and_biases_of_experts_are_as_precise_as_the_targets(saved: Saved, folder: Path) -> None:
+    target = load_target(saved.folder, device="cpu", dtype=torch.bfloat16, attention=ATTENTION)
+    module = load_drafter(read_draft(folder), target).module
+    assert module is not None
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    own, theirs = ({name.rpartition(".")[2]: b for name, b in m.named_buffers()} for m in (module, target))
+    assert {name: buffer.dtype for name, buffer in own.items()} == {name: theirs[name].dtype for name in own}
+    assert own["inv_freq"].dtype == torch.float32
+    if (bias := own.get("e_score_correction_bias")) is not None:
+        (stored,) = (h for h in read_draft(folder).tensors.values() if h.name.endswith("e_score_correction_bias"))
+        assert torch.equal(bias, stored.load())
+
+
 def test_eval_takes_the_targets_own_head(saved: Saved, folder: Path) -> None:
     pico.save_tokenizer(saved.folder)
     settings = Settings(num_speculative_tokens=2, limit=2, max_new_tokens=6, device="cpu", dtype="float32")

@@ -37,9 +37,11 @@ LENGTHS = (12, 8)
 DEPTH = (K + 1) * 2 * LAYER  # products from the states to the logits of the last step, generously
 
 
-@pytest.fixture(scope="module", params=sorted(HEADS))
+@pytest.fixture(scope="module", params=[*sorted(HEADS), "qwen3_next 2"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return save_with_head(request.param, tmp_path_factory.mktemp(request.param))
+    """With one module, or with so many that draft in turn."""
+    kind, _, modules = request.param.partition(" ")
+    return save_with_head(kind, tmp_path_factory.mktemp(kind), int(modules or 1))
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         hidden_state=heads.kind.hidden_state,
         feedback=heads.kind.feedback,
         zero_first_embedding=heads.kind.zero_first_embedding,
+        modules=heads.kind.modules,
     )
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     moves = [

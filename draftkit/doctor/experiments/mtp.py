@@ -31,6 +31,14 @@ def first_embedding(patient: Patient) -> Iterator[Trial]:
         yield with_facts(patient, zero_first_embedding=not own)
 
 
+@experiment("modules", "several modules of a head")
+def modules(patient: Patient) -> Iterator[Trial]:
+    """Always the first module instead of the next in turn, and the reverse: vLLM's two runners differ in it."""
+    own = patient.facts.get("modules")
+    if own is not None and patient.facts["num_modules"] != 1:
+        yield with_facts(patient, modules="first" if own == "in_turn" else "in_turn")
+
+
 @experiment("norm-offset", "a head of the target's own")
 def norm_offset(patient: Patient) -> Iterator[Trial]:
     """Norms that hold 1 + w where the target's class has w, as in GGUF files of Qwen's, and the reverse."""

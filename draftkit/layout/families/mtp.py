@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from draftkit.io.dtypes import FLOATS
 from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
-from draftkit.layout.mtp import Concatenation, Feedback, HeadParts, HiddenState
+from draftkit.layout.mtp import Concatenation, Feedback, HeadParts, HiddenState, Modules
 from draftkit.layout.schema import Shape, TensorSchema
 
 
@@ -26,7 +26,7 @@ class MtpSpec(Architecture):
 
     - `config` is the target's, verbatim: engines build the heads from it. `weights`: what the checkpoint has of them.
     - `prefixes` of the heads' tensors, and the `parts` below; None where draftkit does not run this kind of head.
-    - `concatenation`, `hidden_state`, `feedback`, `zero_first_embedding`: as in `HeadKind`.
+    - `concatenation`, `hidden_state`, `feedback`, `zero_first_embedding`, `modules`: as in `HeadKind`.
     """
 
     SERVED_AS: ClassVar = {"vllm": {"mtp": "mtp"}, "sglang": {"mtp": "NEXTN"}}
@@ -44,9 +44,15 @@ class MtpSpec(Architecture):
     hidden_state: HiddenState
     feedback: Feedback
     zero_first_embedding: bool
+    modules: Modules
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_modules")
+
+    @property
+    def modules_run(self) -> int:
+        """How many of the modules draft."""
+        return self.num_modules if self.modules == "in_turn" else 1
 
     @property
     def method(self) -> str:

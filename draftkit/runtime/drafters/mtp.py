@@ -32,13 +32,18 @@ class MtpDrafter(ChainDrafter[MtpModel]):
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> MtpDrafter:
     """The drafter of a target's own head."""
+    from draftkit.runtime.drafters.mtp_in_turn import MtpInTurnDrafter  # which builds on this module
+
     config = target.config.get_text_config()
     model = load_mtp(draft, target, attention=ATTENTION)
-    return MtpDrafter(model, footprint(one_layer(config)).cached, config.num_hidden_layers)
+    drafter = MtpInTurnDrafter if model.spec.modules_run > 1 else MtpDrafter
+    return drafter(model, footprint(one_layer(config)).cached, config.num_hidden_layers)
 
 
 def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """Keys and values, or their latents."""
-    stated = dict(draft.spec.architecture.expect(MtpSpec).config)
+    """Keys and values, or their latents; of modules that are used in turn, those of each step."""
+    spec = draft.spec.architecture.expect(MtpSpec)
+    stated = dict(spec.config)
     config = CONFIG_MAPPING[str(stated.pop("model_type"))].from_dict(stated).get_text_config()
-    return footprint(one_layer(config)).slot_bytes(dtype, capacity, k)
+    caches = k if spec.modules_run > 1 else 1
+    return caches * footprint(one_layer(config)).slot_bytes(dtype, capacity, k)

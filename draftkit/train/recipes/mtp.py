@@ -1,12 +1,13 @@
 """MTP: a target's own head, trained on as serving uses it: one layer, K steps, each fed by the one before (FastMTP).
 
 Serving runs the head again on its own state for every further token, which it was not trained for; step t at position i
-counts where serving would draft there (`TrainingBatch.drafted`).
+counts where serving would draft there (`TrainingBatch.drafted`). Of several modules that draft in turn, step t trains
+the t-th.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from draftkit.io.dtypes import FLOATS
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
+from draftkit.models.chain import ChainOutput
 from draftkit.models.mtp import MtpModel, fill_mtp, load_mtp, stored_mtp
 from draftkit.models.states import AuxLayers
 from draftkit.train.attention import NAME as CHAIN_ATTENTION
-from draftkit.train.batch import TrainingBatch
+from draftkit.train.attention import ChainSteps
+from draftkit.train.batch import TrainingBatch, ahead
+from draftkit.train.chain import Step
 from draftkit.train.losses.parse import LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.ranges import Positive, Repeats
@@ -34,7 +38,8 @@ from draftkit.train.statistics import step_statistics
 class MtpOptions:
     """The recipe's settings.
 
-    - `steps` of the head on its own state. `loss`: of each, as `parse_loss` reads it. `reduction`: over rows and steps.
+    - `steps` of the head, each on the state of the one before. `loss`: of each, as `parse_loss` reads it.
+    - `reduction`: over rows and steps.
     - `temperature` divides the logits of both sides, as in serving.
     """
 
@@ -73,6 +78,21 @@ class Mtp(ChainRecipe):
         teacher = self.head.teacher(batch.last[0])
         found = self.compare(batch, rows, teacher, self.options.reduction.weights(drafted), self.loss)
         return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, drafted))
+
+    def steps(self, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> list[Step]:
+        if self.draft.spec.modules_run == 1:
+            return super().steps(batch, drafted, detached=detached)
+        return list(self._in_turn(batch, drafted))
+
+    def _in_turn(self, batch: TrainingBatch, drafted: Tensor) -> Iterator[Step]:
+        """Each step by the next module, over all positions: it sees those before it in its own step."""
+        hidden = self.draft.fuse((batch.last if batch.features is None else batch.features).float())
+        for t, wanted in enumerate(drafted):
+            chain = ChainSteps(batch.sample_ids)
+            output = self.draft(ahead(batch.tokens, 1 + t), hidden, batch.positions, step=t, chain=chain)
+            rows = wanted.nonzero()[:, 0]
+            yield Step(rows, ChainOutput(output.head_input[:, rows], output.feedback[:, rows]))
+            hidden = output.feedback
 
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return stored_mtp(self.draft, state) | self.kept

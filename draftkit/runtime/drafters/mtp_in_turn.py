@@ -1,0 +1,81 @@
+"""Drafting with several multi-token prediction modules, each draft step with the next in turn.
+
+A step runs its module over all rows that the step before has run, each with that one's state and with the token one
+later; the rows stay at their positions. The first row's token is drafted last, so that the last K − 1 rows hold tokens
+which the target may reject: they are run again in the next round, with what it has said.
+
+Source: `multi_module_mtp/speculator.py` of vLLM 0.32, its second runner; the first runs module 0 alone, but for
+Step-3.5. There a module that is run more than once in a round overwrites its own keys with those of a later step, and
+sees them in the next round. Here each step has a cache of its own: drafts follow from the text alone.
+
+S slots, B sequences, R rows, K steps, H the target's width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftkit.models.mtp import MtpModel
+from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.drafters.mtp import MtpDrafter
+from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.ops.expand_rows import expand_rows
+
+
+class MtpInTurnDrafter(MtpDrafter):
+    """`tokens` int64 [S + 1, K − 1] and `states` [S + 1, K − 1, H]: each slot's last rows; the one beyond the slots
+    belongs to rows of a batch without a sequence."""
+
+    def __init__(self, model: MtpModel, slot_numbers: int, num_layers: int):
+        super().__init__(model, slot_numbers, num_layers)
+        self.allocate(0, 0, 1)
+
+    def slot_bytes(self, capacity: int, k: int) -> int:
+        return k * super().slot_bytes(capacity, k)
+
+    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
+        self.caches = [SlotCache(num_slots, capacity) for _ in range(k)]
+        weight = next(self.model.parameters())
+        self.tokens = weight.new_zeros(num_slots + 1, k - 1, dtype=torch.int64)
+        self.states = weight.new_zeros(num_slots + 1, k - 1, self.model.spec.target_hidden_size)
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+        assert features is not None
+        tokens, hidden = prompt[None, 1:], self.model.fuse(features[None, :-1])
+        kept = min(self.tokens.shape[1], tokens.shape[1])
+        if kept:
+            self.tokens[slot, -kept:], self.states[slot, -kept:] = tokens[0, -kept:], hidden[0, -kept:]
+        slots = torch.tensor([slot], device=prompt.device)
+        for step, cache in enumerate(self.caches):
+            rows = tokens.shape[1] - step  # of which the tokens are known
+            if rows <= 0:
+                return
+            positions = torch.arange(rows, device=prompt.device)[None]
+            kv = cache.rows(slots, positions, rows, prompt=True)
+            hidden = self.model(tokens[:, step:], hidden[:, :rows], positions, step=step, kv=kv).feedback
+
+    @torch.inference_mode()
+    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
+        assert committed.features is not None
+        slots, again = committed.slots, self.tokens.shape[1]
+        rows = expand_rows(
+            torch.cat((self.tokens[slots], committed.tokens), dim=1),
+            committed.counts + again,
+            committed.start - 1 - again,  # below zero where there are no such rows
+            committed.length,
+            hidden=torch.cat((self.states[slots], self.model.fuse(committed.features)), dim=1),
+        )
+        assert rows.hidden is not None
+        last = rows.sampled  # [B, 1]
+        newest = last + torch.arange(1 - again, 1, device=slots.device)
+        self.tokens[slots] = rows.tokens.gather(1, newest)
+        self.states[slots] = rows.hidden.take_along_dim(newest[..., None], 1)
+        tokens, hidden, drafted = rows.tokens, rows.hidden, []
+        for step, cache in enumerate(self.caches):  # all, though fewer be drafted: the next round may draft more
+            kv = cache.rows(slots, rows.positions, committed.length)
+            head_input, hidden = self.model(tokens, hidden, rows.positions, step=step, kv=kv)
+            drafted.append(self._draw(draw, step, rows.drafting(head_input)[:, 0]) if step < k else tokens[:, 0])
+            tokens = tokens.roll(-1, 1).scatter(1, last, drafted[-1][:, None])
+        return Proposal(torch.stack(drafted[:k], dim=1))

@@ -1,0 +1,116 @@
+"""Several multi-token prediction modules: each draft step runs the next in turn, or always the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.eval_results import cell, write
+from fixtures.mtp_targets import Saved, proposal, proposal_in_turn, save_with_head
+
+from draftkit.checks.measurement import heads_used_again
+from draftkit.convert.api import convert_checkpoint
+from draftkit.layout.folder import read_draft
+from draftkit.loading import load_drafter
+from draftkit.models.target import Target, load_target
+from draftkit.requests import Request
+from draftkit.results.record import read_result
+from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.drafters.mtp import MtpDrafter, slot_bytes
+from draftkit.runtime.drafters.mtp_in_turn import MtpInTurnDrafter
+from draftkit.runtime.engine import Engine
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
+
+MODULES = 2
+
+
+@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "qwen3_next"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return save_with_head(request.param, tmp_path_factory.mktemp(request.param), MODULES)
+
+
+@pytest.fixture(scope="module")
+def engine_of(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, MtpDrafter]:
+    folder = convert_checkpoint(str(saved.folder), tmp_path_factory.mktemp("head") / "head", format="mtp")
+    model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    drafter = load_drafter(read_draft(folder), model, None)
+    assert isinstance(drafter, MtpDrafter)
+    return Target(model, drafter.aux_layers), drafter
+
+
+def requests() -> list[Request]:
+    return [Request(f"{n}", tuple(range(3 + n, 4 + 4 * n)), 10) for n in range(4)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_drafts_equal_the_reference_after_any_rejections(
+    saved: Saved, engine_of: tuple[Target, MtpDrafter], k: int
+) -> None:
+    """Rounds in which some drafts were accepted and some rejected, of sequences side by side; also more steps than
+    modules, which are used again."""
+    target, drafter = engine_of
+    assert type(drafter) is MtpInTurnDrafter
+    rates = SyntheticAcceptance(tuple(0.7 * 0.8**i for i in range(k)))
+    engine = Engine(target, drafter, num_speculative_tokens=k, num_slots=2, verification="synthetic", synthetic=rates)
+    accepted = set()
+    for generation in engine.generate(requests()):
+        text = torch.tensor([*generation.request.prompt, *generation.tokens])
+        for round in generation.rounds:
+            accepted.add(round.accepted)
+            assert list(round.proposal) == proposal_in_turn(saved, text[: round.position], k)
+    assert len(accepted) > 1
+
+
+def test_greedy_output_is_that_of_plain_decoding(engine_of: tuple[Target, MtpDrafter]) -> None:
+    target, drafter = engine_of
+    plain = Engine(Target(target.model), None, num_speculative_tokens=0, num_slots=2).generate(requests())
+    found = Engine(target, drafter, num_speculative_tokens=3, num_slots=2).generate(requests())
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+
+
+def test_a_round_that_drafts_fewer_leaves_no_gap(saved: Saved, engine_of: tuple[Target, MtpDrafter]) -> None:
+    """Side by side the sequences draft one token, alone three."""
+    target, drafter = engine_of
+    engine = Engine(target, drafter, num_speculative_tokens=3, num_slots=2, k_by_batch={1: 3, 2: 1})
+    both = [Request("short", (5, 6, 7, 8), 4), Request("long", (9, 8, 7), 12)]
+    long = engine.generate(both)[1]
+    text = torch.tensor([*long.request.prompt, *long.tokens])
+    assert {len(round.proposal) for round in long.rounds} == {1, 3}
+    for round in long.rounds:
+        assert list(round.proposal) == proposal_in_turn(saved, text[: round.position], len(round.proposal))
+
+
+@pytest.mark.parametrize(
+    ("modules", "k", "words"),
+    [
+        ("in_turn", 3, "the target has 2 multi-token prediction module(s)"),
+        ("in_turn", 2, None),
+        ("first", 2, "only the first of 2"),
+        ("first", 1, None),
+    ],
+)
+def test_modules_that_draft_again_are_a_warning(modules: str, k: int, words: str | None, tmp_path: Path) -> None:
+    (made,) = read_result(write(tmp_path / "result.json", cell("mtp", num_speculative_tokens=k))).cells
+    found = [f.message for f in heads_used_again.find(made, {"num_modules": MODULES, "modules": modules})]
+    assert [words in message for message in found] == ([] if words is None else [True])
+
+
+def test_of_mimo_the_first_alone_drafts(tmp_path: Path) -> None:
+    """As in vLLM's first runner; its second one stops at them."""
+    saved = save_with_head("mimo", tmp_path / "target", MODULES)
+    folder = convert_checkpoint(str(saved.folder), tmp_path / "head", format="mtp")
+    model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    drafter = load_drafter(read_draft(folder), model, None)
+    assert type(drafter) is MtpDrafter
+    target = Target(model, drafter.aux_layers)
+    for generation in Engine(target, drafter, num_speculative_tokens=3, num_slots=2).generate(requests()):
+        text = torch.tensor([*generation.request.prompt, *generation.tokens])
+        for round in generation.rounds:
+            assert list(round.proposal) == proposal(saved, text[: round.position], 3)
+
+
+def test_memory_is_that_of_every_step(saved: Saved, engine_of: tuple[Target, MtpDrafter], tmp_path: Path) -> None:
+    draft = read_draft(convert_checkpoint(str(saved.folder), tmp_path / "head", format="mtp"))
+    drafter = engine_of[1]
+    assert slot_bytes(draft, torch.float32, 10, 3) == drafter.slot_bytes(10, 3) == 3 * drafter.slot_bytes(10, 1) > 0
