@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
@@ -29,8 +30,9 @@ def new_head(config: PretrainedConfig) -> MtpModel:
         hidden_state=kind.hidden_state,
         feedback=kind.feedback,
         zero_first_embedding=kind.zero_first_embedding,
+        modules=kind.modules,
     )
-    return MtpModel(spec, config, "sdpa")
+    return MtpModel(spec, config, "sdpa", torch.float32)
 
 
 def add_head(head: MtpModel, folder: Path) -> None:

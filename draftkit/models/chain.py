@@ -7,7 +7,7 @@ the feature of position p with the token at p + 1, and predicts the token at p +
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ class ChainModel(nn.Module, ABC):
         """Target features [B, T, F] → the hidden input [B, T, H] of rows that follow target tokens."""
 
     @abstractmethod
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: object) -> ChainOutput:
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, **attention: Any) -> ChainOutput:
         """One draft pass.
 
         `tokens` int64 [B, T]: the token after each row's feature. `hidden` [B, T, H]: `fuse(features)` or the last
