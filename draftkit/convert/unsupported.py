@@ -47,6 +47,7 @@ KINDS = (
     ),
 )  # fmt: skip
 HEADS = Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
+LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
 IN_VLLM = ("K3", "Qwen3Omni")  # of those, vLLM 0.32 runs these
@@ -76,13 +77,14 @@ def _of_other_layers(checkpoint: Checkpoint) -> Kind | None:
 
 def _of_other_target(checkpoint: Checkpoint) -> Kind | None:
     """Heads of a target that draftkit does not know, or without the sizes of one; those of others have a format."""
-    return HEADS if find_heads(checkpoint) is None and HEADS.has_tensors(checkpoint) else None
+    known = find_heads(checkpoint) is not None or checkpoint.config.get(KIND) == LIBRARY_HEADS
+    return HEADS if not known and HEADS.has_tensors(checkpoint) else None
 
 
 def _of_other_library(checkpoint: Checkpoint) -> Kind | None:
     """A type of the speculators library that is younger than what draftkit knows of it."""
     kind = checkpoint.config.get(KIND)
-    if kind is None or kind in ("eagle", *ARCHITECTURES):
+    if kind is None or kind in ("eagle", LIBRARY_HEADS, *ARCHITECTURES):
         return None
     return Kind(f"{kind} of the speculators library", "")
 

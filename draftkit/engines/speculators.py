@@ -47,3 +47,11 @@ def verifier_name(config: Mapping[str, object]) -> str | None:
     verifier = stated.get("verifier") if isinstance(stated, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     return name if isinstance(name, str) else None
+
+
+def verifier_architectures(config: Mapping[str, object]) -> list[str]:
+    """The class names of the target that a config of the library names."""
+    stated = config.get(SERVING)
+    verifier = stated.get("verifier") if isinstance(stated, dict) else None
+    names = verifier.get("architectures") if isinstance(verifier, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []

@@ -26,6 +26,7 @@ from draftkit.io.jsonfile import dump
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Rope
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
@@ -205,11 +206,43 @@ def test_what_was_lost_is_named(case: str, target: Path, tmp_path: Path) -> None
         assert "Eagle3Converter" in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "rnnt"])
-def test_other_types_are_refused_by_name(kind: str, target: Path, tmp_path: Path) -> None:
-    source = changed("speculators-eagle3", tmp_path, {"speculators_model_type": kind})
-    with pytest.raises(FormatError, match=f"(?i)this is a draft of the kind {kind}"):
+def test_other_types_are_refused_by_name(target: Path, tmp_path: Path) -> None:
+    source = changed("speculators-eagle3", tmp_path, {"speculators_model_type": "rnnt"})
+    with pytest.raises(FormatError, match="this is a draft of the kind rnnt"):
         plan_conversion(source, target=str(target))
+
+
+def test_a_head_is_the_target_s_own_under_other_names(tmp_path: Path) -> None:
+    """As the library's converter took it out of its target."""
+    named = convert_checkpoint(str(ALL["speculators-mtp"].write(tmp_path / "library")), tmp_path / "named")
+    own = convert_checkpoint(str(ALL["qwen-head"].write(tmp_path / "target")), tmp_path / "own")
+    spec, same = (read_draft(folder).spec.architecture.expect(MtpSpec) for folder in (named, own))
+    assert spec.tensors() == same.tensors()
+    assert replace(spec, weights=()) == replace(same, weights=())
+    written, library = load_file(named / "model.safetensors"), ALL["speculators-mtp"].all_tensors()
+    parts = {"fc": "input_proj", "norm": "final_layernorm", "pre_fc_norm_hidden": "hidden_layernorm"}
+    for ours, theirs in (parts | {"layers.0.mlp.up_proj": "mlp.up_proj"}).items():
+        assert torch.equal(written[f"mtp.{ours}.weight"], library[f"mtp_layers.0.{theirs}.weight"])
+
+
+@pytest.mark.parametrize(
+    ("config", "renamed", "message"),
+    [
+        ({"model_type": "qwen3"}, {}, "no engine has multi-token prediction heads of qwen3"),
+        ({}, {"mlp.up_proj.weight": "mlp.experts.gate_up_proj"}, "its experts are stored as one"),
+        ({}, {"input_proj.weight": "input_projection.weight"}, "the heads lack 1 tensors: mtp.fc.weight"),
+    ],
+)
+def test_heads_that_are_not_read_say_why(
+    config: dict[str, Any], renamed: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    published = ALL["speculators-mtp"]
+    layers = published.config["transformer_layer_config"] | config
+    others = {f"mtp_layers.0.{old}": f"mtp_layers.0.{new}" for old, new in renamed.items()}
+    tensors = {others.get(name, name): tensor for name, tensor in published.all_tensors().items()}
+    pico.write_checkpoint(tmp_path, published.config | {"transformer_layer_config": layers}, tensors)
+    with pytest.raises(FormatError, match=message):
+        plan_conversion(str(tmp_path))
 
 
 JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1.5, True, [1, "x"], {"x": {}})

@@ -20,7 +20,6 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "DeepSpec, Gemma-4": ("DSpark with Gemma-4's layers", BODY, {"architectures": ["Gemma4DSparkModel"]}),
     "Kimi-K3": ("DSpark with K3's layers", BODY, {"architectures": ["K3DSparkModel"]}),
     "Automodel, GLM": ("DSpark with Glm5_2's layers", BODY, {"architectures": ["Glm5_2DSparkModel"]}),
-    "speculators MTP": ("MTP", ("mtp_layers.0.input_proj.weight",), {"speculators_model_type": "mtp"}),
     "speculators of tomorrow": ("rnnt of the speculators library", BODY, {"speculators_model_type": "rnnt"}),
     "SpecForge of tomorrow": (
         "dspine, a block drafter with a head of that name",

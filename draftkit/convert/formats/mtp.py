@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
-from draftkit.convert.mtp_heads import find_heads
-from draftkit.convert.operations import copy, drop
+from draftkit.convert.mtp_heads import TargetHeads, find_heads
+from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.errors import FormatError
 from draftkit.layout.families.mtp import MtpSpec, StoredTensor
@@ -33,23 +33,42 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
             expected=f"a target whose config has {', '.join(COUNTS)}, and their tensors",
             hint="draftkit inspect says what there is; heads can be put back with draftkit convert HEADS --into TARGET",
         )
+    facts.keep_config()
+    moves = [
+        copy(handle) if name in heads.tensors else drop(handle, "the target's own")
+        for name, handle in checkpoint.tensors.items()
+    ]
+    return plan_heads(NAME, checkpoint, facts, heads, checkpoint.config, moves)
+
+
+def plan_heads(
+    name: str,
+    checkpoint: Checkpoint,
+    facts: Facts,
+    heads: TargetHeads,
+    config: dict[str, object],
+    moves: list[Move],
+) -> Plan:
+    """Plan the conversion of heads as their target has them, and with its `config`.
+
+    Raises `FormatError` for heads that are not whole.
+    """
     if heads.missing:
         raise FormatError(
             f"the heads lack {len(heads.missing)} tensors: {', '.join(heads.missing[:SHOWN])}",
             where=checkpoint.source.path,
             hint="take them from the original checkpoint of the target; draftkit inspect says what else is damaged",
         )
-    text = language_model(checkpoint.config)
+    text = language_model(config)
     sizes = {key: text.get(key) for key in ("vocab_size", "hidden_size")}
     if missing := [key for key, value in sizes.items() if not isinstance(value, int)]:
         raise FormatError(f"the target's config has no {' and '.join(missing)}", where=checkpoint.config_path)
-    facts.record("config", str(checkpoint.config.get("model_type")), "stated", "the target's, kept verbatim")
+    facts.record("config", str(config.get("model_type")), "stated", "the target's, kept verbatim")
     facts.record("weights", f"{len(heads.tensors)} tensors", "from tensors", "kept verbatim")
     facts.record("num_modules", max(heads.promised, 1), "stated")
-    facts.keep_config()
     architecture = MtpSpec(
-        config=checkpoint.config,
-        weights=tuple(StoredTensor(t.name, t.dtype, t.shape) for t in heads.tensors.values()),
+        config=config,
+        weights=tuple(StoredTensor(stored, t.dtype, t.shape) for stored, t in heads.tensors.items()),
         vocab_size=int(str(sizes["vocab_size"])),
         target_hidden_size=int(str(sizes["hidden_size"])),
         num_modules=max(heads.promised, 1),
@@ -62,8 +81,4 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         modules=heads.kind.modules,
     )
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
-    moves = [
-        copy(handle) if name in heads.tensors else drop(handle, "the target's own")
-        for name, handle in checkpoint.tensors.items()
-    ]
-    return make_plan(NAME, checkpoint, facts, spec, moves)
+    return make_plan(name, checkpoint, facts, spec, moves)
