@@ -16,6 +16,7 @@ import argparse
 import json
 import resource
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def trained(options: argparse.Namespace, target: Path, way: str, seed: int) -> t
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--target-steps", type=int, default=300, help="of the target's training, 2,048 tokens each")
+    parser.add_argument("--target-steps", type=int, default=200, help="of the target's training, 2,048 tokens each")
     parser.add_argument("--answers", type=int, default=480)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in options.ways}
     for seed in range(options.seeds):  # seed by seed, so that what is there can be compared
         for way in options.ways:
-            runs[way].append(once(f"{way}, seed {seed}", lambda way=way, seed=seed: run(way, seed)))
+            runs[way].append(once(f"{way}, seed {seed}", partial(run, way, seed)))
             show(before, runs, options)
 
 
