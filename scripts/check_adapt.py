@@ -22,7 +22,7 @@ from check_on_policy import judges
 from rich.console import Console
 
 from draftkit import AdaptSettings, adapt_draft, walk_acceptance
-from draftkit.report.adapt import adaptation_table, difference
+from draftkit.report.adapt import adaptation_table
 from draftkit.report.format import length
 from draftkit.results.statistics import gain
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"regained {traffic.gained.mean:+.3f} from {adapted.answers} answers, {per_thousand:+.2f} per 1,000")
     console.print(
         f"the old target, {len(before.sums)} prompts: {length(before.length)} before, {length(after.length)} after, "
-        f"{difference(lost)}"
+        f"{length(lost, signed=True)}"
     )
     console.print(f"{took:.0f} s of one core")
 

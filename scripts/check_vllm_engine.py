@@ -22,7 +22,7 @@ from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.measure import Conversations
-from draftkit.evaluate.vllm import measure_with_vllm, run_plain
+from draftkit.evaluate.vllm import measure_with_vllm, plain_lane
 from draftkit.hub.locate import locate
 from draftkit.models.chat import load_tokenizer
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
@@ -68,17 +68,18 @@ def main() -> None:
         concurrency=options.concurrency,
         limit=options.limit,
         device="cpu",
+        repeats=0,
     )
     drafts = [draft for draft in DRAFTS if options.only in draft]
     cells = list(draftkit.evaluate_draft(TARGET, drafts, settings).cells)
     prompts = load_prompt_set(settings.prompts, settings.limit).prompts
     requests = Conversations(prompts, load_tokenizer(locate(TARGET).path, "target"), settings).first_requests
     vllm = VllmSettings(python=options.vllm_python)
-    plain = run_plain(TARGET, requests, settings, vllm)
     categories = [prompt.category for prompt in prompts]
-    for draft in drafts:
-        cell, _ = measure_with_vllm(TARGET, draft, requests, settings, vllm, plain=plain, categories=categories)
-        cells.append(cell)
+    with plain_lane(TARGET, requests, settings, vllm) as plain:
+        for draft in drafts:
+            cell, _ = measure_with_vllm(TARGET, draft, requests, settings, vllm, plain=plain, categories=categories)
+            cells.append(cell)
     Console(width=140).print(engines_table(cells))
     pairs = [(ours, theirs) for ours, theirs in engine_pairs(cells) if ours is not None and theirs is not None]
     same = [

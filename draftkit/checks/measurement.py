@@ -11,9 +11,11 @@ from draftkit.layout.architecture import Architecture
 from draftkit.results.record import Cell
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
+from draftkit.results.verdict import unexplained
 
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
+DISTURBED = 0.15  # how well the cost of a round is to be known for a speed-up to mean something
 COLD = 5  # times the median that a slowest first token may take
 
 
@@ -136,6 +138,32 @@ def latency_disagrees(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}: chunks are {ratio:.2f} times as far apart as tokens, and rounds emit {emitted:.2f}: "
             "times were disturbed, or most answers are too short to tell",
+        )
+
+
+@check
+def unexplained_speed(cell: Cell) -> Iterator[Finding]:
+    """A round takes at least as long as a plain step, so that a draft brings no more than the tokens of a round."""
+    length = cell.acceptance_length
+    if length is not None and unexplained(cell):
+        yield Finding(
+            "speed-unexplained",
+            "warning",
+            f"{cell.name}, T={cell.temperature:g}: {cell.times_faster:.2f} times plain decoding is more than an "
+            f"acceptance length of {length.mean:.2f} accounts for: the baseline was disturbed; measure again on a "
+            "machine that does nothing else, with more --repeats",
+        )
+
+
+@check
+def disturbed_speed(cell: Cell) -> Iterator[Finding]:
+    if cell.pace_error is not None and cell.pace_error > DISTURBED:
+        yield Finding(
+            "speed-disturbed",
+            "warning",
+            f"{cell.name}, T={cell.temperature:g}: what a round costs against a plain step is known to "
+            f"±{cell.pace_error:.0%} only, after {cell.passes} passes by turns: something else used the machine, or "
+            "the prompts are few",
         )
 
 

@@ -61,7 +61,7 @@ def _patterns(
 
 
 def _falls(difference: Interval | None) -> bool:
-    return difference is not None and difference.mean < -MARGIN and difference.high < 0
+    return difference is not None and difference.mean < -MARGIN and difference.below(0)
 
 
 def _over_context(answers: Sequence[Generation], early: Sequence[Sequence[Round]]) -> Interval | None:

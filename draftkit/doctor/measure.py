@@ -109,7 +109,7 @@ def _tried(
         after=mean_length(after),
         gain=difference,
         confirmed=confirmed,
-        helps=confirmed and difference.mean >= margin and difference.low > 0,
+        helps=confirmed and difference.mean >= margin and difference.above(0),
         command=_command(patient, trial),
         advice=trial.advice,
     )

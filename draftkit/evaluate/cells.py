@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from transformers import PreTrainedTokenizerBase
 
+from draftkit.evaluate.by_turns import speedup_interval
 from draftkit.evaluate.measure import Run
-from draftkit.results.record import Cell, Heading, NearTie, Transcript, TranscriptRound
+from draftkit.results.record import Cell, Heading, NearTie, PromptRecord, Transcript, TranscriptRound
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import (
     acceptance_length,
     accepted_per_position,
     conditional_rates,
+    drafted_acceptance_length,
     drafted_rounds,
     expected_acceptance_length,
     known,
@@ -35,10 +38,15 @@ def cell_of(
     tokenizer: PreTrainedTokenizerBase,
     *,
     plan: MemoryPlan,
+    passes: int | None,
+    pace_error: float,
     near_ties: Sequence[NearTie] | None,
 ) -> Cell:
-    """What a run with a draft measured, beside the run without one; `near_ties` None: they were not looked for."""
-    rounds = drafted_rounds(run.generations)
+    """What a run with a draft measured, beside the run without one; `near_ties` None: they were not looked for.
+
+    `passes` and `pace_error` are those of `by_turns`; None and inf where it was not.
+    """
+    rounds, num_rounds = drafted_rounds(run.generations), sum(len(g.rounds) for g in run.generations)
     accepted = accepted_per_position(run.generations, settings.num_speculative_tokens)
     matching = sum(a.tokens == b.tokens for a, b in zip(run.generations, plain.generations, strict=True))
     by_category = {
@@ -48,10 +56,13 @@ def cell_of(
     ttft = [g.ttft for g in run.generations]
     tpot = [g.tpot for g in run.generations if g.tpot is not None]
     itl = [gap for g in run.generations for gap in g.itl]
+    by_prompt = tuple(map(_of_prompt, run.generations, run.latencies, plain.generations, plain.latencies))
+    speedup = run.tokens_per_second / plain.tokens_per_second
     return Cell(
         **vars(heading),
         num_prompts=len(run.generations),
         output_tokens=run.output_tokens,
+        num_rounds=num_rounds,
         num_drafts=len(rounds),
         num_drafts_beyond=sum(r.beyond for r in rounds),
         num_draft_tokens=sum(r.drafted for r in rounds),
@@ -60,6 +71,9 @@ def cell_of(
         acceptance_per_pos=tuple(count / max(len(rounds), 1) for count in accepted),
         conditional_acceptance_per_pos=tuple(conditional_rates(accepted, len(rounds))),
         acceptance_length=known(acceptance_length(run.generations)),
+        drafted_acceptance_length=(
+            known(drafted_acceptance_length(run.generations)) if len(rounds) < num_rounds else None
+        ),
         expected_acceptance_length=known(expected_acceptance_length(run.generations)),
         acceptance_length_by_convention={**lengths_by_convention(run.generations, run.categories)},
         by_category={category: known(acceptance_length(inside)) for category, inside in by_category.items()},
@@ -68,7 +82,10 @@ def cell_of(
         baseline_tokens_per_second=plain.tokens_per_second,
         baseline_ttft_ms=percentiles([g.ttft for g in plain.generations]),
         baseline_output_tokens=plain.output_tokens,
-        speedup=run.tokens_per_second / plain.tokens_per_second,
+        speedup=speedup,
+        speedup_interval=speedup_interval(speedup, by_prompt, pace_error),
+        passes=passes,
+        pace_error=pace_error if isfinite(pace_error) else None,
         ttft_ms=percentiles(ttft),
         tpot_ms=percentiles(tpot),
         itl_ms=percentiles(itl),
@@ -81,6 +98,20 @@ def cell_of(
         samples=transcripts(run.generations, tokenizer),
         near_ties=None if near_ties is None else tuple(near_ties),
         memory=plan,
+        by_prompt=by_prompt,
+    )
+
+
+def _of_prompt(generation: Generation, seconds: float, plain: Generation, plain_seconds: float) -> PromptRecord:
+    rounds = generation.rounds
+    return PromptRecord(
+        generation.request.id,
+        len(rounds),
+        sum(r.accepted for r in rounds),
+        len(generation.tokens),
+        seconds,
+        len(plain.tokens),
+        plain_seconds,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,29 +16,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
+from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
+from draftkit.evaluate.by_turns import by_turns, sides
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import forecast
 from draftkit.evaluate.greedy import near_ties
-from draftkit.evaluate.measure import Conversations, Progress, measure
+from draftkit.evaluate.measure import Conversations, Lane, Progress, Run
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, run_plain, vllm_here
+from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, plain_lane, vllm_here
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
-from draftkit.layout.folder import Draft
-from draftkit.loading import load_drafter, load_model, open_draft, require_runtime, runtime_refusal
+from draftkit.layout.folder import Draft, is_unified
+from draftkit.loading import OWN_HEAD, load_drafter, load_model, open_draft, require_runtime, runtime_refusal
 from draftkit.models.chat import load_tokenizer, template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config
-from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarning, SpeedModel
+from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarning, SpeedModel, Verdict
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
+from draftkit.results.verdict import verdicts
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory_plan import MemoryPlan
 
@@ -136,10 +140,25 @@ def evaluate_draft(
             if advise:
                 models = [evaluation.speed_model(source, cells) for source in drafts]
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
-        result = Result(tuple(cells), made, warnings, tuple(models))
+        judged = tuple(_served(verdict, opened, target) for verdict in verdicts(cells))
+        result = Result(tuple(cells), made, warnings, tuple(models), judged)
         if saved is not None:
             saved.write(result.to_dict())
         return result
+
+
+def _served(verdict: Verdict, drafts: Mapping[str, Draft], target: str) -> Verdict:
+    """The verdict with the commands that serve what it says to use."""
+    name, k = verdict.draft, verdict.num_speculative_tokens
+    if verdict.kind != "use" or name is None or name not in drafts or name == OWN_HEAD:
+        return verdict
+    draft = drafts[name]
+    if not draft.tensors or is_unified(locate(name).path):
+        return replace(verdict, commands=serve_commands(draft, draft.path, target=target, k=k, local=True))
+    folder = f"{name.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-draftkit"
+    convert = f"draftkit convert {shlex.quote(name)} {shlex.quote(folder)} --target {shlex.quote(target)}"
+    commands = serve_commands(draft, Path(folder), target=target, k=k, local=True)
+    return replace(verdict, commands={engine: f"{convert}\n{command}" for engine, command in commands.items()})
 
 
 def _warning(name: str, message: str) -> Finding:
@@ -169,12 +188,19 @@ def _with_vllm(
         if not wanted:
             continue
         requests = Conversations(conversations.prompts, conversations.tokenizer, group[0]).first_requests
-        plain = run_plain(target, requests, _longest(group), vllm, on_progress)
-        for source, settings in wanted:
-            cell, concerns = measure_with_vllm(
-                target, source, requests, settings, vllm, plain=plain, categories=categories, on_progress=on_progress
-            )
-            yield seen.of(cell), concerns
+        with plain_lane(target, requests, _longest(group), vllm, on_progress) as plain:
+            for source, settings in wanted:
+                cell, concerns = measure_with_vllm(
+                    target,
+                    source,
+                    requests,
+                    settings,
+                    vllm,
+                    plain=plain,
+                    categories=categories,
+                    on_progress=on_progress,
+                )
+                yield seen.of(cell), concerns
 
 
 @dataclass(frozen=True)
@@ -260,17 +286,38 @@ class _Evaluation:
         ]
         if not wanted:
             return
-        plain = measure(Target(self.model), None, self._asked(_longest(group)), "no draft", self.on_progress)
+        asked = self._asked(_longest(group))
+        without = Lane(Target(self.model), None, asked, "no draft", self.on_progress)
+        shared = all(plan.holds_twice("target cache", "target states") for plan in self.plans.values())
+        before = None if shared and group[0].repeats else without.run(asked)
+        if not shared:
+            del without  # its memory is the draft's now
         for source, settings, heading in wanted:
-            loaded = self.drafts[source]
+            loaded, asked = self.drafts[source], self._asked(settings)
             name = f"{source}, K={settings.num_speculative_tokens}"
-            run = measure(loaded.target, loaded.drafter, self._asked(settings), name, self.on_progress)
+            lane = Lane(loaded.target, loaded.drafter, asked, name, self.on_progress)
+            if before is None:
+                passes, error = by_turns(asked.blocks, without.run, lane.run, settings.repeats)
+                plain, run = (Run.joined(runs) for runs in sides(passes))
+            else:
+                passes, error, plain, run = [], math.inf, before, lane.run(asked)
+            del lane
             if self.records is not None:
                 append_rounds(self.records, heading, run.generations)
             ties = None
             if self.model.dtype == torch.float32 and settings.exact and settings.sampling.temperature == 0:
                 ties = near_ties(self.model, run.generations, plain.generations, source)
-            yield cell_of(heading, run, plain, settings, self.tokenizer, plan=self.plans[source], near_ties=ties)
+            yield cell_of(
+                heading,
+                run,
+                plain,
+                settings,
+                self.tokenizer,
+                plan=self.plans[source],
+                passes=len(passes) or None,
+                pace_error=error,
+                near_ties=ties,
+            )
 
     def with_predictions(self, cells: Sequence[Cell]) -> list[Cell]:
         """The cells, each draft's greedy one of the most draft tokens with what it predicts for other settings."""

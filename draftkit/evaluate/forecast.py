@@ -54,8 +54,7 @@ class Listener:
         self.drafted, self.draft_logits = None, []
 
     def _note(self, temperature: float, mode: str, stands: Tensor, valid: Tensor) -> None:
-        rounds = valid.any(1)  # one without a draft is none
-        chances = (stands * valid).cumprod(1)[rounds]
+        chances = (stands * valid).cumprod(1)  # 0 where nothing was drafted
         self.rates.setdefault((temperature, mode), []).append(chances.double().cpu())
 
 

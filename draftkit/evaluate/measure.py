@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
+from draftkit.evaluate.by_turns import block_sizes, mean_seconds
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
 from draftkit.models.target import Target
 from draftkit.requests import Request
@@ -23,11 +26,23 @@ Progress = Callable[[str, int, int, float], None]  # what runs, answers done, an
 
 @dataclass(frozen=True)
 class Run:
-    """Generations with the categories of their prompts, and how long they took, in seconds."""
+    """Generations with the categories of their prompts, and how long they took, in seconds: together, and each."""
 
     generations: list[Generation]
     categories: list[str]
     seconds: float
+    latencies: list[float]
+
+    @classmethod
+    def joined(cls, passes: Sequence[Sequence[Run]]) -> Run:
+        """One run of all blocks, with the mean times of all passes."""
+        first = passes[0]
+        return cls(
+            [g for run in first for g in run.generations],
+            [category for run in first for category in run.categories],
+            fmean(sum(run.seconds for run in runs) for runs in passes),
+            mean_seconds([[latency for run in runs for latency in run.latencies] for runs in passes]),
+        )
 
     @property
     def output_tokens(self) -> int:
@@ -37,15 +52,40 @@ class Run:
     def tokens_per_second(self) -> float:
         return self.output_tokens / self.seconds
 
+    @property
+    def pace(self) -> float:
+        """Seconds of a round."""
+        rounds = sum(len(g.rounds) for g in self.generations)
+        return sum(g.times[-1] - g.times[0] for g in self.generations) / max(rounds, 1)
+
 
 class Conversations:
     """The prompts of a measurement as requests, turn by turn: a later turn follows the target's own answers."""
 
-    def __init__(self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: Settings):
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        tokenizer: PreTrainedTokenizerBase,
+        settings: Settings,
+        *,
+        first: int = 0,
+        of: int = 0,
+    ):
         self.prompts = prompts
+        self._first, self._of = first, of or len(prompts)  # of a block: where it begins, among how many prompts
         self.tokenizer = tokenizer
         self.settings = settings
         self.turns = 1 if settings.turns == "first" else max(len(prompt.turns) for prompt in prompts)
+
+    @property
+    def blocks(self) -> list[Conversations]:
+        """The same, in parts."""
+        sizes = block_sizes(len(self.prompts), self.settings.concurrency)
+        ends = [*accumulate(sizes)]
+        return [
+            Conversations(self.prompts[end - size : end], self.tokenizer, self.settings, first=end - size, of=self._of)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
 
     @property
     def size(self) -> int:
@@ -100,7 +140,7 @@ class Conversations:
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
             self._ids(prompt, messages),
             settings.max_new_tokens,
-            settings.sampling.numbered(number + turn * len(self.prompts)),
+            settings.sampling.numbered(self._first + number + turn * self._of),
             ignore_eos=settings.ignore_eos,
         )
 
@@ -109,32 +149,40 @@ class Conversations:
         return encode_messages(messages, self.tokenizer, self.settings.thinking, template)
 
 
-def measure(
-    target: Target,
-    drafter: Drafter | None,
-    conversations: Conversations,
-    name: str,
-    on_progress: Progress = lambda *_: None,
-) -> Run:
-    """Run all prompts with a drafter, or without one, as the conversations' settings say."""
-    settings = conversations.settings
-    requests = conversations.first_requests
-    engine = engine_of(target, drafter, settings, num_slots=min(settings.concurrency, len(requests)))
-    engine.reserve(conversations.longest)
-    engine.warm_up(requests)
-    counts = {"finished": 0, "accepted": 0, "rounds": 0}
+class Lane:
+    """An engine with a drafter, or without one, that is ready for all prompts of conversations, or a block of them."""
 
-    def on_round(touched: list[Generation]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        conversations: Conversations,
+        name: str,
+        on_progress: Progress = lambda *_: None,
+    ):
+        settings = conversations.settings
+        requests = conversations.first_requests
+        self._engine = engine_of(target, drafter, settings, num_slots=min(settings.concurrency, len(requests)))
+        self._engine.reserve(conversations.longest)
+        self._engine.warm_up(requests)
+        self._report = lambda done, length: on_progress(name, done, conversations.size, length)
+        self._size = conversations.size
+        self._finished = self._accepted = self._rounds = 0
+
+    def run(self, conversations: Conversations) -> Run:
+        """What they gave, timed."""
+        self._finished %= self._size  # a further pass
+        began = time.perf_counter()
+        generations, categories = conversations.hold(self._engine, self._on_round)
+        seconds = time.perf_counter() - began
+        return Run(generations, categories, seconds, [g.times[-1] - g.started for g in generations])
+
+    def _on_round(self, touched: list[Generation]) -> None:
         for generation in touched:
-            counts["finished"] += generation.finished is not None
-            counts["accepted"] += generation.rounds[-1].accepted if generation.rounds else 0
-            counts["rounds"] += bool(generation.rounds)
-        length = 1 + counts["accepted"] / max(counts["rounds"], 1)
-        on_progress(name, counts["finished"], conversations.size, length)
-
-    began = time.perf_counter()
-    generations, categories = conversations.hold(engine, on_round)
-    return Run(generations, categories, time.perf_counter() - began)
+            self._finished += generation.finished is not None
+            self._accepted += generation.rounds[-1].accepted if generation.rounds else 0
+            self._rounds += bool(generation.rounds)
+        self._report(self._finished, 1 + self._accepted / max(self._rounds, 1))
 
 
 def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int) -> Engine:

@@ -33,7 +33,7 @@ def provenance(
     shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
     del shared["sampling"]["temperature"]
     return environment(device, dtype) | {
-        "convention": "acceptance_length = 1 + accepted draft tokens / rounds",
+        "convention": "acceptance_length = 1 + accepted draft tokens / all rounds",
         "prompts": settings.prompts,
         "dataset": {
             "name": prompts.name,

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean, median
 
 from draftkit.evaluate.measure import engine_of
@@ -28,6 +29,8 @@ from draftkit.runtime.records import Generation
 
 ROUNDS = 16  # of which the median counts
 PASSES = 2  # over all batch sizes and K, of which the faster counts: other work only ever makes a round slower
+MISSED = 0.05  # how far beyond the interval of a measured speed-up a prediction may be
+SHARP = 1.5  # how wide an interval may be that a prediction is held against: its end, as a multiple of its begin
 WORTHWHILE = 1.02  # the speed-up from which drafting is recommended
 
 
@@ -118,7 +121,8 @@ def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedMo
     widest = max(cells, key=lambda cell: cell.num_speculative_tokens)
     costs = _Costs.of(widest, times)
     best = {batch: _best(costs, batch, times.largest_k) for batch in times.batches}
-    schedule = _ranges(best)
+    withheld = _withheld(cells, costs)
+    schedule = None if withheld else _ranges(best)
     measured = tuple(
         Speedup(at, k, cell.speedup, predicted=costs.speedup(at, k))
         for cell in cells
@@ -137,11 +141,34 @@ def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedMo
         ),
         measured=measured,
         mean_error=fmean(errors) if errors else None,
-        best_k=best[times.batches[0]],
+        best_k=None if withheld else best[times.batches[0]],
         schedule=schedule,
-        stop_above=schedule[-1][0] - 1 if schedule[-1][2] == 0 else None,
+        stop_above=schedule[-1][0] - 1 if schedule and schedule[-1][2] == 0 else None,
         largest_batch=times.batches[-1],
+        withheld=withheld,
     )
+
+
+def _withheld(cells: Sequence[Cell], costs: _Costs) -> str | None:
+    """Why the predictions are not to be relied on, and what to measure instead; None where they are."""
+    known = [cell for cell in cells if cell.concurrency in costs.times.batches and cell.speedup_interval is not None]
+    ks = ",".join(map(str, sorted({cell.num_speculative_tokens for cell in cells} | {1, costs.times.largest_k})))
+    instead = f"measure the K in question themselves (--k {ks}), on more prompts and an idle machine"
+    if not any(_is_sharp(cell) for cell in known):
+        return f"no measured speed-up is known well enough to hold the predictions against: {instead}"
+    missed = []
+    for cell in known:
+        predicted = costs.speedup(cell.concurrency, cell.num_speculative_tokens)
+        low, high = cell.speedup_interval.bounds if cell.speedup_interval and cell.speedup_interval.bounds else (0, inf)
+        if not low * (1 - MISSED) <= predicted <= high * (1 + MISSED):
+            where = f"batch {cell.concurrency} K={cell.num_speculative_tokens}"
+            missed.append(f"{where}: {predicted:.2f} predicted, {low:.2f} to {high:.2f} measured")
+    return f"the predictions miss what was measured ({'; '.join(missed)}): {instead}" if missed else None
+
+
+def _is_sharp(cell: Cell) -> bool:
+    bounds = None if cell.speedup_interval is None else cell.speedup_interval.bounds
+    return bounds is not None and bounds[1] <= SHARP * bounds[0]
 
 
 @dataclass(frozen=True)
@@ -159,7 +186,7 @@ class _Costs:
         assert cell.baseline_ttft_ms is not None
         return cls(
             times,
-            cell.acceptance_per_pos or (),
+            cell.accepted_at,
             cell.ttft_ms.p50,
             cell.baseline_ttft_ms.p50,
             (cell.output_tokens or 0) / (cell.num_prompts or 1),

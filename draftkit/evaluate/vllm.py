@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import accumulate
+from math import inf, isfinite
 from statistics import fmean
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
-from draftkit.engines.vllm.offline import OfflineEngine, engine_arguments, run_offline
+from draftkit.engines.vllm.offline import OfflineEngine, engine_arguments, offline_lane
 from draftkit.engines.vllm.process import find_python
-from draftkit.engines.vllm.records import DraftCounts, VllmRun
+from draftkit.engines.vllm.records import Answer, DraftCounts, Lane, VllmRun
 from draftkit.engines.vllm.request import warm_up
 from draftkit.engines.vllm.serve import speculative_config
-from draftkit.engines.vllm.server import run_on_server
+from draftkit.engines.vllm.server import server_lane
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.by_turns import block_sizes, by_turns, sides, speedup_interval
 from draftkit.evaluate.measure import Progress
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
@@ -29,7 +32,7 @@ from draftkit.models.pretrained import describe
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import end_token_ids
 from draftkit.requests import Request
-from draftkit.results.record import Cell, Heading, Interval
+from draftkit.results.record import Cell, Heading, Interval, PromptRecord
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import bootstrap_length, conditional_rates, known, percentiles, quantiles, repetition
 
@@ -60,47 +63,88 @@ def measure_with_vllm(
     settings: Settings,
     vllm: VllmSettings,
     *,
-    plain: VllmRun | None = None,
+    plain: Lane | None = None,
     categories: Sequence[str] | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> tuple[Cell, tuple[str, ...]]:
     """The cell of a draft, and what may be wrong with it.
 
     `requests` go through vLLM's offline engine, or through the server of `vllm.url`. `target` and `draft` as in
-    `evaluate_draft`; a server has its own draft, and `draft` only names it. `plain` is what `run_plain` gave for the
-    same target, requests and settings; it is run here when None. `categories`: one for each request. Raises
+    `evaluate_draft`; a server has its own draft, and `draft` only names it. `plain`: what runs the same requests
+    without a draft, by turns with it; None for a server without a baseline. `categories`: one for each request. Raises
     `DraftkitError`; for a draft that vLLM cannot run, before anything is started.
     """
     _require_first_turn(settings)
     if vllm.url is not None:
-        plain = plain or run_plain(target, requests, settings, vllm, on_progress)
-        run = _run_on_server(draft, vllm.url, target, requests, settings, on_progress, speculates=True)
+        drafting = _on_server(draft, vllm.url, target, requests, settings, on_progress, speculates=True)
         # How the server's draft is built, drawn and verified, its metrics do not say.
         heading = replace(_heading(target, draft, "served", settings), draft_sampling=None, verification=None)
-        return vllm_cell(heading, run, plain, settings, categories), run.concerns
-    with served_draft(draft, target, settings) as served:
-        plain = plain or run_plain(target, requests, settings, vllm, on_progress)
-        run = _run_offline(draft, target, requests, settings, vllm, served.speculative, on_progress)
-    heading = _heading(target, draft, served.method, settings)
-    return vllm_cell(heading, run, plain, settings, categories), run.concerns
+        return _measured(heading, requests, settings, plain, drafting, categories, settings.repeats)
+    with (
+        served_draft(draft, target, settings) as served,
+        _offline(draft, target, requests, settings, vllm, served.speculative, on_progress) as drafting,
+    ):
+        heading = _heading(target, draft, served.method, settings)
+        return _measured(heading, requests, settings, plain, drafting, categories, _repeats(settings, vllm))
 
 
-def run_plain(
+def _measured(
+    heading: Heading,
+    requests: Sequence[Request],
+    settings: Settings,
+    plain: Lane | None,
+    drafting: Lane,
+    categories: Sequence[str] | None,
+    repeats: int,
+) -> tuple[Cell, tuple[str, ...]]:
+    if plain is None:
+        run = drafting(requests)
+        return vllm_cell(heading, run, None, settings, categories), run.concerns
+    sizes = block_sizes(len(requests), settings.concurrency)
+    blocks = [requests[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    if repeats:
+        passes, error = by_turns(blocks, plain, drafting, repeats)
+    else:
+        passes, error = [[(plain(requests), drafting(requests))]], inf
+    without, run = (VllmRun.joined(runs) for runs in sides(passes))
+    cell = vllm_cell(heading, run, without, settings, categories, error)
+    return replace(cell, passes=len(passes) if repeats else None), run.concerns
+
+
+@contextmanager
+def plain_lane(
     target: str,
     requests: Sequence[Request],
     settings: Settings,
     vllm: VllmSettings,
     on_progress: Progress = lambda *_: None,
-) -> VllmRun | None:
-    """The same requests without a draft, once for all drafts; None for a server without a `baseline_url`."""
-    if vllm.url is None:
-        return _run_offline("no draft", target, requests, settings, vllm, None, on_progress)
-    if vllm.baseline_url is None:
-        return None
-    return _run_on_server("no draft", vllm.baseline_url, target, requests, settings, on_progress, speculates=False)
+) -> Iterator[Lane | None]:
+    """What runs requests without a draft, for all drafts; None for a server without a `baseline_url`.
+
+    Two engines of vLLM share a GPU only where each was told to take at most half of it; else this one runs the
+    requests before all drafts, and gives what it found then whenever it is asked.
+    """
+    if vllm.url is not None:
+        if vllm.baseline_url is None:
+            yield None
+        else:
+            yield _on_server("no draft", vllm.baseline_url, target, requests, settings, on_progress, speculates=False)
+        return
+    with _offline("no draft", target, requests, settings, vllm, None, on_progress) as lane:
+        if _repeats(settings, vllm):
+            yield lane
+            return
+        run = lane(requests)
+    yield lambda _: run
 
 
-def _run_offline(
+def _repeats(settings: Settings, vllm: VllmSettings) -> int:
+    """Passes by turns at most: none where the two engines do not fit a device together."""
+    fits = device_named(settings.device) == "cpu" or (vllm.gpu_memory_utilization or 1.0) <= 0.5
+    return settings.repeats if vllm.url is not None or fits else 0
+
+
+def _offline(
     name: str,
     target: str,
     requests: Sequence[Request],
@@ -108,7 +152,7 @@ def _run_offline(
     vllm: VllmSettings,
     speculative: Mapping[str, object] | None,
     on_progress: Progress,
-) -> VllmRun:
+) -> AbstractContextManager[Lane]:
     folder = locate(target).path
     device = device_named(settings.device)
     arguments = engine_arguments(
@@ -130,10 +174,10 @@ def _run_offline(
         end_ids=end_token_ids(folder),
         device=settings.device,
     )
-    return run_offline(engine, requests, _warming(requests, settings), _named_progress(name, requests, on_progress))
+    return offline_lane(engine, _warming(requests, settings), _named_progress(name, requests, on_progress))
 
 
-def _run_on_server(
+def _on_server(
     name: str,
     url: str,
     target: str,
@@ -142,10 +186,9 @@ def _run_on_server(
     on_progress: Progress,
     *,
     speculates: bool,
-) -> VllmRun:
-    return run_on_server(
+) -> Lane:
+    return server_lane(
         url,
-        requests,
         _warming(requests, settings),
         end_token_ids(locate(target, weights=False).path),
         concurrency=settings.concurrency,
@@ -218,18 +261,21 @@ def vllm_cell(
     plain: VllmRun | None,
     settings: Settings,
     categories: Sequence[str] | None = None,
+    pace_error: float = inf,
 ) -> Cell:
     """The cell of a run with a draft; `plain`: the same requests without one; `categories`: one for each request.
+    `pace_error` as of `by_turns`.
 
-    Where vLLM counts only all requests together, there is no interval: `low` and `high` are the mean,
-    `interval_known` is false and `by_category` empty. Raises `DraftkitError` for a run that drafted nothing.
+    Where vLLM counts only all requests together, there is no interval, `interval_known` is false and `by_category`
+    empty. Raises `DraftkitError` for a run that drafted nothing.
     """
     drafts = run.drafts
     if drafts is None or not drafts.num_drafts:
         raise DraftkitError("vLLM has drafted nothing", hint="are the prompts and --max-new-tokens too short?")
     own = run.counted_by_request
-    mean = drafts.acceptance_length
-    by_category = {} if own is None or categories is None else _by_category(own, categories)
+    num_rounds = drafts.num_drafts + sum(answer.skipped for answer in run.answers)
+    length = Interval(1 + drafts.num_accepted_tokens / num_rounds, None, None)
+    by_category = {} if own is None or categories is None else _by_category(run.answers, categories)
     ttft = [a.ttft for a in run.answers if a.ttft is not None]
     tpot = [a.tpot for a in run.answers if a.tpot is not None]
     itl = [gap for a in run.answers for gap in a.gaps or ()]
@@ -239,13 +285,17 @@ def vllm_cell(
         engine_version=run.version,
         num_prompts=len(run.answers),
         output_tokens=run.output_tokens,
+        num_rounds=num_rounds,
         num_drafts=drafts.num_drafts,
         num_draft_tokens=drafts.num_draft_tokens,
         num_accepted_tokens=drafts.num_accepted_tokens,
         num_accepted_tokens_per_pos=drafts.num_accepted_tokens_per_pos,
         acceptance_per_pos=tuple(n / drafts.num_drafts for n in drafts.num_accepted_tokens_per_pos),
         conditional_acceptance_per_pos=tuple(conditional_rates(drafts.num_accepted_tokens_per_pos, drafts.num_drafts)),
-        acceptance_length=Interval(mean, mean, mean) if own is None else _length(own),
+        acceptance_length=length if own is None else _length(run.answers),
+        drafted_acceptance_length=(
+            None if num_rounds == drafts.num_drafts else Interval(drafts.acceptance_length, None, None)
+        ),
         interval_known=own is not None,
         acceptance_length_by_convention=_by_convention(run, drafts, by_category),
         by_category={**by_category},
@@ -259,17 +309,18 @@ def vllm_cell(
         itl_quantiles_ms=quantiles(itl),
         repetition=fmean(repetition(answer.tokens) for answer in run.answers),
     )
-    return cell if plain is None else _beside(cell, run, plain, settings)
+    return cell if plain is None else _beside(cell, run, plain, settings, pace_error)
 
 
-def _length(counts: Sequence[DraftCounts]) -> Interval:
+def _length(answers: Sequence[Answer]) -> Interval:
     """The acceptance length with its interval, from the counts of each prompt."""
-    return bootstrap_length([(c.num_accepted_tokens, c.num_drafts) for c in counts if c.num_drafts])
+    counted = [(a.drafts.num_accepted_tokens, a.rounds) for a in answers if a.drafts]
+    return bootstrap_length([(accepted, rounds) for accepted, rounds in counted if rounds])
 
 
-def _by_category(own: Sequence[DraftCounts], categories: Sequence[str]) -> dict[str, Interval | None]:
+def _by_category(answers: Sequence[Answer], categories: Sequence[str]) -> dict[str, Interval | None]:
     return {
-        name: known(_length([c for c, category in zip(own, categories, strict=True) if category == name]))
+        name: known(_length([a for a, category in zip(answers, categories, strict=True) if category == name]))
         for name in sorted(set(categories))
     }
 
@@ -290,15 +341,37 @@ def _by_convention(
     return lengths
 
 
-def _beside(cell: Cell, run: VllmRun, plain: VllmRun, settings: Settings) -> Cell:
+def _beside(cell: Cell, run: VllmRun, plain: VllmRun, settings: Settings, pace_error: float) -> Cell:
     """The cell with speed and output of plain decoding."""
+    by_prompt = _by_prompt(run, plain)
+    speedup = run.tokens_per_second / plain.tokens_per_second
     matching = sum(a.tokens == b.tokens for a, b in zip(run.answers, plain.answers, strict=True))
     return replace(
         cell,
         baseline_tokens_per_second=plain.tokens_per_second,
         baseline_ttft_ms=percentiles([a.ttft for a in plain.answers if a.ttft is not None]),
         baseline_output_tokens=plain.output_tokens,
-        speedup=run.tokens_per_second / plain.tokens_per_second,
+        speedup=speedup,
+        speedup_interval=speedup_interval(speedup, by_prompt, pace_error),
+        pace_error=pace_error if isfinite(pace_error) else None,
+        by_prompt=by_prompt or None,
         matches_greedy=matching == len(run.answers) if settings.sampling.temperature == 0 else None,
         num_matching_prompts=matching if settings.exact else None,
+    )
+
+
+def _by_prompt(run: VllmRun, plain: VllmRun) -> tuple[PromptRecord, ...]:
+    """Empty where vLLM did not count each request by itself."""
+    return tuple(
+        PromptRecord(
+            str(number),
+            answer.rounds,
+            answer.drafts.num_accepted_tokens,
+            len(answer.tokens),
+            answer.latency,
+            len(other.tokens),
+            other.latency,
+        )
+        for number, (answer, other) in enumerate(zip(run.answers, plain.answers, strict=True))
+        if answer.drafts is not None
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.table import Table
 
 from draftkit.report.format import length
-from draftkit.results.record import Interval
 from draftkit.train.adapt import Adaptation
 
 
@@ -17,18 +16,13 @@ def adaptation_table(adapted: Adaptation, k: int) -> Table:
         caption="lost: before, less was accepted than of general text, beyond chance",
     )  # fmt: skip
     for found in adapted.slices:
-        behind = "" if found.behind is None else difference(found.behind) + (" lost" if found.lost else "")
+        behind = "" if found.behind is None else length(found.behind, signed=True) + (" lost" if found.lost else "")
         table.add_row(
             found.name,
             f"{found.samples:,}",
             length(found.before),
             behind,
             length(found.after),
-            difference(found.gained),
+            length(found.gained, signed=True),
         )
     return table
-
-
-def difference(interval: Interval) -> str:
-    """How much longer, with its interval."""
-    return f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"

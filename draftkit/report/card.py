@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -30,14 +30,15 @@ from draftkit.report.markdown import (
     table,
 )
 from draftkit.report.model_index import header, is_hub_id, short_name
-from draftkit.results.record import Cell, Result
+from draftkit.results.record import Result, Verdict
+from draftkit.results.verdict import verdicts
 from draftkit.train.config import by_current_names
 from draftkit.train.yaml_text import read_yaml_file
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 CONVENTION = (
-    "Acceptance length = 1 + accepted draft tokens / rounds, the convention of vLLM, with the 95 % interval over "
-    "prompts; expected: from the probabilities of the same forward passes; at each position: accepted / rounds."
+    "Acceptance length = 1 + accepted draft tokens / rounds, with the 95 % interval over prompts; expected: from the "
+    "probabilities of the same forward passes; at each position: accepted / rounds."
 )
 # What `draftkit train` leaves beside a draft, and which of its settings a card shows.
 TRAIN_FILE = "train.yaml"
@@ -82,7 +83,7 @@ def render_card(given: CardInput) -> str:
     """README.md: the metadata that the Hub shows, and the card. The same input gives the same text."""
     from huggingface_hub import ModelCard
 
-    rows = given.rows
+    rows, found = given.rows, _verdicts(given)
     settings = _read_settings(given.draft.path)
     card = ModelCard.from_template(
         header(
@@ -105,7 +106,10 @@ def render_card(given: CardInput) -> str:
         advice=_advice(given),
         runs=runs_table(given.results),
         figures=[(path, Path(path).stem.replace("-", " ")) for path in given.figures],
-        best=_best(given),
+        verdicts=[verdict.sentence for verdict in found],
+        sooner=any(verdict.kind == "use" for verdict in found),
+        trained_for=_trained_for(given),
+        doubts=_doubts(given),
         commands=_commands(given),
         serving_notes=_serving_notes(given.draft),
         measure=f"draftkit eval --target {_quoted(given.target)} --draft {shlex.quote(given.name)}",
@@ -151,51 +155,50 @@ def _facts(given: CardInput) -> dict[str, str]:
     return facts
 
 
-def _fastest(given: CardInput) -> tuple[float, Cell] | None:
-    """The measured setting with the highest speed-up, of those that the draft was trained for; None without any."""
+def _verdicts(given: CardInput) -> tuple[Verdict, ...]:
+    """What all runs together say to do, but for draft lengths that the draft was not trained for."""
     most = most_tokens(given.draft)
     cells = [cell for _, cell in given.rows if most is None or cell.num_speculative_tokens <= most]
-    gains = [(cell.times_faster, cell) for cell in cells if cell.times_faster is not None]
-    return max(gains, key=lambda pair: pair[0], default=None)
+    return verdicts([replace(cell, draft=given.name) for cell in cells])
 
 
-def _best(given: CardInput) -> str:
-    """Which of the measured K was the fastest, where there were several."""
-    fastest = _fastest(given)
-    if fastest is None or len({cell.num_speculative_tokens for _, cell in given.rows}) < 2:
+def _advice(given: CardInput) -> str:
+    """The best K by the speed models of the results, where no speed-up was measured: a card names one K."""
+    if any(verdict.kind != "unmeasured" for verdict in _verdicts(given)):
         return ""
-    gain, cell = fastest
-    return (
-        f"Of the lengths measured{_trained_for(given)}, K = {cell.num_speculative_tokens} was the fastest "
-        f"({gain:.2f}× at concurrency {cell.concurrency}); the commands have it."
-    )
+    most = most_tokens(given.draft)
+    for result in given.results:
+        for model in result.speed_models:
+            if model.doubt is None and model.best_k is not None and (most is None or model.best_k <= most):
+                stop = model.stop_above
+                end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
+                return f"By the times of its rounds, K = {model.best_k} is best{end}."
+    return ""
 
 
 def _trained_for(given: CardInput) -> str:
-    """The limit that holds among the lengths measured, where some are beyond it."""
+    """The limit on what is compared, where some lengths measured are beyond it."""
     most = most_tokens(given.draft)
     beyond = most is not None and any(cell.num_speculative_tokens > most for _, cell in given.rows)
-    return f" up to the {most} tokens that it was trained for" if beyond else ""
+    return f"The draft was trained for {most} tokens a round; longer ones are not considered." if beyond else ""
 
 
-def _advice(given: CardInput) -> list[str]:
-    """What the speed models of the results say, but for lengths that the draft was not trained for."""
-    lines = []
-    most = most_tokens(given.draft)
-    for number, result in enumerate(given.results, start=1):
-        for model in result.speed_models:
-            if model.best_k is not None and (most is None or model.best_k <= most):
-                stop = model.stop_above
-                end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
-                lines.append(f"Run {number}: by the times of its rounds, K = {model.best_k} is best{end}.")
-    return lines
+def _doubts(given: CardInput) -> list[str]:
+    """The warnings of all runs, which name the draft by where it was measured."""
+    found: dict[str, None] = {}
+    for result in given.results:
+        for warning in result.warnings:
+            message = warning.message
+            for name in {cell.draft for cell in result.cells}:
+                message = message.replace(name, given.name)
+            found[plain(message)] = None
+    return list(found)
 
 
 def _commands(given: CardInput) -> dict[str, str]:
     """Engine → the commands that serve the target with this draft."""
     draft = given.draft
-    fastest = _fastest(given)
-    k = None if fastest is None else fastest[1].num_speculative_tokens
+    k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
     commands = serve_commands(draft, Path(given.name), target=given.target, k=k)
     if "SGLang" not in commands and sglang.serves(draft.spec):
         folder = f"{short_name(given.name)}-sglang"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from draftkit.report.format import length, number, speed
+from draftkit.report.format import length, speed
 from draftkit.results.record import Cell
 
 
@@ -54,15 +54,12 @@ def _counts(cell: Cell) -> tuple[object, ...]:
 
 
 def _length(cell: Cell) -> str:
-    interval = cell.acceptance_length
-    if interval is not None and cell.interval_known is False:
-        return number(interval.mean, ".3f")
-    return length(interval, digits=3)
+    return length(cell.drafted_acceptance_length or cell.acceptance_length, digits=3)
 
 
 _FIGURES = {
     "drafts": lambda cell: str(cell.num_drafts),
     "accepted at 1…K": lambda cell: " ".join(map(str, cell.num_accepted_tokens_per_pos or ())),
-    "acceptance length": _length,
+    "acceptance length of drafts": _length,
     "tokens/s": speed,
 }

@@ -296,7 +296,11 @@ def _intervals(
     """Means as markers with their intervals as bars."""
     found = list(intervals)
     means = [interval.mean for interval in found]
-    reach = [[max(i.mean - i.low, 0) for i in found], [max(i.high - i.mean, 0) for i in found]]
+    bounds = [i.bounds or (i.mean, i.mean) for i in found]
+    reach = [
+        [max(i.mean - low, 0) for i, (low, _) in zip(found, bounds, strict=True)],
+        [max(high - i.mean, 0) for i, (_, high) in zip(found, bounds, strict=True)],
+    ]
     x, y = (means, positions) if horizontal else (positions, means)
     return axes.errorbar(
         x,

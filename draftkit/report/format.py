@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import isfinite
+
 from rich.text import Text
 
 from draftkit.finding import Severity
-from draftkit.results.record import Cell, Interval, Times
+from draftkit.results.record import Cell, Interval, Predicted, Times
 
 SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -15,11 +18,15 @@ def number(value: float | None, format: str = ",.2f", unit: str = "") -> str:
     return "–" if value is None else f"{value:{format}}{unit}"
 
 
-def length(interval: Interval | None, digits: int = 2) -> str:
-    """An acceptance length with its interval."""
-    if interval is None:
+def length(interval: Interval | None, digits: int = 2, *, signed: bool = False, count: bool = False) -> str:
+    """A mean with its interval, as far as there is one; `count`: and over how many prompts."""
+    if interval is None or not isfinite(interval.mean):
         return "–"
-    return f"{interval.mean:.{digits}f} [{interval.low:.2f}, {interval.high:.2f}]"
+    sign = "+" if signed else ""
+    text = f"{interval.mean:{sign}.{digits}f}"
+    if interval.bounds is not None:
+        text += " [" + ", ".join(f"{bound:{sign}.2f}" for bound in interval.bounds) + "]"
+    return text + (f" ({interval.prompts})" if count and interval.prompts is not None else "")
 
 
 def mean(interval: Interval | None) -> str:
@@ -54,3 +61,16 @@ def size(count: float | None) -> str:
 def severity(name: Severity) -> Text:
     """How bad a finding is, in its color."""
     return Text(name, style=SEVERITY_STYLES[name])
+
+
+def measured_as(predicted: Predicted, cell: Cell, cells: Iterable[Cell]) -> Cell | None:
+    """The cell that measured what was predicted from `cell`."""
+    asked = (predicted.temperature, predicted.draft_sampling, predicted.num_speculative_tokens)
+    same = (c for c in cells if (c.draft, c.target, c.engine) == (cell.draft, cell.target, cell.engine))
+    return next((c for c in same if (c.temperature, c.draft_sampling, c.num_speculative_tokens) == asked), None)
+
+
+def prediction(predicted: Predicted, measured: Cell | None) -> str:
+    """A predicted length, marked where it was extrapolated, and what was measured."""
+    text = number(predicted.acceptance_length) + ("*" if predicted.extrapolated else "")
+    return text if measured is None else f"{text} ({length(measured.acceptance_length)})"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from draftkit.report.format import latencies, mean, number
+from draftkit.report.format import latencies, length, mean, number
 from draftkit.report.model_index import is_hub_id
-from draftkit.results.record import Cell, Result
+from draftkit.results.record import Cell, Interval, Result
 
 Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
-SETTING = ("run", "dataset", "K", "T")
+SETTING = ("run", "dataset", "K", "T", "concurrency")
 VERSIONS = ("draftkit", "vllm", "torch", "transformers", "python")
 
 
@@ -27,24 +27,32 @@ def plain(value: object) -> str:
 
 
 def acceptance_table(rows: Sequence[Row]) -> str:
-    header = (*SETTING, "prompts", "drafts", "acceptance length", "expected", "accepted at 1…K")
+    header = (*SETTING, "prompts", "drafts", "acceptance length", "of drafts", "expected", "accepted at 1…K")
     return table(header, ((*_setting(row), *_acceptance(row[1])) for row in rows))
 
 
 def _setting(row: Row) -> tuple[object, ...]:
     number, cell = row
-    return number, cell.dataset, cell.num_speculative_tokens, f"{cell.temperature:g}"
+    return number, cell.dataset, cell.num_speculative_tokens, f"{cell.temperature:g}", cell.concurrency
 
 
 def _acceptance(cell: Cell) -> tuple[object, ...]:
-    length, expected = cell.acceptance_length, cell.expected_acceptance_length
     return (
         cell.num_prompts,
         cell.draft_sampling,
-        None if length is None else f"**{length.mean:.2f}** [{length.low:.2f}, {length.high:.2f}]",
-        mean(expected),
+        _emphasized(cell.acceptance_length),
+        mean(cell.drafted_acceptance_length or cell.acceptance_length),
+        mean(cell.expected_acceptance_length),
         " ".join(f"{rate:.2f}" for rate in cell.accepted_at) or None,
     )
+
+
+def _emphasized(interval: Interval | None) -> str | None:
+    """An acceptance length with its mean in bold."""
+    if interval is None:
+        return None
+    mean, _, rest = length(interval).partition(" ")
+    return f"**{mean}** {rest}".rstrip()
 
 
 def convention_table(rows: Sequence[Row]) -> str:
@@ -68,17 +76,16 @@ def _spread(rows: Sequence[Row], numbers: Callable[[Cell], dict[str, float | Non
 
 def speed_table(rows: Sequence[Row]) -> str:
     """Throughput and latencies; empty where no cell compares with plain decoding."""
-    header = (*SETTING, "concurrency", "tokens/s", "plain", "speed-up", "TTFT / TPOT / ITL ms")
+    header = (*SETTING, "tokens/s", "plain", "speed-up", "TTFT / TPOT / ITL ms")
     lines = [(*_setting(row), *_speed(row[1])) for row in rows if row[1].times_faster is not None]
     return table(header, lines) if lines else ""
 
 
 def _speed(cell: Cell) -> tuple[object, ...]:
     return (
-        cell.concurrency,
         number(cell.tokens_per_second, ".1f"),
         number(cell.baseline_tokens_per_second, ".1f"),
-        number(cell.times_faster, ".2f", "×"),
+        length(cell.speedup_interval) if cell.speedup_interval else number(cell.times_faster, ".2f"),
         latencies(cell),
     )
 

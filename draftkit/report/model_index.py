@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from draftkit.layout.folder import Draft
-from draftkit.results.record import Cell, Result
+from draftkit.results.record import Cell, Interval, Result
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -44,7 +45,14 @@ def header(
 
 def eval_results(results: Sequence[Result]) -> list[EvalResult]:
     """Acceptance length and speed-up of each cell, for `model-index`."""
-    return [entry for result in results for cell in result.cells for entry in _entries(cell, result.provenance)]
+    entries = [entry for result in results for cell in result.cells for entry in _entries(cell, result.provenance)]
+    seen: Counter[tuple[str, str, str | None]] = Counter()
+    for entry in entries:
+        row = (entry.dataset_type, entry.metric_type, entry.metric_name)
+        seen[row] += 1
+        if seen[row] > 1:  # another run at the same setting
+            entry.metric_name = f"{entry.metric_name}, run {seen[row]}"
+    return entries
 
 
 def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
@@ -66,10 +74,9 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
     }
     metrics: list[tuple[str, float, dict[str, float]]] = []
     if length is not None:
-        interval = {"low": round(length.low, 4), "high": round(length.high, 4)}
-        metrics.append(("acceptance_length", length.mean, interval))
+        metrics.append(("acceptance_length", length.mean, _bounds(length)))
     if cell.times_faster is not None:
-        metrics.append(("speedup", cell.times_faster, {}))
+        metrics.append(("speedup", cell.times_faster, _bounds(cell.speedup_interval)))
     return [
         EvalResult(
             task_type="text-generation",
@@ -79,12 +86,25 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
             dataset_split=dataset.get("split"),
             dataset_revision=dataset.get("revision"),
             metric_type=metric,
-            metric_name=f"{metric.replace('_', ' ')} (K={cell.num_speculative_tokens}, T={cell.temperature:g})",
+            metric_name=f"{metric.replace('_', ' ')} ({_setting(cell)})",
             metric_value=round(value, 4),
             metric_args={key: setting for key, setting in settings.items() if setting is not None} | bounds,
         )
         for metric, value, bounds in metrics
     ]
+
+
+def _setting(cell: Cell) -> str:
+    """What tells the rows of a table of results apart."""
+    engine = "" if cell.engine == "draftkit" else f", {cell.engine}"
+    return f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency={cell.concurrency}{engine}"
+
+
+def _bounds(interval: Interval | None) -> dict[str, float]:
+    if interval is None or interval.bounds is None:
+        return {}
+    low, high = interval.bounds
+    return {"low": round(low, 4), "high": round(high, 4)}
 
 
 def _base_model(draft: Draft, target: str | None, start: str | None) -> tuple[str | None, str | None]:

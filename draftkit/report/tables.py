@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from draftkit.report.certificate import certificate
 from draftkit.report.engines import engines_table
-from draftkit.report.format import latencies, length, mean, number, speed
+from draftkit.report.format import latencies, length, mean, measured_as, number, prediction
 from draftkit.report.memory_cost import cost_of
-from draftkit.results.record import Cell, Predicted, Result, SpeedModel
+from draftkit.results.record import Cell, Result, SpeedModel
+from draftkit.results.verdict import verdicts_of
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
@@ -22,24 +24,35 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 CAPTION = (
-    "acceptance length = 1 + accepted draft tokens / rounds, [95 % interval over prompts]; expected: from the "
-    "probabilities of the same forwards; at each position: accepted / rounds; times are medians"
+    "acceptance length = 1 + accepted draft tokens / rounds; in brackets 95 % intervals over prompts; speed-up: over "
+    "plain decoding on the same engine; output: that of plain decoding, or for how many prompts; of drafts: over the "
+    "rounds that had one"
 )
+DETAILS = (
+    "expected: from the probabilities of the same forwards; drafted: over the rounds that drafted; at each position: "
+    "accepted / rounds; times are medians"
+)
+NAME_WIDTH = 16  # of a draft in the table that fits a terminal of 80 columns
 # What a sweep varies: in the title where all cells have the same, else a column.
-VARIED: dict[str, Callable[[Cell], float]] = {
-    "K": lambda cell: cell.num_speculative_tokens,
-    "T": lambda cell: cell.temperature,
-    "concurrency": lambda cell: cell.concurrency,
+VARIED: dict[str, Callable[[Cell], str]] = {
+    "K": lambda cell: str(cell.num_speculative_tokens),
+    "T": lambda cell: f"{cell.temperature:g}",
+    "batch": lambda cell: str(cell.concurrency),
+    "prompts": lambda cell: str(cell.num_prompts),
 }
 
 
-def show_evaluation(console: Console, result: Result, certificates: Sequence[Certificate] = ()) -> None:
-    """A measurement: the cells, acceptance by category, advice, predictions, certificates and warnings."""
+def show_evaluation(
+    console: Console, result: Result, certificates: Sequence[Certificate] = (), *, details: bool = False
+) -> None:
+    """A measurement: the verdict, the cells, what was asked for beside them, and warnings; all else with `details`."""
+    show_verdicts(console, result)
     console.print(evaluation_table(result))
-    ids = result.provenance.get("first_prompt_ids")
-    if isinstance(ids, list) and ids:
-        console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
-    if len(result.cells) > 1 or len(result.cells[0].by_category) > 1:
+    if details:
+        console.print(details_table(result))
+        ids = result.provenance.get("first_prompt_ids")
+        if isinstance(ids, list) and ids:
+            console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
         console.print(category_table(result.cells))
     if any(cell.engine == "vllm" for cell in result.cells):
         console.print(engines_table(result.cells))
@@ -47,53 +60,97 @@ def show_evaluation(console: Console, result: Result, certificates: Sequence[Cer
         show_speed_model(console, model)
     for cell in result.cells:
         if cell.predicted:
-            console.print(prediction_table(cell.draft, cell.predicted))
+            console.print(prediction_table(cell, result.cells))
     for certified in certificates:
         console.print(certificate(certified))
     for warning in result.warnings:
         console.print(f"warning: {warning.message} [{warning.name}]")
 
 
+def show_verdicts(console: Console, result: Result) -> None:
+    """What to do, and the commands for it."""
+    for verdict in verdicts_of(result):
+        console.print(verdict.sentence, style="bold")
+        for command in verdict.commands.values():
+            console.print(f"  {command}", soft_wrap=True)
+
+
 def evaluation_table(result: Result) -> Table:
-    """One row per cell of a measurement."""
+    """One row per cell of a measurement, in 80 columns."""
     cells, provenance = result.cells, result.provenance
-    first = cells[0]
-    varied = {name for name, values in VARIED.items() if len(set(map(values, cells))) > 1} | {"K"}
-    fixed = [f"{name}={value(first):g}" for name, value in VARIED.items() if name not in varied]
-    title = [first.target, *fixed, f"up to {first.max_new_tokens} tokens"]
-    table = Table(title=" · ".join([*title, f"{provenance['dtype']} on {provenance['device']}"]), caption=CAPTION)
-    table.add_column("draft")
-    for name in (*(name for name in VARIED if name in varied), "prompts", "acceptance length", "expected"):
+    first, varied = cells[0], _varied(cells)
+    fixed = [f"{name}={value(first)}" for name, value in VARIED.items() if name not in (*varied, "prompts")]
+    title = [first.target, *fixed, f"{provenance.get('dtype')} on {provenance.get('device')}"]
+    if "prompts" not in varied:
+        title.append(f"{first.num_prompts} prompts")
+    drafted = any(cell.drafted_acceptance_length for cell in cells)
+    gap = 0 if drafted else 1  # beside that of the box
+    table = Table(title=" · ".join(title), caption=CAPTION, box=SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
+    table.add_column("draft", width=min(max(len(_draft(cell)) for cell in cells), NAME_WIDTH), overflow="fold")
+    for name in (*varied, "acceptance length"):
         table.add_column(name, justify="right")
-    table.add_column("accepted at 1…K")
-    for name in ("tokens/s", "plain", "TTFT / TPOT / ITL ms"):
+    if drafted:
+        table.add_column("of\ndrafts", justify="right")
+    for name in ("speed-up", "output"):
         table.add_column(name, justify="right")
-    table.add_column("output")
+    before = None
     for cell in cells:
-        engine = "" if cell.engine == "draftkit" else f" in {cell.engine}"
         table.add_row(
-            f"{cell.draft} ({cell.method}){engine}",
-            *(f"{value(cell):g}" for name, value in VARIED.items() if name in varied),
-            str(cell.num_prompts),
+            _draft(cell) if _draft(cell) != before else "",
+            *(VARIED[name](cell) for name in varied),
             length(cell.acceptance_length),
-            mean(cell.expected_acceptance_length),
-            " ".join(f"{rate:.2f}" for rate in cell.accepted_at),
-            speed(cell),
-            number(cell.baseline_tokens_per_second, ".1f"),
-            latencies(cell),
+            *([mean(cell.drafted_acceptance_length or cell.acceptance_length)] if drafted else []),
+            length(cell.speedup_interval) if cell.speedup_interval else number(cell.times_faster),
             _equality(cell),
         )
+        before = _draft(cell)
     return table
+
+
+def details_table(result: Result) -> Table:
+    """What else each cell measured."""
+    varied = _varied(result.cells)
+    table = Table(caption=DETAILS)
+    table.add_column("draft")
+    for name in (*varied, "expected", "drafted"):
+        table.add_column(name, justify="right")
+    table.add_column("accepted at 1…K")
+    for name in ("tokens/s", "plain", "passes", "TTFT / TPOT / ITL ms"):
+        table.add_column(name, justify="right")
+    table.add_column("drafts are, verified by")
+    for cell in result.cells:
+        table.add_row(
+            _draft(cell),
+            *(VARIED[name](cell) for name in varied),
+            length(cell.expected_acceptance_length),
+            length(cell.drafted_acceptance_length),
+            " ".join(f"{rate:.2f}" for rate in cell.accepted_at),
+            number(cell.tokens_per_second, ".1f"),
+            number(cell.baseline_tokens_per_second, ".1f"),
+            number(cell.passes, "d"),
+            latencies(cell),
+            f"{cell.draft_sampling}, {cell.verification}",
+        )
+    return table
+
+
+def _varied(cells: Sequence[Cell]) -> list[str]:
+    """The names of what is not the same in all cells, and K."""
+    return [name for name, value in VARIED.items() if name == "K" or len(set(map(value, cells))) > 1]
+
+
+def _draft(cell: Cell) -> str:
+    return cell.draft if cell.engine == "draftkit" else f"{cell.draft} in {cell.engine}"
 
 
 def category_table(cells: Sequence[Cell]) -> Table:
     """Acceptance length by category, a column for each draft at its most draft tokens."""
     widest = {cell.draft: cell for cell in sorted(cells, key=lambda cell: cell.num_speculative_tokens)}
     headings = [f"{draft}, K={cell.num_speculative_tokens}" for draft, cell in widest.items()]
-    table = Table("category", *headings, title="acceptance length by category, and as other tools count it")
+    table = Table("category", *headings, title="acceptance length by category (prompts), and as other tools count it")
     first = next(iter(widest.values()))
     for category in first.by_category:
-        table.add_row(category, *(length(cell.by_category.get(category)) for cell in widest.values()))
+        table.add_row(category, *(length(cell.by_category.get(category), count=True) for cell in widest.values()))
     table.add_section()
     for convention in first.acceptance_length_by_convention:
         lengths = (cell.acceptance_length_by_convention.get(convention) for cell in widest.values())
@@ -102,7 +159,13 @@ def category_table(cells: Sequence[Cell]) -> Table:
 
 
 def show_speed_model(console: Console, model: SpeedModel) -> None:
-    """Which K is fastest at which batch size, what it would bring, and how far such predictions were off."""
+    """Which K is fastest at which batch size, what it would bring, and how far such predictions were off.
+
+    Where they were too far off, only that, and what to measure instead.
+    """
+    if model.doubt is not None:
+        console.print(f"{model.draft}: no advice, {model.doubt}")
+        return
     batches = sorted({p.concurrency for p in model.predicted})
     ks = sorted({p.num_speculative_tokens for p in model.predicted})
     speeds = {(p.concurrency, p.num_speculative_tokens): p for p in model.predicted}
@@ -111,11 +174,12 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         "batch",
         "plain step ms",
         *(f"K={k}" for k in ks),
-        title=f"{model.draft}: predicted speed-up (and with all drafts accepted)",
+        title=f"{model.draft}: predicted speed-up",
+        box=SIMPLE_HEAD,
     )
     for batch in batches:
-        cells = (f"{number(speeds[batch, k].speedup)} ({number(speeds[batch, k].ideal_speedup)})" for k in ks)
-        table.add_row(str(batch), number(rounds[batch, 0]), *cells)
+        cells = (number(speeds[batch, k].speedup) for k in ks)
+        table.add_row(str(batch), number(rounds.get((batch, 0))), *cells)
     console.print(table)
     if model.mean_error is not None:
         errors = ", ".join(
@@ -138,32 +202,31 @@ def _advice(model: SpeedModel) -> str:
     return f"{model.draft}: K={model.best_k} at the smallest batch; {until}"
 
 
-def prediction_table(draft: str, predicted: Sequence[Predicted]) -> Table:
-    """Predicted acceptance length by temperature, way of drafting and K."""
+def prediction_table(cell: Cell, cells: Sequence[Cell]) -> Table:
+    """Predicted acceptance length by temperature, way of drafting and K, with what was measured beside."""
+    predicted = cell.predicted or ()
     ks = sorted({p.num_speculative_tokens for p in predicted})
     table = Table(
         "T",
         "drafts",
         *(f"K={k}" for k in ks),
-        title=f"{draft}: acceptance length, predicted from the run at T=0 (* beyond the K it drafted)",
-        caption="for text like this run's; where text drawn at T is harder to foresee, less is accepted",
+        title=f"{cell.draft}: acceptance length, predicted (and measured; * beyond the K that was drafted)",
+        caption="each row from the text drawn at the measured temperature that is next to its own",
     )
     values = {(p.temperature, p.draft_sampling, p.num_speculative_tokens): p for p in predicted}
     for temperature, mode in sorted({(p.temperature, p.draft_sampling) for p in predicted}):
         found = (values[temperature, mode, k] for k in ks)
-        lengths = (number(p.acceptance_length) + ("*" if p.extrapolated else "") for p in found)
-        table.add_row(f"{temperature:g}", mode, *lengths)
+        table.add_row(f"{temperature:g}", mode, *(prediction(p, measured_as(p, cell, cells)) for p in found))
     return table
 
 
 def _equality(cell: Cell) -> str:
+    """Whether the output is plain decoding's."""
     if cell.num_matching_prompts is None:
-        return f"{cell.verification}, drafts {cell.draft_sampling}"
-    plain = "greedy" if cell.matches_greedy is not None else "plain"
+        return "drawn"
     if cell.num_matching_prompts == cell.num_prompts:
-        return f"= {plain}"
-    ties = ", the others at near-ties" if cell.near_ties else ""
-    return f"{cell.num_matching_prompts} of {cell.num_prompts} = {plain}{ties}"
+        return "same"
+    return f"{cell.num_matching_prompts}/{cell.num_prompts}"
 
 
 def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:

@@ -28,8 +28,10 @@ def training_figure(curve: TrainingCurve) -> Figure:
     axes.tick_params(length=0)
     steps = [found.step for found in curve.steps]
     axes.plot(steps, [found.length.mean for found in curve.steps], color=SERIES[0], marker="o")
-    lows, highs = ([getattr(found.length, end) for found in curve.steps] for end in ("low", "high"))
-    axes.fill_between(steps, lows, highs, color=SERIES[0], alpha=0.15, linewidth=0)
+    bounds = [found.length.bounds or (found.length.mean,) * 2 for found in curve.steps]
+    axes.fill_between(
+        steps, [low for low, _ in bounds], [high for _, high in bounds], color=SERIES[0], alpha=0.15, linewidth=0
+    )
     axes.axvline(curve.longest.step, color=SERIES[0], linestyle=":", linewidth=1.2)
     handles = [
         Line2D([], [], color=SERIES[0], marker="o", label=f"acceptance length, longest at {curve.longest.step:,}")

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from draftkit.errors import FormatError, SourceError
 from draftkit.finding import Finding
@@ -24,21 +24,49 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Settings
 
 SCHEMA = 1
+TRUSTED = 0.1  # the mean error up to which a speed model is believed, where no interval says
 QUANTILES = 101  # the 0th … 100th percentile
 # What was measured, whatever it is called. None: there is none, or it cannot be seen, or an older file does not say.
 DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
 OPTIONAL = {"optional": True}  # a field that a file has only where there is something to say
+VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
 OWN = {"engine": "draftkit"}  # one that only this engine's cells have
 VLLM = {"engine": "vllm"}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the 95 % interval of a bootstrap over prompts."""
+    """A mean with the 95 % interval of a bootstrap over prompts.
+
+    `low` and `high` are None of a single prompt, which tells nothing of others. `prompts`: how many were resampled;
+    older files do not say.
+    """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    prompts: int | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Where the interval begins and ends; None where there is none, as older files say it with equal ends."""
+        if self.low is None or self.high is None or (self.prompts is None and self.low == self.high):
+            return None
+        return self.low, self.high
+
+    def above(self, value: float) -> bool:
+        """Whether all of the interval is."""
+        return self.low is not None and self.low > value
+
+    def below(self, value: float) -> bool:
+        """Whether all of the interval is."""
+        return self.high is not None and self.high < value
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether the intervals have values in common; without one, the mean stands for it."""
+        low, high = self.bounds or (self.mean, self.mean)
+        other_low, other_high = other.bounds or (other.mean, other.mean)
+        return low <= other_high and other_low <= high
 
 
 NOTHING = dict.fromkeys(("mean", "low", "high"))  # how a file has the interval of no rounds
@@ -85,6 +113,23 @@ class NearTie:
     request: str
     position: int
     margin: float
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """What one request did: the sums of which statistics over prompts are made.
+
+    `seconds`: from its start to its last token, the mean of all passes; None where the engine does not say. What begins
+    with `plain` is of plain decoding.
+    """
+
+    id: str
+    rounds: int
+    accepted: int
+    tokens: int
+    seconds: float | None = None
+    plain_tokens: int | None = None
+    plain_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -193,14 +238,19 @@ class Heading:
 class Cell(Heading):
     """One draft measured at one setting. Speed in output tokens a second; None and empty: not in the file.
 
-    There is no acceptance length where nothing was drafted, as n-gram lookup may find nothing. `interval_known`:
-    whether vLLM counted each request by itself; else `low` and `high` are the mean. What begins with `baseline` is of
-    plain decoding.
+    The acceptance length is over all `num_rounds`, also those in which nothing was drafted, as n-gram lookup may find
+    nothing; `drafted_acceptance_length`, there where it differs, over the `num_drafts` that had a draft, and so are
+    `acceptance_per_pos` and the length of older files, which lack `num_rounds`. `interval_known`: whether vLLM counted
+    each request by itself; else there is no interval. What begins with `baseline` is of plain decoding. `passes`: how
+    often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
+    tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
+    from which everything over prompts follows.
     """
 
     engine_version: str | None = field(default=None, metadata=VLLM)
     num_prompts: int | None = None
     output_tokens: int | None = None
+    num_rounds: int | None = field(default=None, metadata=OPTIONAL)
     num_drafts: int | None = None
     num_drafts_beyond: int | None = field(default=None, metadata=OWN)
     num_draft_tokens: int | None = None
@@ -209,6 +259,7 @@ class Cell(Heading):
     acceptance_per_pos: tuple[float, ...] | None = None
     conditional_acceptance_per_pos: tuple[float | None, ...] | None = None
     acceptance_length: Interval | None
+    drafted_acceptance_length: Interval | None = field(default=None, metadata=OPTIONAL)
     interval_known: bool | None = field(default=None, metadata=VLLM)
     expected_acceptance_length: Interval | None = None
     acceptance_length_by_convention: dict[str, float | None] = field(default_factory=dict)
@@ -219,6 +270,9 @@ class Cell(Heading):
     baseline_ttft_ms: Times | None = None
     baseline_output_tokens: int | None = None
     speedup: float | None = None
+    speedup_interval: Interval | None = field(default=None, metadata=OPTIONAL)
+    passes: int | None = field(default=None, metadata=OPTIONAL)
+    pace_error: float | None = field(default=None, metadata=OPTIONAL)
     ttft_ms: Times | None = None
     tpot_ms: Times | None = None
     itl_ms: Times | None = None
@@ -232,6 +286,7 @@ class Cell(Heading):
     near_ties: tuple[NearTie, ...] | None = field(default=None, metadata=OWN)
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
     predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
+    by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -242,10 +297,10 @@ class Cell(Heading):
 
     @property
     def accepted_at(self) -> tuple[float, ...]:
-        """Rounds in which the draft token at each position was accepted / rounds."""
-        if self.acceptance_per_pos is not None:
+        """Rounds in which the draft token at each position was accepted / rounds, of those that the length is over."""
+        counts, rounds = self.num_accepted_tokens_per_pos, self.num_rounds or self.num_drafts
+        if self.acceptance_per_pos is not None and self.num_rounds in (None, self.num_drafts):
             return self.acceptance_per_pos
-        counts, rounds = self.num_accepted_tokens_per_pos, self.num_drafts
         return tuple(count / rounds for count in counts) if counts and rounds else ()
 
     @property
@@ -305,6 +360,7 @@ class SpeedModel:
     """What rounds cost, and the speed that follows from it. `schedule`: (first batch, last batch, K).
 
     `mean_error`: how far `predicted` is from what was measured. `stop_above`: the batch beyond which no K pays.
+    `withheld`: why there is no schedule and no best K, and what to measure instead.
     """
 
     draft: str
@@ -317,6 +373,14 @@ class SpeedModel:
     schedule: tuple[tuple[int, ...], ...] | None = None
     stop_above: int | None = None
     largest_batch: int | None = None
+    withheld: str | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def doubt(self) -> str | None:
+        """Why its advice is not to be relied on; of an older file, which compared without intervals, by the mean."""
+        if self.withheld is None and self.mean_error is not None and self.mean_error > TRUSTED:
+            return f"the predictions were off by {self.mean_error:.0%} on average"
+        return self.withheld
 
     def __post_init__(self) -> None:
         if any(len(entry) != 3 for entry in self.schedule or ()):
@@ -336,16 +400,36 @@ class ResultWarning:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """`sentence` says it all. `draft` at `num_speculative_tokens` is what to serve, or, unless `kind` is `use`, what
+    came closest; `up_to`: the largest batch at which it pays. `more_prompts`: how many it would take, beside those
+    measured, to tell what could not be told. `commands`: engine → what serves it."""
+
+    kind: VerdictKind
+    sentence: str
+    engine: str = "draftkit"
+    temperature: float = 0.0
+    draft: str | None = None
+    num_speculative_tokens: int | None = None
+    up_to: int | None = None
+    speedup: Interval | None = None
+    more_prompts: int | None = field(default=None, metadata=OPTIONAL)
+    commands: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Result:
     """A measurement: a cell for each draft and setting, and how all of them were made.
 
-    `path`: the name of the file that it was read from.
+    `verdicts`: what `results/verdict.py` says of the cells; older files lack them. `path`: the name of the file that it
+    was read from.
     """
 
     cells: tuple[Cell, ...]
     provenance: dict[str, object]
     warnings: tuple[ResultWarning, ...] = ()
     speed_models: tuple[SpeedModel, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
     path: str = ""
 
     def __post_init__(self) -> None:
@@ -354,9 +438,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as `eval --json` prints it."""
+        verdicts = {"verdicts": [_fields(verdict) for verdict in self.verdicts]} if self.verdicts else {}
         models = {"speed_models": [_fields(model) for model in self.speed_models]} if self.speed_models else {}
         return {
             "schema": SCHEMA,
+            **verdicts,
             "provenance": self.provenance,
             "cells": [cell.to_dict() for cell in self.cells],
             **models,

@@ -17,7 +17,9 @@ class Settings:
     Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification.
     `turns`: the first of each prompt, or all of them, each after the target's own answers. `thinking`: the chat
     template's `enable_thinking`, None for its default. `template`: whether the chat template is applied; None where
-    there is one, and the prompt is no plain text. `ignore_eos`: every output has `max_new_tokens`.
+    there is one, and the prompt is no plain text. `ignore_eos`: every output has `max_new_tokens`. `repeats`: passes
+    over the prompts at most, without a draft and with it by turns, until their ratio is known to ±5 %; 0 runs plain
+    decoding once, before all drafts.
     """
 
     num_speculative_tokens: int = 4
@@ -29,6 +31,7 @@ class Settings:
     thinking: bool | None = None
     template: bool | None = None
     ignore_eos: bool = False
+    repeats: int = 3
     device: str | None = None
     dtype: str | None = None
     sampling: SamplingParameters = field(default_factory=SamplingParameters)

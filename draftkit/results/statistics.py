@@ -1,17 +1,19 @@
 """Acceptance statistics, derived from the record of rounds. Definitions are vLLM's, unless they say another tool's.
 
-A round in which nothing was drafted (n-gram lookup without a match, a batch above the schedule) is no round to vLLM.
+A round in which nothing was drafted (n-gram lookup without a match, a batch above the schedule) is no round to vLLM,
+whose length tells how good a draft is where there is one. What a draft brings is told by all rounds; where none was
+skipped, both are the same.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isnan
 from statistics import fmean
 
-from draftkit.results.record import QUANTILES, Interval, Times
+from draftkit.results.record import QUANTILES, Interval, PromptRecord, Times
 from draftkit.runtime.records import Generation, Round
 
 RESAMPLES = 2000
@@ -31,7 +33,13 @@ def acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Inter
 
     Prompts are resampled, not rounds, because the rounds of one answer resemble each other. NaN without any round.
     """
-    return _bootstrap_rounds(generations, lambda r: r.accepted, seed)
+    return bootstrap_length([(sum(r.accepted for r in g.rounds), len(g.rounds)) for g in generations if g.rounds], seed)
+
+
+def drafted_acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
+    """The same over the rounds in which something was drafted, as vLLM counts."""
+    drafting = [[r.accepted for r in g.rounds if r.drafted] for g in generations]
+    return bootstrap_length([(sum(accepted), len(accepted)) for accepted in drafting if accepted], seed)
 
 
 def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0) -> Interval:
@@ -42,16 +50,16 @@ def expected_acceptance_length(generations: Sequence[Generation], seed: int = 0)
     a gap between the two beyond chance is a bug. Of drawn drafts under coupled verification it is what rejection would
     accept, a few points more. NaN without any round.
     """
-    return _bootstrap_rounds(generations, _expected, seed)
+    return bootstrap_length(expected_sums([g.rounds for g in generations if g.rounds]), seed)
 
 
 def bootstrap_length(sums: Sums, seed: int = 0) -> Interval:
-    """The mean length with its interval; NaN of nothing."""
-    if not sums:
-        return Interval(float("nan"), float("nan"), float("nan"))
+    """The mean length with its interval, which a single prompt does not have; NaN of nothing."""
+    if len(sums) < 2:
+        return Interval(mean_length(sums), None, None, len(sums))
     generator = random.Random(seed)
     means = sorted(mean_length(generator.choices(sums, k=len(sums))) for _ in range(RESAMPLES))
-    return Interval(mean_length(sums), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000])
+    return Interval(mean_length(sums), means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000], len(sums))
 
 
 def expected_sums(rounds: Sequence[Sequence[Round]]) -> Sums:
@@ -74,6 +82,8 @@ def gain(before: Sums, after: Sums, comparisons: int, seed: int = 0) -> Interval
     import torch  # which reading a result does without
 
     prompts = len(before)
+    if prompts < 2:
+        return Interval(mean_length(after) - mean_length(before), None, None, prompts)
     drawn = torch.randint(prompts, (PAIRED_RESAMPLES, prompts), generator=torch.Generator().manual_seed(seed))
     ones = torch.ones_like(drawn, dtype=torch.float64)
     counts = torch.zeros_like(ones).scatter_add_(1, drawn, ones)  # of each prompt in each resample
@@ -85,19 +95,40 @@ def gain(before: Sums, after: Sums, comparisons: int, seed: int = 0) -> Interval
     differences = (lengths(after) - lengths(before)).nan_to_num()  # a sample without any round
     tail = 0.025 / max(comparisons, 1)
     low, high = differences.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return Interval(mean_length(after) - mean_length(before), low, high)
+    return Interval(mean_length(after) - mean_length(before), low, high, prompts)
 
 
 def contrast(one: Sums, other: Sums, seed: int = 0) -> Interval:
     """How much longer the length of `one` is than that of `other`, of other prompts; both are resampled."""
     generator = random.Random(seed)
+    mean, fewest = mean_length(one) - mean_length(other), min(len(one), len(other))
+    if fewest < 2:
+        return Interval(mean, None, None, fewest)
 
     def drawn(sums: Sums) -> float:
         return mean_length(generator.choices(sums, k=len(sums)))
 
     found = sorted(drawn(one) - drawn(other) for _ in range(RESAMPLES))
-    mean = mean_length(one) - mean_length(other)
-    return Interval(mean, found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000])
+    return Interval(mean, found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000], fewest)
+
+
+def bootstrap_ratio(prompts: Sequence[PromptRecord], seed: int = 0) -> Interval | None:
+    """How many times faster a token comes with the draft, by the times of each prompt; None without such times."""
+    timed = [
+        (p.seconds, p.tokens, p.plain_seconds, p.plain_tokens)
+        for p in prompts
+        if p.seconds and p.tokens and p.plain_seconds and p.plain_tokens
+    ]
+    if len(timed) < max(len(prompts), 2):
+        return None
+
+    def ratio(rows: Sequence[tuple[float, int, float, int]]) -> float:
+        seconds, tokens, plain_seconds, plain_tokens = map(sum, zip(*rows, strict=True))
+        return (plain_seconds / plain_tokens) / (seconds / tokens)
+
+    generator = random.Random(seed)
+    found = sorted(ratio(generator.choices(timed, k=len(timed))) for _ in range(RESAMPLES))
+    return Interval(ratio(timed), found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000], len(timed))
 
 
 def known(interval: Interval) -> Interval | None:
@@ -180,11 +211,6 @@ def repetition(tokens: Sequence[int]) -> float:
     """The share of a text's pairs of neighboring tokens that it has had before; 0 of fewer than two pairs."""
     pairs = list(itertools.pairwise(tokens))
     return 1 - len(set(pairs)) / len(pairs) if len(pairs) > 1 else 0.0
-
-
-def _bootstrap_rounds(generations: Sequence[Generation], count: Callable[[Round], float], seed: int) -> Interval:
-    drafting = [[r for r in g.rounds if r.drafted] for g in generations]
-    return bootstrap_length([(sum(map(count, rounds)), len(rounds)) for rounds in drafting if rounds], seed)
 
 
 def _expected(r: Round) -> float:

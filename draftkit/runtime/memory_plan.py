@@ -36,6 +36,10 @@ class MemoryPlan:
     def total(self) -> int:
         return sum(self.fixed.values()) + self.num_slots * sum(self.per_slot.values())
 
+    def holds_twice(self, *parts: str) -> bool:
+        """Whether there is room for these parts of all slots once more, as for another engine on the same weights."""
+        return self.total + self.num_slots * sum(self.per_slot.get(part, 0) for part in parts) <= self.available
+
     @property
     def largest_batch(self) -> int:
         """The most slots that fit."""

@@ -112,7 +112,7 @@ class AdaptedSlice:
     @property
     def lost(self) -> bool:
         """Whether the draft accepted less here than of general text, beyond chance."""
-        return self.behind is not None and self.behind.high < 0
+        return self.behind is not None and self.behind.below(0)
 
 
 @dataclass(frozen=True)

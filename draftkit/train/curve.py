@@ -52,7 +52,8 @@ class TrainingCurve:
             return f"{best}; the run did not record the loss on held-out answers."
         if lowest.length.mean == longest.length.mean:
             return f"{best}, where the loss is lowest too: the two do not part."
-        sure = "" if lowest.length.high < longest.length.low else "; the intervals overlap"
+        known = lowest.length.bounds and longest.length.bounds
+        sure = ("; the intervals overlap" if lowest.length.overlaps(longest.length) else "") if known else ""
         return (
             f"{best}; the loss is lowest at step {lowest.step:,}, where the length is {_interval(lowest.length)}: "
             f"they part, and the lowest loss would have cost {longest.length.mean - lowest.length.mean:.3f}{sure}."
@@ -68,11 +69,11 @@ def read_curve(run: Path) -> TrainingCurve:
     entries = [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
     found = {}
     for entry in entries:
-        values = [entry.get(name) for name in (LENGTH, f"{LENGTH}_low", f"{LENGTH}_high")]
-        if all(isinstance(value, float | int) and math.isfinite(value) for value in values):
-            loss = entry.get(LOSS)
-            known = loss if isinstance(loss, float | int) and math.isfinite(loss) else None
-            found[int(entry["step"])] = ValidatedStep(int(entry["step"]), Interval(*values), known)  # type: ignore[arg-type]
+        names = (LENGTH, f"{LENGTH}_low", f"{LENGTH}_high", f"{LENGTH}_documents", LOSS)
+        mean, low, high, documents, loss = (_finite(entry.get(name)) for name in names)
+        if mean is not None:
+            length = Interval(mean, low, high, None if documents is None else int(documents))
+            found[int(entry["step"])] = ValidatedStep(int(entry["step"]), length, loss)
     if not found:
         raise FormatError(
             "the run was not validated while it trained", where=newest, hint="train with --set validation.every=N"
@@ -80,5 +81,12 @@ def read_curve(run: Path) -> TrainingCurve:
     return TrainingCurve(run, tuple(found[step] for step in sorted(found)))
 
 
+def _finite(value: object) -> float | None:
+    return value if isinstance(value, float | int) and math.isfinite(value) else None
+
+
 def _interval(interval: Interval) -> str:
-    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+    """The length, its interval, and on how many held-out documents."""
+    bounds = "" if interval.bounds is None else " [{:.3f}, {:.3f}]".format(*interval.bounds)
+    documents = "" if interval.prompts is None else f" on {interval.prompts} documents"
+    return f"{interval.mean:.3f}{bounds}{documents}"

@@ -56,7 +56,7 @@ class Gap:
     @property
     def closed(self) -> bool:
         """Whether they agree within their intervals."""
-        return self.walked.low <= self.decoded.high and self.decoded.low <= self.walked.high
+        return self.walked.overlaps(self.decoded)
 
 
 def report_gap(

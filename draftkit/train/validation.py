@@ -71,7 +71,9 @@ def metrics(judged: Sequence[Judged], categories: Sequence[str], k: int) -> dict
     length = acceptance(judged)
     rounds = [r for j in judged for r in j.rounds]
     drafts = max(sum(j.drafts for j in judged), 1)
-    out = {"acceptance_length": length.mean, "acceptance_length_low": length.low, "acceptance_length_high": length.high}
+    out = {"acceptance_length": length.mean, "acceptance_length_documents": float(length.prompts or 0)}
+    if length.bounds is not None:
+        out["acceptance_length_low"], out["acceptance_length_high"] = length.bounds
     for position in range(k):
         out[f"accepted_{position + 1}"] = sum(r.accepted > position for r in rounds) / max(len(rounds), 1)
     kinds = sorted({categories[j.number] for j in judged})

@@ -94,6 +94,8 @@ SURFACE = {
         "--gpu-memory-utilization",
         "--vllm-arguments",
         "--plan-memory",
+        "--details",
+        "--repeats",
         "--trust-remote-code",
         "--json",
         "--csv",

@@ -31,14 +31,14 @@ from draftkit.evaluate.datasets import load_prompt_set, registry
 from draftkit.evaluate.evaluate import plan_evaluation
 from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.greedy import near_ties
-from draftkit.evaluate.measure import Run, measure
+from draftkit.evaluate.measure import Conversations, Lane, Run
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.models.chat import token_ids
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.record import DIGESTS, Cell, Result, Times, result_from, result_json
+from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
@@ -55,14 +55,16 @@ FIELDS = {
     "conditional_acceptance_per_pos", "acceptance_length_by_convention", "runtime_s", "speedup", "baseline_ttft_ms",
     "baseline_output_tokens", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms", "repetition", "samples",
     "memory", "target_sha256", "draft_sha256", "prompts_sha256", "template_sha256",
-    "num_drafts_beyond", "near_ties",
+    "num_drafts_beyond", "near_ties", "num_rounds", "by_prompt",
 }  # fmt: skip
 
 
 @lru_cache
 def zoo_result() -> Any:
     drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
-    return draftkit.evaluate_draft("zoo:target", drafts, Settings(concurrency=16, limit=40, max_new_tokens=64))
+    return draftkit.evaluate_draft(
+        "zoo:target", drafts, Settings(concurrency=16, limit=40, max_new_tokens=64, repeats=0)
+    )
 
 
 def test_zoo_drafts_reach_their_acceptance_length() -> None:
@@ -111,7 +113,7 @@ def test_samples_spell_the_output() -> None:
 
 
 def sampled_cell(**changes: Any) -> Any:
-    sizes = {"concurrency": 8, "limit": 24, "max_new_tokens": 48}
+    sizes = {"concurrency": 8, "limit": 24, "max_new_tokens": 48, "repeats": 0}
     settings = Settings(sampling=SamplingParameters(temperature=1.0), **(sizes | changes))
     return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings).cells[0]
 
@@ -145,7 +147,7 @@ def test_latencies_are_consistent() -> None:
 
 
 def test_ngram_lookup_needs_no_checkpoint() -> None:
-    settings = Settings(concurrency=4, limit=8, max_new_tokens=48)
+    settings = Settings(concurrency=4, limit=8, max_new_tokens=48, repeats=0)
     (cell,) = draftkit.evaluate_draft("zoo:target", ["ngram:2-3"], settings).cells
     assert (cell.method, cell.matches_greedy) == ("ngram", True)
     assert cell.num_draft_tokens < 4 * cell.num_drafts  # without a match nothing is drafted
@@ -175,7 +177,7 @@ def test_options_written_as_text() -> None:
             call()
 
 
-QUICK = Settings(concurrency=4, limit=6, max_new_tokens=24)
+QUICK = Settings(concurrency=4, limit=6, max_new_tokens=24, repeats=0)
 
 
 def test_a_sweep_varies_k_concurrency_and_temperature() -> None:
@@ -225,7 +227,7 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
     """Weights of the same size and date, written over the old ones: of the draft, then of the target."""
     draft = str(draftkit.convert_checkpoint("zoo:eagle", tmp_path / "draft"))
     target = str(shutil.copytree(zoo.path("target"), tmp_path / "target"))
-    settings = Settings(concurrency=2, limit=2, max_new_tokens=16)
+    settings = Settings(concurrency=2, limit=2, max_new_tokens=16, repeats=0)
 
     def run() -> Result:
         saved = ResultFile(tmp_path / "result.json", resume=True)
@@ -317,12 +319,12 @@ def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperatu
 
 
 def test_advice_agrees_with_its_own_measurements() -> None:
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK.sweep(concurrency=(1, 2)), advise=True)
+    sweep = replace(QUICK, repeats=1).sweep(concurrency=(1, 2))
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, advise=True)
     (model,) = result.speed_models
     assert [(m.concurrency, m.num_speculative_tokens) for m in model.measured] == [(1, 4), (2, 4)]
     assert {p.concurrency for p in model.predicted} == {1, 2}
-    assert model.schedule[0][0] == 1
-    assert model.schedule[-1][1] == 2
+    assert (model.schedule is None) == (model.best_k is None) == (model.withheld is not None)
     assert all(p.ideal_speedup >= p.speedup for p in model.predicted)
 
 
@@ -331,7 +333,7 @@ def speed_cell() -> Cell:
     return Cell(
         target="t", draft="d", num_speculative_tokens=2, concurrency=1, temperature=0.0, acceptance_length=None,
         acceptance_per_pos=(0.8, 0.4), ttft_ms=times, baseline_ttft_ms=times, output_tokens=1000, num_prompts=1,
-        speedup=2.0,
+        speedup=2.0, speedup_interval=Interval(2.0, 1.8, 2.2, 8),
     )  # fmt: skip
 
 
@@ -344,6 +346,27 @@ def test_speed_up_of_long_answers_is_length_times_step_over_round() -> None:
     assert predicted[1, 3].ideal_speedup == pytest.approx(4 * 10 / 13)
     assert (model.best_k, model.schedule, model.stop_above) == (3, ((1, 1, 3), (2, 4, 0)), 1)
     assert model.mean_error == pytest.approx(1 - 2.2 * 10 / 12 / 2)
+
+
+@pytest.mark.parametrize(
+    ("interval", "reason"),
+    [
+        (Interval(2.0, 1.8, 2.2, 8), None),
+        (Interval(2.0, 1.95, 2.05, 8), "batch 1 K=2: 1.83 predicted, 1.95 to 2.05 measured"),
+        (Interval(2.0, 1.0, 4.0, 8), "known well enough"),
+        (Interval(2.0, None, None, 1), "known well enough"),
+        (None, "known well enough"),
+    ],
+)
+def test_advice_that_misses_what_was_measured_is_withheld(interval: Interval | None, reason: str | None) -> None:
+    times = RoundTimes({(1, 0): 10.0, (1, 1): 11.0, (1, 3): 13.0})
+    model = speed_model("draft", [replace(speed_cell(), speedup_interval=interval)], times)
+    if reason is None:
+        assert (model.withheld, model.schedule) == (None, ((1, 1, 3),))
+    else:
+        assert reason in model.withheld
+        assert "--k 1,2,3" in model.withheld
+        assert model.schedule is model.best_k is model.stop_above is None
 
 
 def doubts(**measured: Any) -> list[str]:
@@ -588,13 +611,18 @@ def test_a_result_says_whether_the_template_was_applied() -> None:
 
 
 def test_output_that_is_not_greedy_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def spoiled(target: Target, drafter: Drafter | None, *others: Any) -> Run:
-        run = measure(target, drafter, *others)
-        if drafter is not None:
-            run.generations[0].tokens[2] += -1 if run.generations[0].tokens[2] else 1
-        return run
+    class Spoiled(Lane):
+        def __init__(self, target: Target, drafter: Drafter | None, *others: Any):
+            super().__init__(target, drafter, *others)
+            self.spoils = drafter is not None
 
-    monkeypatch.setattr("draftkit.evaluate.evaluate.measure", spoiled)
+        def run(self, conversations: Conversations) -> Run:
+            run = super().run(conversations)
+            if self.spoils:
+                run.generations[0].tokens[2] += -1 if run.generations[0].tokens[2] else 1
+            return run
+
+    monkeypatch.setattr("draftkit.evaluate.evaluate.Lane", Spoiled)
     saved = ResultFile(tmp_path / "result.json", resume=False)
     with pytest.raises(
         DraftkitError, match=r"output token 2 is \d+ \(log-probability -[\d.]+\) and without it \d+ \(-"

@@ -65,12 +65,13 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
         eval_results.cell("another/draft", acceptance_length={"mean": 9.75, "low": 9.5, "high": 9.875}),
     )
     text = card_of(draft, result).text
-    assert "| 1 | mt-bench | 3 | 0 | 80 | greedy | **2.50** [2.25, 2.75] | – | 0.70 0.50 0.30 |" in text
-    assert "| 1 | mt-bench | 5 | 1 | 1 | 150.0 | 100.0 | 1.50× | – / – / – |" in text
-    assert "| 1 | mt-bench | 3 | 0 | 2.75 | 2.25 |" in text  # by category
+    assert "| 1 | mt-bench | 3 | 0 | 1 | 80 | greedy | **2.50** [2.25, 2.75] | 2.50 | – | 0.70 0.50 0.30 |" in text
+    assert "| 1 | mt-bench | 5 | 1 | 1 | 150.0 | 100.0 | 1.50 | – / – / – |" in text
+    assert "| 1 | mt-bench | 3 | 0 | 1 | 2.75 | 2.25 |" in text  # by category
     assert "2026-01-02T03:04:05+00:00 | draftkit | A processor, 2 threads | float32" in text
     assert "org/mt-bench, split train, revision abc, turns first | sha256 0123456789ab |" in text
-    assert "K = 3 was the fastest (1.80×" in text
+    assert "**at T = 0, org/pico at K = 3 was the fastest, 1.80 × plain decoding; how sure" in text
+    assert "sooner" not in text
     assert "9.75" not in text
     assert "vllm serve" in text
     assert '"model": "org/pico", "method": "eagle3"' in text
@@ -101,10 +102,45 @@ def test_new_fields_are_shown(draft: Path, tmp_path: Path) -> None:
     other = {"draft": "another/draft", "best_k": 7}
     result = eval_results.write(tmp_path / "result.json", cell, speed_models=[model, other])
     text = card_of(draft, result).text
-    assert "| run | dataset | K | T | vllm | sglang | eagle |" in text
-    assert "| 1 | mt-bench | 3 | 0 | 2.50 | 2.38 | – |" in text
-    assert "K = 2 is best; above 16 requests together, plain decoding is faster" in text
+    assert "| run | dataset | K | T | concurrency | vllm | sglang | eagle |" in text
+    assert "| 1 | mt-bench | 3 | 0 | 1 | 2.50 | 2.38 | – |" in text
     assert "K = 7" not in text
+    assert "K = 2" not in text  # K = 3 was measured, and a card names one
+
+
+def test_without_a_measured_speed_up_the_times_of_rounds_name_the_best_k(draft: Path, tmp_path: Path) -> None:
+    model = {"draft": str(draft), "best_k": 2, "stop_above": 16}
+    cell = eval_results.cell(draft, baseline_tokens_per_second=None)
+    card = card_of(draft, eval_results.write(tmp_path / "result.json", cell, speed_models=[model]))
+    assert "K = 2 is best; above 16 requests together, plain decoding is faster" in card.text
+    assert "what that gains in speed was not measured" in card.text
+    off = eval_results.write(tmp_path / "result.json", cell, speed_models=[model | {"mean_error": 0.4}])
+    assert "K = 2" not in card_of(draft, off).text
+
+
+def test_a_card_says_what_pays_and_what_is_doubtful(draft: Path, tmp_path: Path) -> None:
+    interval = {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}
+    cells = [eval_results.cell(draft, speedup=1.8, speedup_interval=interval, concurrency=c) for c in (1, 4)]
+    warnings = [
+        {"name": "loops", "message": "at T=0 90 % of the output repeats itself"},
+        {"name": "no-warm-up", "message": f"{draft}, K=3, concurrency 1: something was still warming up"},
+        {"name": "no-warm-up", "message": "another/draft, K=3, concurrency 1: something was still warming up"},
+    ]
+    other = eval_results.cell("another/draft")
+    card = card_of(draft, eval_results.write(tmp_path / "result.json", *cells, other, warnings=warnings))
+    speed = "1.80 × [1.60, 2.00]"
+    assert f"**use org/pico at K = 3 up to batch 4, {speed} to {speed}.**" in card.text
+    assert "- at T=0 90 % of the output repeats itself\n- org/pico, K=3, concurrency 1: something was" in card.text
+    assert "another/draft" not in card.text
+    assert "without it, sooner where measured." in card.text
+    names = [(entry.dataset_type, entry.metric_type, entry.metric_name) for entry in card.data.eval_results]
+    assert len(names) == len(set(names)) == 4
+
+
+def test_results_of_two_runs_at_one_setting_are_two_rows(draft: Path, tmp_path: Path) -> None:
+    paths = [eval_results.write(tmp_path / f"{name}.json", eval_results.cell(draft)) for name in ("one", "two")]
+    names = [entry.metric_name for entry in card_of(draft, *paths).data.eval_results]
+    assert len(names) == len(set(names)) == 4
 
 
 def test_old_results_without_new_fields(draft: Path, tmp_path: Path) -> None:

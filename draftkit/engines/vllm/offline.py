@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.engines.vllm.metrics import Metrics
 from draftkit.engines.vllm.process import read_metrics, vllm_process
-from draftkit.engines.vllm.records import Answer, DraftCounts, Progress, VllmRun
+from draftkit.engines.vllm.records import Answer, DraftCounts, Lane, Progress, VllmRun
 from draftkit.engines.vllm.request import sampling_fields
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.engines.vllm.worker import Output, PromptTokens, WorkerAnswer
@@ -68,20 +69,28 @@ def engine_arguments(
     return arguments
 
 
-def run_offline(
-    engine: OfflineEngine, requests: Sequence[Request], warming: Sequence[Request], on_progress: Progress
-) -> VllmRun:
-    """Start vLLM, warm it up, run all requests and end it. Raises `DraftkitError` with its last words when it fails."""
+@contextmanager
+def offline_lane(engine: OfflineEngine, warming: Sequence[Request], on_progress: Progress) -> Iterator[Lane]:
+    """vLLM, started and warm, that runs requests until the body ends.
+
+    Raises `DraftkitError` with its last words when it fails.
+    """
     with vllm_process(engine.python, engine.arguments, engine.device) as process:
-        warmed = read_metrics(process.ask([_prompt(request, engine) for request in warming])["after"])
+        before = read_metrics(process.ask([_prompt(request, engine) for request in warming])["after"])
 
-        def report(metrics: Metrics) -> None:
-            on_progress((metrics.finished or 0) - (warmed.finished or 0), _length(_since(warmed, metrics)))
+        def run(requests: Sequence[Request]) -> VllmRun:
+            nonlocal before
 
-        result = process.ask([_prompt(request, engine) for request in requests], report)
-    run = _run(result)
-    on_progress(len(requests), _length(run.counted))
-    return run
+            def report(metrics: Metrics) -> None:
+                on_progress((metrics.finished or 0) - (before.finished or 0), _length(_since(before, metrics)))
+
+            result = process.ask([_prompt(request, engine) for request in requests], report)
+            before = read_metrics(result["after"])
+            run = _run(result)
+            on_progress(len(requests), _length(run.counted))
+            return run
+
+        yield run
 
 
 def _prompt(request: Request, engine: OfflineEngine) -> PromptTokens:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from draftkit.requests import Request
 
 Progress = Callable[[int, float], None]  # answers done, acceptance length so far
 
@@ -87,6 +90,20 @@ class Answer:
     drafts: DraftCounts | None = None
 
     @property
+    def skipped(self) -> int:
+        """The steps in which nothing was drafted, told from the tokens: each step gives one more than is accepted.
+
+        Too few by what an end has cut off of the last step, which is less than K. 0 where the request was not counted.
+        """
+        own = self.drafts
+        return 0 if own is None else max(len(self.tokens) - 1 - own.num_accepted_tokens - own.num_drafts, 0)
+
+    @property
+    def rounds(self) -> int:
+        """The steps after the prefill; of an answer that was not counted by itself, those of plain decoding."""
+        return len(self.tokens) - 1 if self.drafts is None else self.drafts.num_drafts + self.skipped
+
+    @property
     def tpot(self) -> float | None:
         """Seconds per output token after the first; None where there is no other."""
         if self.ttft is None or self.latency is None or len(self.tokens) < 2:
@@ -107,6 +124,27 @@ class VllmRun:
     version: str | None
     concerns: tuple[str, ...] = ()
 
+    @classmethod
+    def joined(cls, passes: Sequence[Sequence[VllmRun]]) -> VllmRun:
+        """One run of all blocks, with the counts of the first pass and the mean times of all."""
+        first = passes[0]
+        counted = [run.counted for run in first if run.counted is not None]
+        answers = [[answer for run in runs for answer in run.answers] for runs in passes]
+        return cls(
+            tuple(replace(found[0], latency=_mean([a.latency for a in found])) for found in zip(*answers, strict=True)),
+            _mean([sum(run.seconds for run in runs) for runs in passes]) or 0.0,
+            DraftCounts.total(counted) if counted else None,
+            first[0].version,
+            tuple(dict.fromkeys(concern for runs in passes for run in runs for concern in run.concerns)),
+        )
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a step, as far as answers are timed; else of the run over its steps."""
+        timed = [a.latency - a.ttft for a in self.answers if a.latency is not None and a.ttft is not None]
+        seconds = sum(timed) if len(timed) == len(self.answers) else self.seconds
+        return seconds / max(sum(answer.rounds for answer in self.answers), 1)
+
     @property
     def output_tokens(self) -> int:
         return sum(len(answer.tokens) for answer in self.answers)
@@ -126,3 +164,11 @@ class VllmRun:
         """The counts of these requests: their own, else the counters, which other requests on a server move too."""
         own = self.counted_by_request
         return self.counted if own is None else DraftCounts.total(own)
+
+
+Lane = Callable[[Sequence[Request]], VllmRun]  # an engine that is ready for requests
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

@@ -9,24 +9,23 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.engines.vllm.metrics import Metrics
-from draftkit.engines.vllm.records import Answer, DraftCounts, Progress, VllmRun
+from draftkit.engines.vllm.records import Answer, DraftCounts, Lane, Progress, VllmRun
 from draftkit.errors import SourceError
 from draftkit.requests import Request
 
 TIMEOUT = 600.0  # seconds without a byte
 
 
-def run_on_server(
+def server_lane(
     url: str,
-    requests: Sequence[Request],
     warming: Sequence[Request],
     end_ids: frozenset[int],
     *,
     concurrency: int,
     speculates: bool,
     on_progress: Progress,
-) -> VllmRun:
-    """Run all requests on a server, `concurrency` at a time, after those for warming up.
+) -> Lane:
+    """A server, warm, that runs requests, `concurrency` at a time.
 
     `url`: its address, with or without `/v1`. `speculates`: whether the server has a draft. Raises `SourceError` when
     it has none though it should, or the other way round, when it does not answer, and when it was started anew
@@ -50,13 +49,18 @@ def run_on_server(
         raise SourceError("the server lists no models", where=f"{client.api}/models")
     answer = functools.partial(_answer_all, client, models[0], end_ids, concurrency)
     answer(warming, lambda *_: None)
-    before = client.settled_metrics((idle.finished or 0) + len(warming))
-    began = time.perf_counter()
-    answers = answer(requests, on_progress)
-    seconds = time.perf_counter() - began
-    after = client.settled_metrics((before.finished or 0) + len(requests))
-    counted = _difference(before.drafts, after.drafts, client.root) if speculates else None
-    return VllmRun(tuple(answers), seconds, counted, client.version(), other_traffic(before, after, answers))
+    settled = client.settled_metrics((idle.finished or 0) + len(warming))
+
+    def run(requests: Sequence[Request]) -> VllmRun:
+        nonlocal settled
+        before, began = settled, time.perf_counter()
+        answers = answer(requests, on_progress)
+        seconds = time.perf_counter() - began
+        settled = client.settled_metrics((before.finished or 0) + len(requests))
+        counted = _difference(before.drafts, settled.drafts, client.root) if speculates else None
+        return VllmRun(tuple(answers), seconds, counted, client.version(), other_traffic(before, settled, answers))
+
+    return run
 
 
 def _answer_all(

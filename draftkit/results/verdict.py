@@ -1,0 +1,187 @@
+"""What a measurement says to do, in one sentence: what its terminal output, report and card begin with.
+
+A draft pays at a batch where all of its speed-up's interval is above 1. One verdict for each engine and temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil, log
+
+from draftkit.results.record import Cell, Result, Verdict, VerdictKind
+
+UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
+NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
+MOST_PROMPTS = 10_000  # more are not worth the answer
+
+
+def verdicts_of(result: Result) -> tuple[Verdict, ...]:
+    """Those of a result; an older file has none, and then its cells are judged."""
+    return result.verdicts or verdicts(result.cells)
+
+
+def verdicts(cells: Sequence[Cell]) -> tuple[Verdict, ...]:
+    """A verdict for each engine and temperature, in the order of the cells."""
+    groups: dict[tuple[str, float], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.engine, cell.temperature), []).append(cell)
+    several = len(groups) > 1
+    return tuple(_verdict(group, _condition(group[0]) if several else "") for group in groups.values())
+
+
+def unexplained(cell: Cell) -> bool:
+    """Whether a speed-up is larger than the tokens of a round account for, as a round takes no less than a plain step.
+
+    The baseline, or a part of it, was then run while the machine did something else.
+    """
+    length, speedup = cell.acceptance_length, cell.times_faster
+    return length is not None and speedup is not None and speedup > UNEXPLAINED * length.mean
+
+
+def _condition(cell: Cell) -> str:
+    engine = "" if cell.engine == "draftkit" else f" in {cell.engine}"
+    return f"at T = {cell.temperature:g}{engine}, "
+
+
+def _verdict(cells: Sequence[Cell], condition: str) -> Verdict:
+    """Of cells at one temperature in one engine."""
+    timed = [cell for cell in cells if cell.times_faster is not None and cell.verification != "synthetic"]
+    sound = [cell for cell in timed if not unexplained(cell)]
+    if not timed:
+        return _of(_longest(cells), "unmeasured", condition + _unmeasured(_longest(cells)))
+    if not sound:
+        best = _fastest(timed)
+        sentence = f"no speed-up can be told: {_speed(best)} is more than {_length(best)} accounts for; measure again"
+        return _of(best, "unclear", f"{condition}{sentence} on a machine that does nothing else")
+    batches = sorted({cell.concurrency for cell in sound})
+    at_batch = {batch: [cell for cell in sound if cell.concurrency == batch] for batch in batches}
+    paying = {batch: _fastest(good) for batch in batches if (good := [c for c in at_batch[batch] if pays(c)])}
+    best = _fastest(sound)
+    if paying:
+        return _use(paying, batches, at_batch, condition)
+    if all(_does_not_pay(cell) for cell in sound):
+        sentence = f"no draft pays here: the best, {_named(best)}, decodes {_speed(best)} as fast as without"
+        return _of(best, "none", condition + sentence)
+    return _unclear(_fastest([cell for cell in sound if not _does_not_pay(cell)]), condition)
+
+
+def pays(cell: Cell) -> bool:
+    """Whether a draft is faster than plain decoding beyond chance."""
+    return cell.speedup_interval is not None and cell.speedup_interval.above(1)
+
+
+def _does_not_pay(cell: Cell) -> bool:
+    speedup = cell.speedup_interval
+    return speedup is not None and speedup.bounds is not None and speedup.bounds[1] < 1 + NO_DIFFERENCE
+
+
+def _use(paying: dict[int, Cell], batches: Sequence[int], at_batch: dict[int, list[Cell]], condition: str) -> Verdict:
+    """What to use from the smallest batch at which something pays, and what beyond."""
+    first = min(paying)
+    chosen = paying[first]
+    reach = [chosen]
+    for batch in batches[batches.index(first) + 1 :]:
+        same = next((cell for cell in at_batch[batch] if _is_same(cell, chosen) and pays(cell)), None)
+        if same is None:
+            break
+        reach.append(same)
+    up_to = reach[-1].concurrency
+    where = f"up to batch {up_to}" if first == batches[0] else f"from batch {first} to {up_to}"
+    if len(batches) == 1:
+        where = f"at batch {first}"
+    speeds = _speed(chosen) if len(reach) == 1 else f"{_speed(chosen)} to {_speed(reach[-1])}"
+    sentence = f"{condition}use {chosen.draft} at K = {chosen.num_speculative_tokens} {where}, {speeds}"
+    beyond = [batch for batch in batches if batch > up_to]
+    if beyond:
+        other = paying.get(beyond[0])
+        sentence += f"; beyond, {'draft nothing' if other is None else f'{_named(other)}, {_speed(other)}'}"
+    rival = next((c for c in _by_speed(at_batch[first]) if c is not chosen and _may_be_as_fast(c, chosen)), None)
+    more = None if rival is None else _more_prompts(chosen, rival)
+    if rival is not None:
+        sentence += f"; {_named(rival)} may be as fast, {_speed(rival)}"
+        sentence += "" if more is None else f": {more} more prompts would tell"
+    return _of(chosen, "use", sentence, up_to=up_to, more_prompts=more)
+
+
+def _unclear(best: Cell, condition: str) -> Verdict:
+    """That it cannot be told whether anything pays, and what to measure."""
+    speedup = best.speedup_interval
+    if speedup is None or speedup.bounds is None:
+        sentence = f"{_named(best)} was the fastest, {_speed(best)} plain decoding; how sure that is cannot be told: "
+        how = "measure at least 8 prompts" if (best.num_prompts or 0) < 2 else "measure with --repeats 3"
+        return _of(best, "unclear", condition + sentence + how)
+    more = _more_prompts(best, None)
+    needed = "no number of prompts will tell" if more is None else f"measure {more} more prompts"
+    sentence = f"whether {_named(best)} pays cannot be told, {_speed(best)} plain decoding: {needed}"
+    return _of(best, "unclear", condition + sentence, more_prompts=more)
+
+
+def _unmeasured(best: Cell) -> str:
+    return f"{_named(best)} accepts most, {_length(best)}; what that gains in speed was not measured"
+
+
+def _of(
+    cell: Cell, kind: VerdictKind, sentence: str, up_to: int | None = None, more_prompts: int | None = None
+) -> Verdict:
+    return Verdict(
+        kind,
+        sentence,
+        cell.engine,
+        cell.temperature,
+        cell.draft,
+        cell.num_speculative_tokens,
+        up_to,
+        cell.speedup_interval,
+        more_prompts,
+    )
+
+
+def _more_prompts(cell: Cell, rival: Cell | None) -> int | None:
+    """How many it takes until the interval of the speed-up is as wide as the distance to plain decoding, or to the
+    rival's speed-up; intervals shrink with the root of their number. None where that is more than is worth it."""
+    interval, speedup = cell.speedup_interval, cell.times_faster
+    if interval is None or interval.bounds is None or speedup is None:
+        return None
+    other = 1.0 if rival is None else (rival.times_faster or 1.0)
+    distance = abs(log(speedup / other))
+    if distance < NO_DIFFERENCE:
+        return None
+    prompts = interval.prompts or cell.num_prompts or 1
+    half = log(interval.bounds[1] / interval.bounds[0]) / 2 * (1 if rival is None else 2**0.5)
+    more = ceil(prompts * (half / distance) ** 2) - prompts
+    return max(more, 1) if more <= MOST_PROMPTS else None
+
+
+def _may_be_as_fast(cell: Cell, chosen: Cell) -> bool:
+    one, other = cell.speedup_interval, chosen.speedup_interval
+    return one is not None and other is not None and one.overlaps(other) and not _does_not_pay(cell)
+
+
+def _is_same(one: Cell, other: Cell) -> bool:
+    return (one.draft, one.num_speculative_tokens) == (other.draft, other.num_speculative_tokens)
+
+
+def _by_speed(cells: Sequence[Cell]) -> Iterator[Cell]:
+    return iter(sorted(cells, key=lambda cell: -(cell.times_faster or 0)))
+
+
+def _fastest(cells: Sequence[Cell]) -> Cell:
+    return next(_by_speed(cells))
+
+
+def _longest(cells: Sequence[Cell]) -> Cell:
+    return max(cells, key=lambda cell: cell.acceptance_length.mean if cell.acceptance_length else 0.0)
+
+
+def _named(cell: Cell) -> str:
+    return f"{cell.draft} at K = {cell.num_speculative_tokens}"
+
+
+def _speed(cell: Cell) -> str:
+    bounds = None if cell.speedup_interval is None else cell.speedup_interval.bounds
+    text = f"{cell.times_faster or 0:.2f} ×"
+    return text if bounds is None else f"{text} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+
+
+def _length(cell: Cell) -> str:
+    return f"an acceptance length of {cell.acceptance_length.mean:.2f}" if cell.acceptance_length else "its acceptance"

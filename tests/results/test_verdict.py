@@ -1,0 +1,146 @@
+"""What a measurement says to do: by what is paid for beyond chance, and in the same words everywhere."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.report_results import full_result, old_result
+from rich.console import Console
+
+from draftkit.checks.registry import Evidence, findings
+from draftkit.report.tables import show_evaluation
+from draftkit.results.record import Cell, Interval, Result, SpeedModel, result_from
+from draftkit.results.settings import Settings
+from draftkit.results.verdict import verdicts, verdicts_of
+
+
+def cell(speedup: float, spread: float = 0.1, *, k: int = 4, batch: int = 1, **changes: Any) -> Cell:
+    """A cell of 20 prompts; `spread`: how far its interval reaches to each side. inf: it has none."""
+    interval = None if spread == float("inf") else Interval(speedup, speedup - spread, speedup + spread, 20)
+    made = Cell(
+        target="t", draft="one", num_speculative_tokens=k, temperature=0.0, concurrency=batch, num_prompts=20,
+        acceptance_length=Interval(3.0, 2.5, 3.5, 20), speedup=speedup, speedup_interval=interval, method="eagle3",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def said(*cells: Cell) -> str:
+    (verdict,) = verdicts(cells)
+    return verdict.sentence
+
+
+def test_what_pays_is_used_up_to_where_it_pays() -> None:
+    cells = (cell(1.6), cell(1.4, batch=4), cell(1.3, batch=8), cell(0.8, batch=16))
+    (verdict,) = verdicts(cells)
+    assert verdict.sentence == (
+        "use one at K = 4 up to batch 8, 1.60 × [1.50, 1.70] to 1.30 × [1.20, 1.40]; beyond, draft nothing"
+    )
+    assert (verdict.kind, verdict.draft, verdict.num_speculative_tokens, verdict.up_to) == ("use", "one", 4, 8)
+    assert said(cell(1.6), cell(0.9, batch=8), cell(1.2, 0.05, batch=8, k=2)).endswith(
+        "; beyond, one at K = 2, 1.20 × [1.15, 1.25]"
+    )
+
+
+def test_the_fastest_of_several_is_used_and_a_rival_is_named() -> None:
+    slower = cell(1.2, draft="two")
+    assert said(cell(1.6), slower) == "use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]"
+    (verdict,) = verdicts((cell(1.6), cell(1.5, draft="two")))
+    assert "; two at K = 4 may be as fast, 1.50 × [1.40, 1.60]: " in verdict.sentence
+    assert f": {verdict.more_prompts} more prompts would tell" in verdict.sentence
+    assert 10 < verdict.more_prompts < 100  # distance 0.065, half width 0.066 × √2, of 20 prompts
+
+
+def test_no_draft_pays() -> None:
+    (verdict,) = verdicts((cell(0.9, 0.05), cell(0.7, 0.05, k=2)))
+    assert verdict.kind == "none"
+    assert verdict.sentence.startswith("no draft pays here: the best, one at K = 4, decodes 0.90 × [0.85, 0.95]")
+
+
+def test_intervals_that_hold_1_ask_for_more_prompts() -> None:
+    (verdict,) = verdicts((cell(1.1, 0.2),))
+    assert verdict.kind == "unclear"
+    assert verdict.sentence.endswith(f": measure {verdict.more_prompts} more prompts")
+    assert "no number of prompts will tell" in said(cell(1.01, 0.2))
+
+
+def test_without_an_interval_nothing_is_recommended() -> None:
+    assert "how sure that is cannot be told: measure with --repeats 3" in said(cell(1.8, float("inf")))
+    assert "measure at least 8 prompts" in said(cell(1.8, float("inf"), num_prompts=1))
+    assert verdicts((replace(cell(1.8), speedup=None, speedup_interval=None),))[0].kind == "unmeasured"
+
+
+def test_a_speed_up_beyond_the_acceptance_length_is_questioned() -> None:
+    """3.66 × at a length of 2.55: the baseline was disturbed."""
+    wrong = cell(3.66, acceptance_length=Interval(2.55, 2.2, 3.1, 8))
+    assert "no speed-up can be told: 3.66 ×" in said(wrong)
+    assert said(wrong, cell(1.3, k=2)).startswith("use one at K = 2")
+    (found,) = findings(Evidence(cell=wrong, settings=Settings()), "measurement")
+    assert found.name == "speed-unexplained"
+    assert "acceptance length of 2.55" in found.message
+    noisy = cell(1.3, pace_error=0.4, passes=3)
+    assert [f.name for f in findings(Evidence(cell=noisy, settings=Settings()), "measurement")] == ["speed-disturbed"]
+
+
+def test_temperatures_and_engines_have_verdicts_of_their_own() -> None:
+    sentences = [v.sentence for v in verdicts((cell(1.6), cell(0.8, temperature=1.0), cell(1.6, engine="vllm")))]
+    assert [s.partition(", ")[0] for s in sentences] == ["at T = 0", "at T = 1", "at T = 0 in vllm"]
+
+
+def shown(result: Result, **options: Any) -> list[str]:
+    text = io.StringIO()
+    show_evaluation(Console(file=text, width=80, highlight=False), result, **options)
+    return text.getvalue().splitlines()
+
+
+PROVENANCE: dict[str, object] = {"dtype": "float32", "device": "cpu"}
+
+
+def test_the_terminal_begins_with_the_verdict_and_fits_80_columns() -> None:
+    """Four drafts over K, temperature and batch, one of which skips rounds: no row is cut or folded."""
+    names = ("zoo:eagle3", "zoo:draft-model", "ngram", "/home/me/models/EAGLE-LLaMA3-Instruct-8B-draftkit")
+    cells = tuple(
+        cell(
+            1.25, k=k, batch=batch, draft=name, temperature=t, matches_greedy=True, num_matching_prompts=20,
+            drafted_acceptance_length=Interval(3.80, 3.1, 4.4, 20) if name == "ngram" else None,
+        )
+        for name in names
+        for t in (0.0, 0.7)
+        for batch in (1, 16)
+        for k in (2, 16)
+    )  # fmt: skip
+    result = Result(cells, PROVENANCE)
+    lines = shown(result)
+    assert lines[0].startswith("at T = 0, use zoo:eagle3 at K = ")
+    assert max(map(len, lines)) <= 80
+    assert sum("3.00 [2.50, 3.50]" in line and "1.25 [1.15, 1.35]" in line for line in lines) == len(cells)
+    assert not any("…" in line for line in lines)
+    assert sum(" 3.80 " in line for line in lines) == 8
+    assert not any("accepted at 1…K" in line for line in lines)
+    details = io.StringIO()
+    show_evaluation(Console(file=details, width=300), result, details=True)
+    assert "accepted at 1…K" in details.getvalue()
+
+
+def test_old_results_are_judged_as_far_as_they_say() -> None:
+    for data in (full_result(), old_result()):
+        result = result_from(data, Path("old.json"))
+        (verdict,) = verdicts_of(result)
+        assert verdict.kind == "unclear"
+        assert shown(result)[0].startswith(verdict.sentence[:60])
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (SpeedModel("one", withheld="the predictions miss"), "one: no advice, the predictions miss"),
+        (SpeedModel("one", best_k=4, schedule=((1, 4, 4),), mean_error=1.61), "off by 161% on average"),
+    ],
+)
+def test_withheld_advice_gives_no_schedule_to_paste(model: SpeedModel, words: str) -> None:
+    text = "\n".join(shown(Result((cell(1.2),), PROVENANCE, speed_models=(model,))))
+    assert words in text
+    assert "num_speculative_tokens_per_batch_size" not in text
