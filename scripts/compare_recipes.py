@@ -154,7 +154,8 @@ class Decoding:
         length = acceptance_length(generations) if drafter is not None else Interval(1.0, 1.0, 1.0)
         tokens = sum(len(generation.tokens) for generation in generations)
         each = 0.0 if passes is None else passes.calls / passes.proposals
-        return Decoded(length.low, length.mean, length.high, each, tokens, seconds)
+        low, high = length.bounds or (length.mean, length.mean)
+        return Decoded(low, length.mean, high, each, tokens, seconds)
 
 
 def main() -> None:
