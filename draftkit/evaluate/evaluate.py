@@ -38,7 +38,7 @@ from draftkit.models.chat import load_tokenizer, template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config
-from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarning, SpeedModel, Verdict
+from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarning, SpeedModel, ResultVerdict
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
@@ -147,7 +147,7 @@ def evaluate_draft(
         return result
 
 
-def _served(verdict: Verdict, drafts: Mapping[str, Draft], target: str) -> Verdict:
+def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str) -> ResultVerdict:
     """The verdict with the commands that serve what it says to use."""
     name, k = verdict.draft, verdict.num_speculative_tokens
     if verdict.kind != "use" or name is None or name not in drafts or name == OWN_HEAD:

@@ -30,7 +30,7 @@ from draftkit.report.markdown import (
     table,
 )
 from draftkit.report.model_index import header, is_hub_id, short_name
-from draftkit.results.record import Result, Verdict
+from draftkit.results.record import Result, ResultVerdict
 from draftkit.results.verdict import verdicts
 from draftkit.train.config import by_current_names
 from draftkit.train.yaml_text import read_yaml_file
@@ -155,7 +155,7 @@ def _facts(given: CardInput) -> dict[str, str]:
     return facts
 
 
-def _verdicts(given: CardInput) -> tuple[Verdict, ...]:
+def _verdicts(given: CardInput) -> tuple[ResultVerdict, ...]:
     """What all runs together say to do, but for draft lengths that the draft was not trained for."""
     most = most_tokens(given.draft)
     cells = [cell for _, cell in given.rows if most is None or cell.num_speculative_tokens <= most]

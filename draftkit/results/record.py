@@ -400,7 +400,7 @@ class ResultWarning:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ResultVerdict:
     """`sentence` says it all. `draft` at `num_speculative_tokens` is what to serve, or, unless `kind` is `use`, what
     came closest; `up_to`: the largest batch at which it pays. `more_prompts`: how many it would take, beside those
     measured, to tell what could not be told. `commands`: engine → what serves it."""
@@ -429,7 +429,7 @@ class Result:
     provenance: dict[str, object]
     warnings: tuple[ResultWarning, ...] = ()
     speed_models: tuple[SpeedModel, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ResultVerdict, ...] = ()
     path: str = ""
 
     def __post_init__(self) -> None:

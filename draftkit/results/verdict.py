@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil, log
 
-from draftkit.results.record import Cell, Result, Verdict, VerdictKind
+from draftkit.results.record import Cell, Result, ResultVerdict, VerdictKind
 
 UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
 NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
 MOST_PROMPTS = 10_000  # more are not worth the answer
 
 
-def verdicts_of(result: Result) -> tuple[Verdict, ...]:
+def verdicts_of(result: Result) -> tuple[ResultVerdict, ...]:
     """Those of a result; an older file has none, and then its cells are judged."""
     return result.verdicts or verdicts(result.cells)
 
 
-def verdicts(cells: Sequence[Cell]) -> tuple[Verdict, ...]:
+def verdicts(cells: Sequence[Cell]) -> tuple[ResultVerdict, ...]:
     """A verdict for each engine and temperature, in the order of the cells."""
     groups: dict[tuple[str, float], list[Cell]] = {}
     for cell in cells:
@@ -43,7 +43,7 @@ def _condition(cell: Cell) -> str:
     return f"at T = {cell.temperature:g}{engine}, "
 
 
-def _verdict(cells: Sequence[Cell], condition: str) -> Verdict:
+def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:
     """Of cells at one temperature in one engine."""
     timed = [cell for cell in cells if cell.times_faster is not None and cell.verification != "synthetic"]
     sound = [cell for cell in timed if not unexplained(cell)]
@@ -75,7 +75,9 @@ def _does_not_pay(cell: Cell) -> bool:
     return speedup is not None and speedup.bounds is not None and speedup.bounds[1] < 1 + NO_DIFFERENCE
 
 
-def _use(paying: dict[int, Cell], batches: Sequence[int], at_batch: dict[int, list[Cell]], condition: str) -> Verdict:
+def _use(
+    paying: dict[int, Cell], batches: Sequence[int], at_batch: dict[int, list[Cell]], condition: str
+) -> ResultVerdict:
     """What to use from the smallest batch at which something pays, and what beyond."""
     first = min(paying)
     chosen = paying[first]
@@ -103,7 +105,7 @@ def _use(paying: dict[int, Cell], batches: Sequence[int], at_batch: dict[int, li
     return _of(chosen, "use", sentence, up_to=up_to, more_prompts=more)
 
 
-def _unclear(best: Cell, condition: str) -> Verdict:
+def _unclear(best: Cell, condition: str) -> ResultVerdict:
     """That it cannot be told whether anything pays, and what to measure."""
     speedup = best.speedup_interval
     if speedup is None or speedup.bounds is None:
@@ -122,8 +124,8 @@ def _unmeasured(best: Cell) -> str:
 
 def _of(
     cell: Cell, kind: VerdictKind, sentence: str, up_to: int | None = None, more_prompts: int | None = None
-) -> Verdict:
-    return Verdict(
+) -> ResultVerdict:
+    return ResultVerdict(
         kind,
         sentence,
         cell.engine,
