@@ -38,7 +38,7 @@ from draftkit.models.chat import load_tokenizer, template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config
-from draftkit.results.record import Cell, Heading, Predicted, Result, ResultWarning, SpeedModel, ResultVerdict
+from draftkit.results.record import Cell, Heading, Predicted, Result, ResultVerdict, ResultWarning, SpeedModel
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
