@@ -12,6 +12,9 @@ from draftkit.layout.mtp import HeadKind, HeadParts, head_kind, heads_promised
 from draftkit.layout.target import language_model
 
 WEIGHTS = (".weight", ".bias", "_bias", "_sinks")
+PROJECTIONS = ("eh_proj", "input_proj", "linear_proj")  # of both halves, side by side
+NORMS = ("enorm", "hnorm", "emb_norm", "embed_norm", "hidden_norm", "final_layernorm")
+MORE = 8  # heads; more than any target has
 LAYER = re.compile(r"(.*\blayers\.)(\d+)\.(.+)")
 
 
@@ -21,7 +24,8 @@ class TargetHeads:
 
     `promised`: how many the config says that there are. `tensors` by name; those of heads that the config does not
     promise are `unexpected`. `like`: the decoder layer of the target itself that is most like a head's, its tensors by
-    what comes after the layer's prefix `trunk`; empty where the checkpoint holds the heads alone.
+    what comes after the layer's prefix `trunk`; empty where the checkpoint holds the heads alone. `num_layers`: the
+    target's, by its config.
     """
 
     kind: HeadKind
@@ -31,6 +35,7 @@ class TargetHeads:
     unexpected: dict[str, TensorHandle]
     trunk: str
     like: dict[str, TensorHandle]
+    num_layers: int
 
     @property
     def count(self) -> int:
@@ -47,17 +52,18 @@ class TargetHeads:
     @property
     def wanted(self) -> dict[str, tuple[int, ...] | None]:
         """Every tensor that the heads must have, with its shape where it is known; of those that are quantized, none
-        that only says how."""
-        wanted: dict[str, tuple[int, ...] | None] = {}
-        parts = self.kind.parts
-        if parts is None:
-            return wanted
+        that only says how. Of kinds that draftkit does not run, those around the decoder layer."""
         width = next((handle.shape[-1] for name, handle in self.like.items() if name.endswith("norm.weight")), None)
+        parts, wanted = self.kind.parts, dict[str, tuple[int, ...] | None]()
+        shapes = {name: None if width is None else _shape(name, width) for name in self.kind.names}
+        if parts is not None:
+            norms = parts.embedding_norm, parts.hidden_norm, parts.final_norm
+            shapes = dict.fromkeys(norms, None if width is None else (width,)) | {
+                parts.projection: None if width is None else (width, 2 * width)
+            }
         for prefix in self.prefixes if self.promised else ():
-            for norm in (parts.embedding_norm, parts.hidden_norm, parts.final_norm):
-                wanted[f"{prefix}{norm}.weight"] = None if width is None else (width,)
-            wanted[f"{prefix}{parts.projection}.weight"] = None if width is None else (width, 2 * width)
-        for block in self.blocks:
+            wanted |= {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+        for block in self.blocks if parts is not None else ():
             wanted |= {block + name: handle.shape for name, handle in self.like.items() if name.endswith(WEIGHTS)}
         return wanted
 
@@ -72,19 +78,36 @@ def block_of(parts: HeadParts | None, index: int) -> str:
     return "" if parts is None else parts.block.format(index=index)
 
 
+def _shape(name: str, width: int) -> tuple[int, ...] | None:
+    """Of a tensor that kinds in `names` have in common; None for another."""
+    own = name.removesuffix(".m").removesuffix(".0").rpartition(".")[2]
+    if own in PROJECTIONS:
+        return width, 2 * width
+    return (width,) if own in NORMS else None
+
+
 def find_heads(checkpoint: Checkpoint) -> TargetHeads | None:
     """The heads of a target, which may be none; None where its kind has none that draftkit knows."""
-    kind = head_kind(checkpoint.config)
-    layers = language_model(checkpoint.config).get("num_hidden_layers")
-    if kind is None or not isinstance(layers, int):
+    known = head_kind(checkpoint.config)
+    text = language_model(checkpoint.config)
+    layers = text.get("num_hidden_layers", text.get("num_layers"))
+    if known is None or not isinstance(layers, int):
         return None
-    promised = heads_promised(checkpoint.config)
+    kind = next((k for k in known.spellings() if _held(checkpoint, k, layers)), known)
+    promised = heads_promised(checkpoint.config, kind, _held(checkpoint, kind, layers))
     prefixes = kind.prefixes(max(promised, 1), layers)
-    tensors = {n: handle for n, handle in checkpoint.tensors.items() if n.startswith(prefixes)}
-    later = tuple(set(kind.prefixes(promised + 8, layers)) - set(prefixes))  # more than any target has
+    own = prefixes if kind.beside is None else (*prefixes, kind.beside)
+    tensors = {n: handle for n, handle in checkpoint.tensors.items() if n.startswith(own)}
+    later = tuple(set(kind.prefixes(promised + MORE, layers)) - set(prefixes))
     unexpected = {n: handle for n, handle in checkpoint.tensors.items() if later and n.startswith(later)}
     trunk, like = _like(checkpoint.tensors, tensors, kind, prefixes)
-    return TargetHeads(kind, promised, prefixes, tensors, unexpected, trunk, like)
+    return TargetHeads(kind, promised, prefixes, tensors, unexpected, trunk, like, layers)
+
+
+def _held(checkpoint: Checkpoint, kind: HeadKind, layers: int) -> int:
+    """Of how many heads there are tensors, where each has a prefix of its own; else one or none."""
+    prefixes = kind.prefixes(MORE, layers)
+    return sum(any(name.startswith(prefix) for name in checkpoint.tensors) for prefix in prefixes)
 
 
 def _like(

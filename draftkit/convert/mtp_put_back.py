@@ -24,7 +24,7 @@ from draftkit.io.safetensors_file import read_regions, read_safetensors, write_s
 from draftkit.io.tensors import SAFETENSORS, read_weight_map
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
-from draftkit.layout.mtp import COUNTS, LEFT_ALONE, heads_promised
+from draftkit.layout.mtp import LEFT_ALONE, heads_stated
 
 NEW_SHARD = "model-mtp.safetensors"
 
@@ -79,7 +79,7 @@ def _fitting(draft: Draft, target: Checkpoint, shards: Mapping[str, list[str]]) 
     """
     spec = draft.spec.architecture.expect(MtpSpec)
     found = find_heads(target)
-    if found is None or found.prefixes != spec.prefixes or found.kind.parts != spec.parts:
+    if found is None or not _same_kind(found, spec):
         raise LayoutError(
             f"{target.source.name} keeps no heads under {', '.join(spec.prefixes)}",
             where=target.source.path,
@@ -93,6 +93,13 @@ def _fitting(draft: Draft, target: Checkpoint, shards: Mapping[str, list[str]]) 
             hint="put them into the target that they were taken from, or a fine-tuned copy of it",
         )
     return {name: _stored_alike(handle, found, target) for name, handle in draft.tensors.items()}
+
+
+def _same_kind(found: TargetHeads, spec: MtpSpec) -> bool:
+    """Whether heads go where the target keeps its own; one that has lost them keeps them in any spelling."""
+    spellings = (found.kind,) if found.tensors else found.kind.spellings()
+    places = [kind.prefixes(spec.num_modules, found.num_layers) for kind in spellings]
+    return spec.prefixes in places and spec.parts == found.kind.parts
 
 
 def _stored_alike(handle: TensorHandle, heads: TargetHeads, target: Checkpoint) -> TensorHandle:
@@ -167,10 +174,13 @@ def _config(draft: Draft, target: Checkpoint, added: list[TensorHandle]) -> dict
     quantized; None where it says that already."""
     spec = draft.spec.architecture.expect(MtpSpec)
     config: dict[str, Any] = {**target.config}
-    if heads_promised(config) != spec.num_modules:
-        key = next(key for key in COUNTS if heads_promised({key: spec.config.get(key)}) or key in _text(spec.config))
-        holder = config if key in spec.config else config.setdefault("text_config", {})
-        holder[key] = spec.num_modules
+    stated = heads_stated(spec.config)
+    if stated is not None and heads_stated(config) != stated:
+        holder, key, count = stated
+        if holder is None:
+            config[key] = count
+        else:
+            config[holder] = {**config.get(holder, {}), key: count}
     quantization: dict[str, Any] = config.get("quantization_config") or {}
     listed = next((key for key in LEFT_ALONE if key in quantization), None)
     if added and listed is not None:
@@ -178,11 +188,6 @@ def _config(draft: Draft, target: Checkpoint, added: list[TensorHandle]) -> dict
         missing = [module for module in modules if module not in quantization[listed]]
         config["quantization_config"] = {**quantization, listed: [*quantization[listed], *missing]}
     return None if config == target.config else config
-
-
-def _text(config: Mapping[str, object]) -> Mapping[str, object]:
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else {}
 
 
 def _write(path: Path, text: str) -> None:

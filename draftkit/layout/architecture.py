@@ -109,6 +109,11 @@ class Architecture(ABC):
         return None
 
     @property
+    def not_run(self) -> str | None:
+        """What draftkit's own runtime does not run, though it runs others of the family; None where it does."""
+        return None
+
+    @property
     def fixed_length(self) -> bool:
         """Whether drafting fewer than `draft_tokens` changes each: rows of one pass that see the later ones."""
         return False

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from draftkit.layout.target import language_model
+from draftkit.layout.target import WRAPPERS, language_model
 
 # Config keys that say how many heads there are, in the order in which engines look.
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
@@ -44,7 +44,11 @@ class HeadKind:
     """A kind of head.
 
     - `prefix`: of its tensors, with {layer} for the number after the target's layers and {index} for the head's own.
-    - `parts`: None where a head is built in another way, which draftkit does not run.
+      `beside`: of tensors that all heads share, elsewhere.
+    - `parts`: None where a head is built in another way, which draftkit does not run; `names` of tensors, without
+      `.weight`, that each then has below its prefix.
+    - `unstated`: where the config does not say how many there are, there are as many as its weights hold. `surplus`: by
+      how many it says more, where that is more than one.
     - `concatenation`: what the projection reads. `hidden_state`: the target's last, after its final norm or before.
       `feedback`: the state that the next step reads, after the head's last norm or before. `zero_first_embedding`: the
       embedding beside the state of position 0 is zero. `modules`: the one for each draft step, of several: the next in
@@ -52,7 +56,11 @@ class HeadKind:
     """
 
     prefix: str
+    beside: str | None = None
     parts: HeadParts | None = None
+    names: tuple[str, ...] = ()
+    unstated: bool = False
+    surplus: int = 0
     concatenation: Concatenation = "embedding_hidden"
     hidden_state: HiddenState = "after_norm"
     feedback: Feedback = "post_norm"
@@ -63,6 +71,13 @@ class HeadKind:
         """Those of `count` heads of a target with so many layers; one where all heads share it."""
         every = (self.prefix.format(index=i, layer=num_hidden_layers + i) for i in range(count))
         return tuple(dict.fromkeys(every))
+
+    def spellings(self) -> tuple[HeadKind, ...]:
+        """This kind, and what it is where a multi-modal model has the language model inside."""
+        inside = self.prefix.replace("model.", "model.language_model.", 1)
+        return tuple(
+            replace(self, prefix=p) for p in dict.fromkeys((self.prefix, f"language_model.{self.prefix}", inside))
+        )
 
 
 BEHIND = "model.layers.{layer}."  # as if it were one more layer of the target
@@ -97,51 +112,117 @@ MIMO = HeadKind(
     modules="first",
 )
 QWEN_FIRST = replace(QWEN, modules="first")  # whose count vLLM's runner does not look at
+PLAIN_NAMES = ("enorm", "hnorm", "eh_proj", "final_layernorm")
+DEEPSEEK_NAMES = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+LATENT = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj")
+MIMO_V2 = HeadKind(  # its attention has a sink, its second norm another name
+    prefix="model.mtp.layers.{index}.",
+    names=(*PLAIN_NAMES, "input_layernorm", "pre_mlp_layernorm", "self_attn.o_proj", *MLP),
+    unstated=True,
+)
+LONGCAT = HeadKind(  # two attentions to a layer of the target, one to the head's
+    prefix="model.mtp.",
+    names=(
+        *(f"layers.0.{name}" for name in ("enorm.m", "hnorm.m", "eh_proj", "input_layernorm")),
+        "layers.0.post_attention_layernorm",
+        *(f"layers.0.self_attn.{name}" for name in LATENT),
+        *(f"layers.0.transformer_layer.{name}" for name in MLP),
+        "norm",
+    ),
+    unstated=True,
+)
+MINIMAX = HeadKind(prefix="model.mtp.layers.{index}.", names=PLAIN_NAMES, unstated=True)
+NEMOTRON = HeadKind(prefix="mtp.", names=("layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj"))  # of sub-layers
+QWEN4 = HeadKind(  # two projections, several streams of residuals
+    prefix="mtp.", names=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc_embedding", "fc_hidden")
+)
+STEP = HeadKind(
+    prefix=BEHIND, names=("enorm", "hnorm", "eh_proj"), unstated=True
+)  # each with an output layer of its own
+INKLING = HeadKind(  # one norm for all heads, which only some checkpoints feed back
+    prefix="model.mtp.layers.{index}.",
+    beside="model.mtp.chain_norm.",
+    names=("embed_norm", "hidden_norm", "input_proj"),
+)
+
+# By `model_type`, or by the name of a class where types are shared.
 KINDS: dict[str, HeadKind] = {
+    "BailingMoeV3ForCausalLM": HeadKind(prefix=BEHIND, names=PLAIN_NAMES),  # as PLAIN, and zeroes nothing
+    "BailingMoeV3VLForConditionalGeneration": HeadKind(prefix=BEHIND, names=PLAIN_NAMES),
+    "MiMoV2ForCausalLM": MIMO_V2,
+    "MiMoV2OmniForCausalLM": MIMO_V2,
     "bailing_hybrid": PLAIN,
     "bailing_moe_linear": PLAIN,
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK,
-    "deepseek_v4": HeadKind(prefix="mtp.{index}."),  # two projections, several streams of residuals
-    "dots3_note": HeadKind(prefix="model.mtp."),
-    "ernie4_5_moe": HeadKind(prefix="model.mtp_"),  # its logits are those of a state without a norm
+    "deepseek_v4": HeadKind(  # two projections, several streams of residuals
+        prefix="mtp.{index}.", names=("enorm", "hnorm", "e_proj", "h_proj", "norm")
+    ),
+    "dots3_note": HeadKind(prefix=BEHIND, beside="model.mtp.", names=DEEPSEEK_NAMES, unstated=True),
+    "ernie4_5_moe": HeadKind(  # its logits are those of a state without a norm
+        prefix="model.mtp_", names=("emb_norm.0", "hidden_norm.0", "linear_proj.0")
+    ),
     "exaone4_5": QWEN,
     "exaone_moe": QWEN,
     "glm4_moe": GLM,
     "glm4_moe_lite": GLM,
+    "glm5_next": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # shares the indices of its sparse attention
     "glm_moe_dsa": DEEPSEEK,
+    "glm_ocr": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # positions in three dimensions
     "hy_v3": PLAIN,
-    "inkling": HeadKind(prefix="model.mtp."),  # one norm for all heads, which only some checkpoints feed back
+    "hy_v4": HeadKind(prefix="model.mtp_layers.{index}.", names=PLAIN_NAMES, surplus=1),
+    "inkling": INKLING,
+    "inkling_mm_model": INKLING,
+    "inkling_model": INKLING,
+    "intern_s2_preview": QWEN_FIRST,
+    "interns2_mobius": HeadKind(prefix="mtp.", names=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
     "kimi_k2": DEEPSEEK,
-    "kimi_k3": HeadKind(prefix="language_model.model.layers.{layer}."),  # kernels of its own for positions
-    "longcat_flash": HeadKind(prefix="model.mtp."),  # two attentions to a layer
+    "kimi_k3": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # kernels of its own for positions
+    "longcat_flash": LONGCAT,
     "mimo": MIMO,
-    "mimo_v2": HeadKind(prefix="model.mtp.layers.{index}."),
-    "mimo_v2_flash": HeadKind(prefix="model.mtp.layers.{index}."),
-    "minimax_m3": HeadKind(prefix="model.mtp.layers.{index}."),
-    "nemotron_h": HeadKind(prefix="mtp."),  # of sub-layers, by a pattern
+    "mimo_v2": MIMO_V2,
+    "mimo_v2_flash": MIMO_V2,
+    "minimax_m3": MINIMAX,
+    "minimax_m3_vl": MINIMAX,
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_puzzle": NEMOTRON,
     "pangu_ultra_moe": DEEPSEEK,
     "qwen3_5": QWEN_FIRST,
     "qwen3_5_moe": QWEN_FIRST,
     "qwen3_5_moe_text": QWEN_FIRST,
     "qwen3_5_text": QWEN_FIRST,
-    "qwen3_next": QWEN,
-    "qwen4_exp": HeadKind(prefix="mtp."),  # two projections, several streams of residuals
-    "step3p5": HeadKind(prefix=BEHIND),  # an output layer of its own for each head
+    "qwen3_next": replace(QWEN, unstated=True),
+    "qwen4_exp": QWEN4,
+    "qwen4_exp_text": QWEN4,
+    "step3p5": STEP,
+    "step3p7": STEP,
 }
 
 
 def head_kind(config: Mapping[str, object]) -> HeadKind | None:
-    """The kind of a target's heads; None where draftkit knows none for its `model_type`."""
-    kinds = (KINDS.get(str(values.get("model_type"))) for values in (language_model(config), config))
-    return next((kind for kind in kinds if kind is not None), None)
+    """The kind of a target's heads; None where draftkit knows none for its class or its `model_type`."""
+    classes: object = config.get("architectures")
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    names += [str(values.get("model_type")) for values in (language_model(config), config)]
+    return next((KINDS[name] for name in names if name in KINDS), None)
 
 
-def heads_promised(config: Mapping[str, object]) -> int:
-    """How many heads the configuration of a target says that there are."""
-    for values in (config, language_model(config)):
-        for key in COUNTS:
+def heads_stated(config: Mapping[str, object]) -> tuple[str | None, str, int] | None:
+    """Where the configuration of a target says how many heads there are: the key of an object within it, None for
+    itself, the key there, and the number. None where it does not."""
+    for holder in (None, *WRAPPERS, "mtp_config"):
+        values: Any = config if holder is None else config.get(holder)
+        for key in COUNTS if isinstance(values, Mapping) else ():
             count = values.get(key)
             if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
-                return count
-    return 0
+                return holder, key, count
+    return None
+
+
+def heads_promised(config: Mapping[str, object], kind: HeadKind, held: int) -> int:
+    """How many heads a target of this kind has by its configuration, whose weights have tensors of `held`."""
+    stated = heads_stated(config)
+    if stated is None:
+        return held if kind.unstated else 0
+    return stated[2] - kind.surplus if stated[2] > 1 else stated[2]

@@ -122,14 +122,10 @@ class MtpHead(nn.Module):
 def load_mtp(draft: Draft, target: PreTrainedModel, *, attention: str, dtype: torch.dtype | None = None) -> MtpModel:
     """A target's head. `attention` names the attention function; `dtype` None is the target's.
 
-    Raises `TargetError` for the head of another target, and for a kind that draftkit does not run.
+    Raises `TargetError` for the head of another target.
     """
     spec = draft.spec.architecture.expect(MtpSpec)
     check_sizes(draft, spec.target_hidden_size, target)
-    if spec.parts is None:
-        kind = spec.config.get("model_type")
-        what = f"draftkit does not run the multi-token prediction heads of {kind} yet"
-        raise TargetError(what, where=draft.path, hint="vLLM does: eval --engine vllm")
     with torch.device(target.device):
         model = MtpModel(spec, target.config, attention, dtype or target.dtype)
     fill_mtp(model, load_stored(draft, target.device), draft.path)

@@ -50,6 +50,11 @@ class MtpSpec(Architecture):
         check_range(self, MAX_REPEATS, "num_modules")
 
     @property
+    def not_run(self) -> str | None:
+        kind = self.config.get("model_type")
+        return f"the multi-token prediction heads of {kind}" if self.parts is None else None
+
+    @property
     def modules_run(self) -> int:
         """How many of the modules draft."""
         return self.num_modules if self.modules == "in_turn" else 1

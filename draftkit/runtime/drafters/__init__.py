@@ -15,7 +15,8 @@ from draftkit.layout.spec import DraftSpec
 def refusal_to_run(spec: DraftSpec) -> str | None:
     """What a draft is that draftkit's own runtime has no drafter for; None of all others."""
     known = find_spec(f"{__name__}.{spec.architecture.family}") is not None
-    return None if known else f"{spec.architecture.title}; draftkit cannot run it yet"
+    what = spec.architecture.not_run if known else spec.architecture.title
+    return None if what is None else f"{what}; draftkit cannot run it yet"
 
 
 def check_runs(draft: Draft) -> None:

@@ -1,0 +1,112 @@
+"""Every kind of head that vLLM 0.32 drafts with: counted, checked, taken out, put back; and run, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.mtp_kinds import KINDS, Kind, save
+from safetensors.torch import load_file, save_file
+
+from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with_heads
+from draftkit.errors import LayoutError
+from draftkit.layout.folder import read_draft
+from draftkit.report.mtp_heads import findings_of_heads
+from draftkit.runtime.drafters import check_runs
+
+FILE = "model.safetensors"
+# `MTPModelTypes` of vLLM 0.32's config/speculative.py, without the name that stands for any.
+IN_VLLM = {
+    *("deepseek_mtp", "dots3_note_mtp", "mimo_mtp", "mimo_v2_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "glm_ocr_mtp"),
+    *("ernie_mtp", "nemotron_h_mtp", "exaone_moe_mtp", "exaone4_5_mtp", "qwen3_next_mtp", "qwen4_exp_mtp"),
+    *("qwen3_5_mtp", "longcat_flash_mtp", "bailing_hybrid_v3_mtp", "minimax_m3_mtp", "bailing_hybrid_mtp"),
+    *("kimi_k3_mtp", "pangu_ultra_moe_mtp", "step3p5_mtp", "hy_v3_mtp", "hy_v4_mtp", "inkling_mtp", "glm5_next_mtp"),
+    "gemma4_mtp",
+}
+OWN_CHECKPOINT = "gemma4_mtp"  # which is not within the target's
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind.vllm} {kind.config['model_type']}")
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture
+def folder(kind: Kind, tmp_path: Path) -> Path:
+    return save(kind, tmp_path / "target")
+
+
+def found_in(folder: Path) -> dict[str, str]:
+    seen = target_with_heads(str(folder))
+    assert seen is not None
+    return {f.name: f.message for f in findings_of_heads(*seen, read=True) if f.severity != "ok"}
+
+
+def test_all_kinds_of_vllm_are_here() -> None:
+    assert {OWN_CHECKPOINT, *(kind.vllm for kind in KINDS)} == IN_VLLM
+
+
+def test_a_sound_target(kind: Kind, folder: Path) -> None:
+    assert found_in(folder) == {}
+    seen = target_with_heads(str(folder))
+    assert seen is not None
+    heads = seen[1]
+    assert (heads.promised, heads.count) == (kind.modules, kind.modules)
+    assert {f"{name}.weight" for name in kind.heads} == heads.tensors.keys()
+
+
+def test_a_norm_that_is_gone_is_named(kind: Kind, folder: Path) -> None:
+    name = f"{kind.heads[0]}.weight"
+    whole = load_file(folder / FILE)
+    save_file({n: t for n, t in whole.items() if n != name}, folder / FILE, {"format": "pt"})
+    assert name in found_in(folder)["head-tensors-missing"]
+
+
+@pytest.mark.parametrize(
+    ("value", "finding"), [(torch.nan, "heads-not-finite"), (0.0, "heads-zero")], ids=["NaN", "zero"]
+)
+def test_a_tensor_that_was_never_filled_is_named(kind: Kind, folder: Path, value: float, finding: str) -> None:
+    name = f"{kind.heads[-1]}.weight"
+    whole = load_file(folder / FILE)
+    save_file(whole | {name: torch.full_like(whole[name], value)}, folder / FILE, {"format": "pt"})
+    assert name in found_in(folder)[finding]
+
+
+def test_without_the_heads_the_promise_is_not_kept(kind: Kind, folder: Path) -> None:
+    whole = load_file(folder / FILE)
+    own = {f"{name}.weight" for name in kind.heads}
+    save_file({n: t for n, t in whole.items() if n not in own}, folder / FILE, {"format": "pt"})
+    seen = target_with_heads(str(folder))
+    stated = "num" in json.dumps(kind.config | kind.further)
+    assert (seen is not None) == stated
+    if stated:
+        assert "the weights hold none" in found_in(folder)["heads-missing"]
+
+
+def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    """Over its own, which changes nothing, and into a copy that has lost them and says so."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    head = convert_checkpoint(str(folder), tmp_path / "head", format="mtp")
+    own = {f"{name}.weight" for name in kind.heads}
+    assert load_file(head / FILE).keys() == own
+    put, _ = put_heads_back(str(head), str(folder), tmp_path / "whole")
+    assert {path.name: path.read_bytes() for path in put.iterdir()} == before
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    whole = load_file(folder / FILE)
+    save_file({n: t for n, t in whole.items() if n not in own}, bare / FILE, {"format": "pt"})
+    put_heads_back(str(head), str(bare))
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in load_file(bare / FILE).items())
+    assert found_in(bare) == {}
+
+
+def test_what_is_not_run_is_refused_by_name(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    draft = read_draft(convert_checkpoint(str(folder), tmp_path / "head", format="mtp"))
+    if kind.runs:
+        check_runs(draft)
+        return
+    with pytest.raises(LayoutError, match=f"heads of {kind.config['model_type']}; draftkit cannot run it yet"):
+        check_runs(draft)
