@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from bench_runtime import commit
-from bench_train import Bench
+from bench_train import LAYERS, TARGET, Bench
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +40,6 @@ from draftkit.results.statistics import acceptance_length
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 
-TARGET = "zoo:target"
 KS = (4, 8)
 MAX_NEW_TOKENS = 128
 COLUMNS = ("draft", "made of", "steps", "training CPU s", "K", "AL [95 %]", "passes", "tokens/CPU s", "× plain")
@@ -59,8 +58,8 @@ DRAFTS = {
     "EAGLE-3": Made("eagle3", {"steps": 7}),
     "P-EAGLE": Made("p-eagle", {"steps": 8}, start="EAGLE-3"),
     "PARD": Made("pard", {"steps": 8}, start="zoo:draft-model"),
-    "DFlash": Made("dflash", {"block_size": 9}),
-    "DSpark": Made("dspark", {"block_size": 8}),
+    "DFlash": Made("dflash", {"block_size": 9, "layers": list(LAYERS)}),
+    "DSpark": Made("dspark", {"block_size": 8, "layers": list(LAYERS)}),
 }
 
 
