@@ -112,7 +112,7 @@ def evaluate(
         bool, typer.Option("--advise", help="Time rounds too, and say which K would be fastest at which batch size.")
     ] = False,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Predict acceptance at other temperatures and K from the run at 0.")
+        bool, typer.Option("--predict", help="Predict acceptance at other temperatures and K, along text drawn there.")
     ] = False,
     certify: Annotated[
         bool,

@@ -22,12 +22,12 @@ from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.by_turns import by_turns, sides
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
-from draftkit.evaluate.forecast import forecast
+from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Run
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
-from draftkit.evaluate.speed import batches_up_to, measure_round_times, speed_model
+from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
 from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, plain_lane, vllm_here
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
@@ -65,7 +65,7 @@ def evaluate_draft(
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign, `ngram[:MIN-MAX]` and `suffix`.
     `asked`: how, at one setting or at those of a sweep. `advise` times rounds and says which K would be fastest at
-    which batch size; `predict` tells acceptance at other temperatures and K from a greedy run. Cells that `saved` holds
+    which batch size; `predict` tells acceptance at other temperatures and K. Cells that `saved` holds
     are not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
     prompts run through vLLM too, and through it alone where draftkit's engine cannot run the pair; without it they do
     where that does not run the target and this environment has vLLM, unless `fall_back` is False.
@@ -136,7 +136,8 @@ def evaluate_draft(
         models: list[SpeedModel] = []
         if evaluation is not None:
             if predict:
-                cells = evaluation.with_predictions(cells)
+                cells, missed = evaluation.with_predictions(cells)
+                warned += missed
             if advise:
                 models = [evaluation.speed_model(source, cells) for source in drafts]
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
@@ -319,16 +320,35 @@ class _Evaluation:
                 near_ties=ties,
             )
 
-    def with_predictions(self, cells: Sequence[Cell]) -> list[Cell]:
-        """The cells, each draft's greedy one of the most draft tokens with what it predicts for other settings."""
-        predicted = {id(cell): self._predicted(cell) for source in self.drafts if (cell := _widest(source, cells))}
-        return [replace(cell, predicted=predicted.get(id(cell), cell.predicted)) for cell in cells]
+    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
+        """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was
+        left out of it, because it misses what was measured by more than its interval."""
+        found, missed = list(cells), []
+        for source in self.drafts:
+            at, cell = max(
+                ((at, c) for at, c in enumerate(cells) if c.engine == "draftkit" and c.draft == source),
+                key=lambda place: (-place[1].temperature, place[1].num_speculative_tokens),
+            )
+            predicted = self._predicted(cell)
+            wrong = {
+                (p.temperature, p.draft_sampling): (p, measured)
+                for p in predicted
+                for measured in cells
+                if measured.measures(p, cell) and _misses(p, measured)
+            }
+            kept = tuple(p for p in predicted if (p.temperature, p.draft_sampling) not in wrong)
+            found[at] = replace(cell, predicted=kept)
+            missed += [_missed_prediction(*pair) for pair in wrong.values()]
+        return found, missed
 
     def _predicted(self, cell: Cell) -> tuple[Predicted, ...]:
-        settings = self.sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens, temperature=0.0)
-        loaded = self.drafts[cell.draft]
-        self.on_progress(f"{cell.draft}, other temperatures", 0, 1, _length(cell))
-        return forecast(loaded.target, loaded.drafter, self._asked(settings))
+        loaded, asked = self.drafts[cell.draft], self.sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens)
+        predicted: list[Predicted] = []
+        temperatures = sorted({*TEMPERATURES, *self.sweep.temperature} - {0.0})
+        for done, temperature in enumerate(temperatures):
+            self.on_progress(f"{cell.draft}, other temperatures", done, len(temperatures), _length(cell))
+            predicted += forecast(loaded.target, loaded.drafter, self._asked(asked.at(temperature=temperature)))
+        return tuple(predicted)
 
     def speed_model(self, source: str, cells: Sequence[Cell]) -> SpeedModel:
         """What a draft's round times say about every K and batch size."""
@@ -361,10 +381,22 @@ def _longest(group: Sequence[Settings]) -> Settings:
     return max(group, key=lambda settings: settings.num_speculative_tokens)
 
 
-def _widest(source: str, cells: Sequence[Cell]) -> Cell | None:
-    """A draft's greedy cell of the most draft tokens."""
-    greedy = [c for c in cells if c.engine == "draftkit" and c.draft == source and c.temperature == 0]
-    return max(greedy, key=lambda cell: cell.num_speculative_tokens, default=None)
+def _misses(predicted: Predicted, measured: Cell) -> bool:
+    """Whether a prediction is farther from what was measured than its interval, and than rounding of figures."""
+    length = measured.acceptance_length
+    if length is None or length.bounds is None:
+        return False
+    low, high = length.bounds
+    return not low * (1 - MISSED) <= predicted.acceptance_length <= high * (1 + MISSED)
+
+
+def _missed_prediction(predicted: Predicted, measured: Cell) -> Finding:
+    assert measured.acceptance_length is not None
+    return _warning(
+        "prediction-missed",
+        f"{measured.name}, T={measured.temperature:g}: {predicted.acceptance_length:.2f} was predicted and "
+        f"{measured.acceptance_length.mean:.2f} measured: no predictions are given there; measure other K themselves",
+    )
 
 
 def _length(cell: Cell) -> float:

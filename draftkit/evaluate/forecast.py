@@ -1,10 +1,10 @@
-"""Acceptance at other temperatures and K, told from the probabilities of one greedy run.
+"""Acceptance at other temperatures and K, told from the probabilities of one run at each temperature.
 
 In every round of the run target and draft say what they expect at each of the K positions after the round's anchor,
 whether the drafts before it stood or not. At temperature T a draft drawn from q_T stands with probability
 Σ_v min(p_T, q_T), a greedy one with p_T(argmax q); the product over the positions up to k is the chance that k drafts
-stand. What follows is predicted, not measured: the run's text is not what would be drawn at T, and rounds begin
-elsewhere. B sequences, K draft tokens, V vocabulary.
+stand. The text is drawn at T: greedy text is easier to draft, whether it goes round in circles or not. What follows is
+predicted, not measured: rounds begin elsewhere. B sequences, K draft tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from draftkit.results.record import Predicted
 from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 
-TEMPERATURES = (0.3, 0.5, 0.7, 1.0, 1.3)
+TEMPERATURES = (0.3, 0.7, 1.0)
 FURTHER = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # K that are predicted
 
 
 class Listener:
     """Hears the logits of a drafter and of its target in each round; runs in eager mode only."""
 
-    def __init__(self, target: Target, drafter: Drafter):
+    def __init__(self, target: Target, drafter: Drafter, temperature: float):
+        self.temperature = temperature
         self.target = _HeardTarget(target, self)
         self.drafter = _HeardDrafter(drafter, self)
         self.drafted: Proposal | None = None
         self.draft_logits: list[Tensor] = []  # of each position of the round, [B, V]
-        self.rates: dict[tuple[float, str], list[Tensor]] = {}  # the chance that k drafts stand, [B, K] a round
+        self.rates: dict[str, list[Tensor]] = {}  # the chance that k drafts stand, [B, K] a round
 
     def hear(self, logits: Tensor) -> None:
         """The target's logits [B, K+1, V] for what was drafted last."""
@@ -45,17 +46,16 @@ class Listener:
             valid = torch.arange(k, device=tokens.device) < lengths[:, None]
         target = logits[:, :k].float()
         draft = torch.stack(self.draft_logits, dim=1).float() if self.draft_logits else None
-        for temperature in TEMPERATURES:
-            p = (target / temperature).softmax(-1)
-            self._note(temperature, "greedy", p.gather(-1, tokens[..., None])[..., 0], valid)
-            if draft is not None:
-                both = torch.minimum(p, (draft / temperature).softmax(-1))
-                self._note(temperature, "probabilistic", both.sum(-1), valid)
+        p = (target / self.temperature).softmax(-1)
+        self._note("greedy", p.gather(-1, tokens[..., None])[..., 0], valid)
+        if draft is not None:
+            both = torch.minimum(p, (draft / self.temperature).softmax(-1))
+            self._note("probabilistic", both.sum(-1), valid)
         self.drafted, self.draft_logits = None, []
 
-    def _note(self, temperature: float, mode: str, stands: Tensor, valid: Tensor) -> None:
+    def _note(self, mode: str, stands: Tensor, valid: Tensor) -> None:
         chances = (stands * valid).cumprod(1)  # 0 where nothing was drafted
-        self.rates.setdefault((temperature, mode), []).append(chances.double().cpu())
+        self.rates.setdefault(mode, []).append(chances.double().cpu())
 
 
 class _HeardTarget(Target):
@@ -97,16 +97,17 @@ class _HeardDrafter:
 
 
 def forecast(target: Target, drafter: Drafter, conversations: Conversations) -> tuple[Predicted, ...]:
-    """Acceptance lengths predicted for other temperatures, ways of drafting and K; the run itself is greedy."""
-    listener = Listener(target, drafter)
+    """Acceptance lengths predicted for ways of drafting and K at the conversations' temperature, above 0."""
     settings = conversations.settings
+    temperature = settings.sampling.temperature
+    listener = Listener(target, drafter, temperature)
     engine = engine_of(
         listener.target, listener.drafter, settings, num_slots=min(settings.concurrency, len(conversations.prompts))
     )
     engine.eager = True
     conversations.hold(engine)
     predicted = []
-    for (temperature, mode), rounds in sorted(listener.rates.items()):
+    for mode, rounds in sorted(listener.rates.items()):
         rates = torch.cat(rounds).mean(0).tolist()
         predicted += [
             Predicted(temperature, mode, k, 1 + sum(extended_rates(rates, k)), extrapolated=k > len(rates))

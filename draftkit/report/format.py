@@ -63,14 +63,8 @@ def severity(name: Severity) -> Text:
     return Text(name, style=SEVERITY_STYLES[name])
 
 
-def measured_as(predicted: Predicted, cell: Cell, cells: Iterable[Cell]) -> Cell | None:
-    """The cell that measured what was predicted from `cell`."""
-    asked = (predicted.temperature, predicted.draft_sampling, predicted.num_speculative_tokens)
-    same = (c for c in cells if (c.draft, c.target, c.engine) == (cell.draft, cell.target, cell.engine))
-    return next((c for c in same if (c.temperature, c.draft_sampling, c.num_speculative_tokens) == asked), None)
-
-
-def prediction(predicted: Predicted, measured: Cell | None) -> str:
-    """A predicted length, marked where it was extrapolated, and what was measured."""
+def prediction(predicted: Predicted, cell: Cell, cells: Iterable[Cell]) -> str:
+    """A length predicted from `cell`, marked where it was extrapolated, with what was measured of `cells`."""
+    measured = next((other for other in cells if other.measures(predicted, cell)), None)
     text = number(predicted.acceptance_length) + ("*" if predicted.extrapolated else "")
     return text if measured is None else f"{text} ({length(measured.acceptance_length)})"

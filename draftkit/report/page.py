@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftkit.report.format import length, number, size
+from draftkit.report.format import length, number, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.series import Series
 from draftkit.report.theme import PALETTE, svg
@@ -37,6 +37,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
     environment.filters.update(
         size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, equality=equality
     )
+    cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in series if (cost := memory_cost(one.main))]
     samples = [(one, [show_transcript(sample) for sample in _samples(one)]) for one in series if _samples(one)]
     return environment.get_template("page.html").render(
@@ -53,8 +54,8 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         ],
         samples=samples,
         modelled=[one for one in series if one.model],
-        predictions=[(one, prediction_rows(one.main)) for one in series if one.main.predicted],
-        predicted_ks=sorted({p.num_speculative_tokens for one in series for p in one.main.predicted or ()}),
+        predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
+        predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
         settings=_settings(series),
         sections=_sections(figures, memory=bool(costs), tokens=bool(samples)),
         version=__version__,
@@ -84,11 +85,12 @@ def _settings(series: Sequence[Series]) -> str:
     return "Measured at " + "; ".join(f"{at} ({one.name})" for at, one in zip(settings, series, strict=True)) + "."
 
 
-def prediction_rows(cell: Cell) -> list[tuple[float, str, dict[int, float]]]:
-    """The predicted acceptance lengths by K, for each temperature and way of drafting."""
-    rows: dict[tuple[float, str], dict[int, float]] = {}
+def prediction_rows(cell: Cell, cells: Sequence[Cell]) -> list[tuple[float, str, dict[int, str]]]:
+    """The predicted acceptance lengths by K, with what was measured, for each temperature and way of drafting."""
+    rows: dict[tuple[float, str], dict[int, str]] = {}
     for one in cell.predicted or ():
-        rows.setdefault((one.temperature, one.draft_sampling), {})[one.num_speculative_tokens] = one.acceptance_length
+        lengths = rows.setdefault((one.temperature, one.draft_sampling), {})
+        lengths[one.num_speculative_tokens] = prediction(one, cell, cells)
     return [(temperature, sampling, lengths) for (temperature, sampling), lengths in rows.items()]
 
 

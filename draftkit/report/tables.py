@@ -12,7 +12,7 @@ from rich.table import Table
 
 from draftkit.report.certificate import certificate
 from draftkit.report.engines import engines_table
-from draftkit.report.format import latencies, length, mean, measured_as, number, prediction
+from draftkit.report.format import latencies, length, mean, number, prediction
 from draftkit.report.memory_cost import cost_of
 from draftkit.results.record import Cell, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of
@@ -211,12 +211,12 @@ def prediction_table(cell: Cell, cells: Sequence[Cell]) -> Table:
         "drafts",
         *(f"K={k}" for k in ks),
         title=f"{cell.draft}: acceptance length, predicted (and measured; * beyond the K that was drafted)",
-        caption="each row from the text drawn at the measured temperature that is next to its own",
+        caption="each row from the probabilities along text drawn at its temperature",
     )
     values = {(p.temperature, p.draft_sampling, p.num_speculative_tokens): p for p in predicted}
     for temperature, mode in sorted({(p.temperature, p.draft_sampling) for p in predicted}):
         found = (values[temperature, mode, k] for k in ks)
-        table.add_row(f"{temperature:g}", mode, *(prediction(p, measured_as(p, cell, cells)) for p in found))
+        table.add_row(f"{temperature:g}", mode, *(prediction(p, cell, cells) for p in found))
     return table
 
 

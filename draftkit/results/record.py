@@ -134,7 +134,7 @@ class PromptRecord:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The acceptance length that a run at temperature 0 predicts for another setting.
+    """The acceptance length that the probabilities of a run predict for another setting.
 
     `extrapolated`: beyond the draft tokens that the run drafted.
     """
@@ -294,6 +294,12 @@ class Cell(Heading):
             quantiles = getattr(self, name)
             if quantiles is not None and len(quantiles) != QUANTILES:
                 raise ValueError(f"{name} has {len(quantiles)} numbers, and is the 0th to the 100th percentile")
+
+    def measures(self, predicted: Predicted, of: Cell) -> bool:
+        """Whether it is the setting that was predicted from the cell `of`."""
+        asked = (predicted.temperature, predicted.draft_sampling, predicted.num_speculative_tokens)
+        same = (self.draft, self.target, self.engine) == (of.draft, of.target, of.engine)
+        return same and (self.temperature, self.draft_sampling, self.num_speculative_tokens) == asked
 
     @property
     def accepted_at(self) -> tuple[float, ...]:

@@ -318,6 +318,22 @@ def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperatu
     assert lengths == sorted(lengths, reverse=True)  # one token is ever less of the target's law
 
 
+def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_measured_there() -> None:
+    """From greedy text, 2.76 was predicted where 1.90 is measured."""
+    settings = Settings(concurrency=16, limit=24, max_new_tokens=48, repeats=0)
+    result = draftkit.evaluate_draft(
+        "zoo:target", ["zoo:eagle3"], settings.sweep(k=(2, 4), temperature=(0.0, 1.0)), predict=True
+    )
+    assert "prediction-missed" not in {w.name for w in result.warnings}
+    (source,) = [cell for cell in result.cells if cell.predicted]
+    assert (source.temperature, source.num_speculative_tokens) == (0, 4)
+    pairs = [(p, cell) for p in source.predicted for cell in result.cells if cell.measures(p, source)]
+    assert [(cell.temperature, cell.num_speculative_tokens) for _, cell in pairs] == [(1, 2), (1, 4)]
+    for predicted, cell in pairs:
+        assert predicted.acceptance_length == pytest.approx(cell.acceptance_length.mean, rel=0.1)
+    assert {p.num_speculative_tokens > 4 for p in source.predicted if p.extrapolated} == {True}
+
+
 def test_advice_agrees_with_its_own_measurements() -> None:
     sweep = replace(QUICK, repeats=1).sweep(concurrency=(1, 2))
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, advise=True)

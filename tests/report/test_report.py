@@ -37,7 +37,16 @@ from draftkit.report.page import page, prediction_rows, provenance_table
 from draftkit.report.series import Series, join
 from draftkit.report.theme import PALETTE, png, svg
 from draftkit.report.tokens import show_round
-from draftkit.results.record import Cell, Interval, Result, TranscriptRound, read_result, result_from, result_json
+from draftkit.results.record import (
+    Cell,
+    Interval,
+    Predicted,
+    Result,
+    TranscriptRound,
+    read_result,
+    result_from,
+    result_json,
+)
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'&$a_b$\x07"
 WHERE = Path("result.json")
@@ -444,8 +453,15 @@ def test_provenance_of_several_files_stands_in_columns() -> None:
 
 
 def test_predictions_stand_in_a_grid(full: Result) -> None:
-    lengths = [predicted.acceptance_length for predicted in full.cells[3].predicted or ()]
-    assert prediction_rows(full.cells[3]) == [(0.6, "greedy", {4: lengths[0]}), (1.0, "probabilistic", {4: lengths[1]})]
+    """With what was measured beside, and a mark where K was not drafted."""
+    lengths = [f"{predicted.acceptance_length:.2f}" for predicted in full.cells[3].predicted or ()]
+    assert prediction_rows(full.cells[3], full.cells) == [
+        (0.6, "greedy", {4: lengths[0]}),
+        (1.0, "probabilistic", {4: lengths[1]}),
+    ]
+    far = replace(full.cells[3], predicted=(Predicted(1.0, "probabilistic", 12, 4.0, extrapolated=True),))
+    drawn = replace(far, temperature=1.0, draft_sampling="probabilistic", num_speculative_tokens=12)
+    assert prediction_rows(far, [far, drawn]) == [(1.0, "probabilistic", {12: "4.00* (3.50 [3.38, 3.61])"})]
 
 
 # Command
