@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.convert.api import convert_checkpoint
-from draftkit.errors import UnsupportedTarget
+from draftkit.convert.api import UNKNOWN, convert_checkpoint, describe_checkpoint
+from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.architecture import Architecture
@@ -31,9 +31,38 @@ OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the targe
 
 def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
+    tokenizer = load_target_tokenizer(source)
     folder = locate(source).path
     model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets())
-    return model, load_tokenizer(folder, "target")
+    return model, tokenizer
+
+
+def load_target_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a target. Raises `DraftkitError`, and says so where the target is a draft itself."""
+    folder = locate(source, weights=False).path
+    try:
+        return load_tokenizer(folder, "target")
+    except DraftkitError:
+        what = _draft_format(source)
+        if what is None:
+            raise
+        raise TargetError(
+            f"{source} is a draft ({what}), not a target",
+            where=folder,
+            hint="did you swap --target and --draft? --target is the model that the draft was made for",
+        ) from None
+
+
+def _draft_format(source: str) -> str | None:
+    """The format of a checkpoint that is a draft and no model of its own; None of anything else."""
+    try:
+        found = describe_checkpoint(source)
+    except DraftkitError:
+        return None
+    if isinstance(found, Draft):
+        return None if found.spec.architecture.own_model else found.spec.method
+    spec = found.plan.spec
+    return None if found.plan.format == UNKNOWN or (spec and spec.architecture.own_model) else found.plan.format
 
 
 def runtime_refusal(target: str) -> UnsupportedTarget | None:

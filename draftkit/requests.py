@@ -71,6 +71,10 @@ class DraftSampling:
 
     def __post_init__(self) -> None:
         _require(0 <= self.min_confidence < 1, "min_confidence", self.min_confidence, "from 0 to below 1")
+        _require(0 <= self.greedy_below < math.inf, "greedy_below", self.greedy_below, "a temperature, 0 or above")
+        if self.temperature is not None:
+            hot = MIN_TEMPERATURE <= self.temperature < math.inf
+            _require(hot, "the draft's temperature", self.temperature, f"at least {MIN_TEMPERATURE}")
 
     def parameters(self, request: SamplingParameters) -> SamplingParameters:
         """What the draft of a request is drawn with; temperature 0 means a greedy, one-hot draft."""

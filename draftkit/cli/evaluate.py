@@ -185,6 +185,10 @@ def evaluate(
         raise typer.BadParameter(str(error)) from error
     if len(ks) > 1 and (acceptance_rates or k_by_batch or disable_above_batch):
         raise DraftkitError("acceptance rates and schedules are for one K", hint="give one number to --k")
+    if (acceptance_rates is not None) != (verification == "synthetic"):
+        given, wanted = ("--acceptance-rates", "--verification synthetic")
+        missing, there = (wanted, given) if acceptance_rates is not None else (given, wanted)
+        raise DraftkitError(f"{there} without {missing}", hint=f"add {missing}, or leave out {there}")
     if as_json and as_csv:
         raise DraftkitError("--json and --csv both want stdout", hint="give one of them; --out keeps JSON beside")
     if resume and out is None:

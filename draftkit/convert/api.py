@@ -304,12 +304,29 @@ def _describe_refused(located: Located, refusal: LayoutError) -> Reading:
 def _plan_destination(
     source: Located, to: str, target: TargetFacts | None, reading: Reading | None, draft: Draft | None
 ) -> Conversion:
+    if draft is not None and target is not None:
+        _check_captured_layers(draft, target)
     export = None
     if draft is not None and to == VLLM:
         draft = for_vllm(draft, target)
     elif draft is not None and to != UNIFIED:
         export = export_to(to, draft, target)
     return Conversion(source, to, target, reading, draft, export)
+
+
+def _check_captured_layers(draft: Draft, target: TargetFacts) -> None:
+    """Raise `LayoutError` where the draft reads states that the target does not have: 0 (embeddings) to its last."""
+    architecture, layers = draft.spec.architecture, target.num_hidden_layers
+    beyond = [i for i in architecture.aux_layer_ids or () if not 0 <= i <= layers]
+    if beyond:
+        usual = [list(ids) for ids in architecture.usual_layers(layers)]
+        meant = f"did you mean --set aux_layer_ids={','.join(map(str, usual[0]))}? or " if usual else ""
+        raise LayoutError(
+            f"the draft reads the states after layers {', '.join(map(str, beyond))}, and {target.name} has {layers}",
+            where=draft.path,
+            expected=f"aux_layer_ids from 0 to {layers}",
+            hint=f"{meant}pass the target that the draft was trained for with --target",
+        )
 
 
 def _overridden(draft: Draft, overrides: Mapping[str, str]) -> Draft:

@@ -11,6 +11,7 @@ from draftkit.convert.facts import with_values
 from draftkit.convert.target_tensors import PREFIX
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.handles import TensorHandle
+from draftkit.io.records import did_you_mean
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
 
@@ -50,7 +51,9 @@ def export_to(destination: str, draft: Draft, target: TargetFacts | None) -> Exp
     others = [UNIFIED, *sorted({e.DESTINATION for e in _exporters() if method in e.METHODS})]
     known = destination in destinations()
     raise LayoutError(
-        f"there is no {method} in the layout of {destination}" if known else f"there is no destination {destination}",
+        f"there is no {method} in the layout of {destination}"
+        if known
+        else f"there is no destination {destination}{did_you_mean(destination, destinations())}",
         where=draft.path,
         hint="use " + " or ".join(f"--to {name}" for name in (others if known else destinations())),
     )

@@ -15,6 +15,7 @@ from draftkit import zoo
 from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_file
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
+from draftkit.io.records import did_you_mean
 
 BUNDLED = "zoo"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
@@ -95,7 +96,7 @@ def registry() -> dict[str, dict[str, str]]:
 def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not path.exists():
         raise SourceError(
-            "the prompts cannot be read: there is no such file",
+            f"the prompts cannot be read: there is no such file{did_you_mean(path.name, ['zoo', *registry()])}",
             where=path,
             expected="a JSONL file, a Hub dataset org/name, zoo, or " + ", ".join(registry()),
             hint="--prompts zoo uses the bundled ones",

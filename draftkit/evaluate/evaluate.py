@@ -18,7 +18,7 @@ from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
+from draftkit.errors import DraftkitError, NonFiniteError, TargetError, UnsupportedTarget
 from draftkit.evaluate.by_turns import by_turns, sides
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
@@ -33,8 +33,16 @@ from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft, is_unified
-from draftkit.loading import OWN_HEAD, load_drafter, load_model, open_draft, require_runtime, runtime_refusal
-from draftkit.models.chat import load_tokenizer, template_sha256
+from draftkit.loading import (
+    OWN_HEAD,
+    load_drafter,
+    load_model,
+    load_target_tokenizer,
+    open_draft,
+    require_runtime,
+    runtime_refusal,
+)
+from draftkit.models.chat import template_sha256
 from draftkit.models.devices import device_named, dtype_named, limit_threads
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config
@@ -43,7 +51,7 @@ from draftkit.results.saved import ResultFile, append_rounds, check_records, rep
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.memory_plan import MemoryPlan
+from draftkit.runtime.memory_plan import GIB, MemoryPlan
 
 T = TypeVar("T", bound=Heading)
 
@@ -110,7 +118,8 @@ def evaluate_draft(
             if refusal is not None:
                 raise refusal
             plans = _plans(target, opened, conversations, sweep.largest)
-            for plan in plans.values():
+            for source, plan in plans.items():
+                _check_size(source, target, plan, opened[source])
                 plan.require()
             evaluation = _Evaluation(target, opened, plans, digests, prompts, tokenizer, sweep, on_progress, records)
             measured.append(evaluation.cells(done))
@@ -376,6 +385,16 @@ class _Evaluation:
         return self.digests.of(heading)
 
 
+def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> None:
+    """Raise `TargetError` for a draft model that is larger than its target: it can only be slower."""
+    own, of_target = plan.fixed.get(f"weights of {source}", 0), plan.fixed["target weights"]
+    if draft.spec.architecture.own_model and own > of_target:
+        raise TargetError(
+            f"{source} is larger than its target {target}: {own / GIB:.3f} and {of_target / GIB:.3f} GiB of weights",
+            hint=f"did you mean --target {source} --draft {target}?",
+        )
+
+
 def _longest(group: Sequence[Settings]) -> Settings:
     """The settings of the most draft tokens: what is run once for all of a group is sized for it."""
     return max(group, key=lambda settings: settings.num_speculative_tokens)
@@ -420,7 +439,7 @@ class _Loaded:
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:
     prompts = load_prompt_set(settings.prompts, settings.limit)
-    tokenizer = load_tokenizer(locate(target, weights=False).path, "target")
+    tokenizer = load_target_tokenizer(target)
     return prompts, tokenizer, Conversations(prompts.prompts, tokenizer, settings)
 
 

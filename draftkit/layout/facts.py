@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from draftkit.errors import LayoutError
 from draftkit.io.jsonfile import parse
-from draftkit.io.records import from_dict, to_dict
+from draftkit.io.records import did_you_mean, read_record, to_dict
 from draftkit.layout.architecture import Architecture
 
 Spec = TypeVar("Spec", bound=Architecture)
@@ -52,7 +52,17 @@ def with_facts(architecture: Spec, where: object = "the draft", /, **values: obj
     for name, value in values.items():
         holder, key = _find(data, architecture.closed, name, where)
         holder[key] = [value] if isinstance(holder[key], list) and not isinstance(value, list | tuple) else value
-    return from_dict(type(architecture), data, where)
+    record, problems = read_record(type(architecture), data)
+    if record is None:
+        raise LayoutError("; ".join(_of_fact(problem) for problem in problems), where=where)
+    return record
+
+
+def _of_fact(problem: str) -> str:
+    """What is wrong with a value, under the name that users set it by."""
+    path, said, what = problem.partition(": ")
+    name = next((known for known, keys in PATHS.items() if path == ".".join(keys)), path.rpartition(".")[2])
+    return f"--set {name}: {what}" if said else problem
 
 
 def parse_fact(text: str) -> object:
@@ -92,10 +102,11 @@ def _find(
             nested = nested.get(parent) if isinstance(nested, dict) else None
         if isinstance(nested, dict) and key in nested:
             return nested, key
+    settable = sorted(_settable(architecture, closed))
     raise LayoutError(
-        f"there is no fact {name} to set",
+        f"there is no fact {name} to set{did_you_mean(name, settable)}",
         where=where,
-        expected="one of " + ", ".join(sorted(_settable(architecture, closed))),
+        expected="one of " + ", ".join(settable),
     )
 
 

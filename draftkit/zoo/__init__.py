@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from draftkit.errors import SourceError
@@ -21,8 +22,9 @@ def path(name: str) -> Path:
     """
     available = names()
     if name not in available:
+        close = difflib.get_close_matches(name, available, n=1)
         raise SourceError(
-            f"the zoo has no model {name!r}",
+            f"the zoo has no model {name!r}" + "".join(f", did you mean zoo:{known}?" for known in close),
             where=f"zoo:{name}",
             expected="one of " + ", ".join(f"zoo:{known}" for known in available),
         )

@@ -1,0 +1,58 @@
+"""Usual mistakes are named, with what was meant, before anything long begins; and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+CONVERT = ("convert", "zoo:eagle3", "OUT", "--target", "zoo:target")
+EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            (*CONVERT, "--set", "aux_layer_ids=1,2,99"),
+            ["after layers 99, and zoo:target has 10", "aux_layer_ids=2,5,7?"],
+        ),
+        ((*CONVERT, "--set", "rope_theta=abc"), ["--set rope_theta: 'abc' is not float"]),
+        ((*CONVERT, "--set", "rope_thta=10000"), ["no fact rope_thta to set, did you mean rope_theta?"]),
+        ((*CONVERT, "--to", "vlm"), ["did you mean vllm?"]),
+        (("eval", "--target", "zoo:target", "--draft", "zoo:eagl3"), ["did you mean zoo:eagle3?"]),
+        ((*EVAL, "--dataset", "humanevl"), ["did you mean humaneval?"]),
+        ((*EVAL, "--draft-temperature", "-1"), ["the draft's temperature is -1.0"]),
+        ((*EVAL, "--acceptance-rates", "3"), ["--acceptance-rates without --verification synthetic"]),
+        ((*EVAL, "--verification", "synthetic"), ["--verification synthetic without --acceptance-rates"]),
+        (
+            ("eval", "--target", "zoo:eagle3", "--draft", "zoo:target"),
+            ["zoo:eagle3 is a draft (eagle3), not a target", "did you swap --target and --draft?"],
+        ),
+        (
+            ("doctor", "--target", "zoo:eagle3", "--draft", "zoo:target"),
+            ["zoo:eagle3 is a draft (eagle3), not a target"],
+        ),
+        (
+            ("eval", "--target", "zoo:draft-model", "--draft", "zoo:target", "--limit", "1"),
+            ["zoo:target is larger than its target", "did you mean --target zoo:target --draft zoo:draft-model?"],
+        ),
+    ],
+)
+def test_a_mistake_is_named(
+    draftkit: Command,
+    arguments: tuple[str, ...],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loads(*_: object, **__: object) -> None:
+        raise AssertionError("the target's weights were loaded")
+
+    monkeypatch.setattr("draftkit.loading.load_target", loads)
+    out = tmp_path / "out"
+    done = draftkit(*(str(out) if argument == "OUT" else argument for argument in arguments))
+    assert done.code == 1
+    assert all(word in done.err for word in words), done.err
+    assert not out.exists()
