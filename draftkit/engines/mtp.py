@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from draftkit.layout.mtp import HeadKind
 
+# By `model_type`, in transformers 5.23: whose heads its assisted generation runs, and whose targets it refuses.
+IN_TRANSFORMERS = ("deepseek_v3", "glm4_moe")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 
-def uses_of_heads(kind: HeadKind, count: int) -> dict[str, str]:
+
+def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]:
     """Engine → how it drafts with `count` heads of a target, and where that differs from vLLM."""
     settings = f'{{"method": "mtp", "num_speculative_tokens": {count}}}'
+    again = "more tokens than heads use the heads again"
+    if count > 1:
+        again += (
+            ", each draft step the next (runner V2; V1 the first alone)"
+            if kind.modules == "in_turn"
+            else "; only the first drafts"
+        )
     return {
-        "vLLM 0.32": f"--speculative-config '{settings}'; more tokens than heads use the heads again",
+        "vLLM 0.32": f"--speculative-config '{settings}'; {again}",
         "SGLang": "--speculative-algorithm NEXTN",
-        "transformers 5.19 on": "generate(use_mtp=True), one token for each head" + _otherwise(kind),
+        "transformers 5.23": _in_transformers(kind, model_type),
         "llama.cpp": "--spec-type draft-mtp, from a GGUF whose conversion kept the heads (nextn)",
     }
 
 
-def _otherwise(kind: HeadKind) -> str:
-    """Where transformers' generic heads (`modeling_layers.py`, `MtpModel`) compute otherwise than vLLM."""
-    if kind.parts is None:
-        return ""
+def _in_transformers(kind: HeadKind, model_type: str) -> str:
+    """Its generic heads (`modeling_layers.py`, `MtpModel`), and where they compute otherwise than vLLM."""
+    if model_type in RECURRENT:
+        return "none: its assisted generation refuses recurrent layers"
+    known = "one token for each head" if model_type in IN_TRANSFORMERS else "if its release knows the kind"
     differing = []
-    if kind.hidden_state == "before_norm":
-        differing.append("the target's state after its norm")
-    if kind.feedback == "pre_norm":
-        differing.append("the head's own state after its last norm")
-    return f"; it feeds {' and '.join(differing)}, vLLM before the norm" if differing else ""
+    if kind.parts is not None and kind.hidden_state == "before_norm":
+        differing.append("feeds the target's state after its norm, vLLM before it")
+    if kind.parts is not None and kind.feedback == "pre_norm":
+        differing.append("feeds the head's own state after its last norm, vLLM before it")
+    if kind.parts is not None and kind.zero_first_embedding:
+        differing.append("zeroes no embedding, vLLM the first")
+    return "; it ".join([f"generate(use_mtp=True), {known}", *differing])

@@ -34,7 +34,7 @@ def show_heads(console: Console, checkpoint: Checkpoint, heads: TargetHeads, fou
     if heads.trunk and heads.tensors:
         console.print(f"compared with the target's own layer {heads.trunk.removesuffix('.')}")
     table = Table("engine", "what it does with them", title="engines")
-    for engine, use in uses_of_heads(heads.kind, max(heads.promised, 1)).items():
+    for engine, use in _uses(checkpoint, heads).items():
         table.add_row(engine, use)
     console.print(table)
     if found:
@@ -62,6 +62,10 @@ def heads_json(checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Findi
         "tensors": {
             name: {"dtype": handle.dtype, "shape": list(handle.shape)} for name, handle in heads.tensors.items()
         },
-        "engines": uses_of_heads(heads.kind, max(heads.promised, 1)),
+        "engines": _uses(checkpoint, heads),
         "findings": [to_dict(finding) for finding in found],
     }
+
+
+def _uses(checkpoint: Checkpoint, heads: TargetHeads) -> dict[str, str]:
+    return uses_of_heads(heads.kind, max(heads.promised, 1), str(checkpoint.config.get("model_type")))

@@ -89,7 +89,8 @@ def test_inspect_says_what_there_is(with_experts: Path, draftkit: Command) -> No
     shown = json.loads(draftkit("inspect", with_experts, "--json").out)
     assert (shown["format"], shown["promised"], shown["held"]) == ("target", 1, 1)
     assert shown["like"] == "model.layers.7."
-    assert set(shown["engines"]) == {"vLLM 0.32", "SGLang", "transformers 5.19 on", "llama.cpp"}
+    assert set(shown["engines"]) == {"vLLM 0.32", "SGLang", "transformers 5.23", "llama.cpp"}
+    assert "it zeroes no embedding, vLLM the first" in shown["engines"]["transformers 5.23"]
     assert "--part mtp" in draftkit("inspect", with_experts).out
 
 
