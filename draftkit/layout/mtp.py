@@ -45,8 +45,8 @@ class HeadKind:
 
     - `prefix`: of its tensors, with {layer} for the number after the target's layers and {index} for the head's own.
       `beside`: of tensors that all heads share, elsewhere.
-    - `parts`: None where a head is built in another way, which draftkit does not run; `names` of tensors, without
-      `.weight`, that each then has below its prefix.
+    - `parts`: None where a head is built in another way; `names` of tensors, without `.weight`, that each then has
+      below its prefix. `run`: whether draftkit's runtime has been proved to draft as vLLM does with it.
     - `unstated`: where the config does not say how many there are, there are as many as its weights hold. `surplus`: by
       how many it says more, where that is more than one.
     - `concatenation`: what the projection reads. `hidden_state`: the target's last, after its final norm or before.
@@ -61,6 +61,7 @@ class HeadKind:
     names: tuple[str, ...] = ()
     unstated: bool = False
     surplus: int = 0
+    run: bool = True
     concatenation: Concatenation = "embedding_hidden"
     hidden_state: HiddenState = "after_norm"
     feedback: Feedback = "post_norm"
@@ -71,6 +72,11 @@ class HeadKind:
         """Those of `count` heads of a target with so many layers; one where all heads share it."""
         every = (self.prefix.format(index=i, layer=num_hidden_layers + i) for i in range(count))
         return tuple(dict.fromkeys(every))
+
+    @property
+    def parts_run(self) -> HeadParts | None:
+        """Its parts where draftkit runs it."""
+        return self.parts if self.run else None
 
     def spellings(self) -> tuple[HeadKind, ...]:
         """This kind, and what it is where a multi-modal model has the language model inside."""
@@ -116,6 +122,10 @@ PLAIN_NAMES = ("enorm", "hnorm", "eh_proj", "final_layernorm")
 DEEPSEEK_NAMES = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 LATENT = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj")
+BAILING = replace(PLAIN, run=False)  # some layers are linear, and rotate in part
+SPARSE = replace(DEEPSEEK, run=False)  # with an indexer
+PANGU = replace(DEEPSEEK, run=False)  # transformers has no such target
+EXAONE = replace(QWEN, run=False)  # dense, and rotates whatever the target's layers do
 MIMO_V2 = HeadKind(  # its attention has a sink, its second norm another name
     prefix="model.mtp.layers.{index}.",
     names=(*PLAIN_NAMES, "input_layernorm", "pre_mlp_layernorm", "self_attn.o_proj", *MLP),
@@ -152,10 +162,10 @@ KINDS: dict[str, HeadKind] = {
     "BailingMoeV3VLForConditionalGeneration": HeadKind(prefix=BEHIND, names=PLAIN_NAMES),
     "MiMoV2ForCausalLM": MIMO_V2,
     "MiMoV2OmniForCausalLM": MIMO_V2,
-    "bailing_hybrid": PLAIN,
-    "bailing_moe_linear": PLAIN,
+    "bailing_hybrid": BAILING,
+    "bailing_moe_linear": BAILING,
     "deepseek_v3": DEEPSEEK,
-    "deepseek_v32": DEEPSEEK,
+    "deepseek_v32": SPARSE,
     "deepseek_v4": HeadKind(  # two projections, several streams of residuals
         prefix="mtp.{index}.", names=("enorm", "hnorm", "e_proj", "h_proj", "norm")
     ),
@@ -163,12 +173,12 @@ KINDS: dict[str, HeadKind] = {
     "ernie4_5_moe": HeadKind(  # its logits are those of a state without a norm
         prefix="model.mtp_", names=("emb_norm.0", "hidden_norm.0", "linear_proj.0")
     ),
-    "exaone4_5": QWEN,
-    "exaone_moe": QWEN,
+    "exaone4_5": EXAONE,
+    "exaone_moe": EXAONE,
     "glm4_moe": GLM,
     "glm4_moe_lite": GLM,
     "glm5_next": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # shares the indices of its sparse attention
-    "glm_moe_dsa": DEEPSEEK,
+    "glm_moe_dsa": SPARSE,
     "glm_ocr": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # positions in three dimensions
     "hy_v3": PLAIN,
     "hy_v4": HeadKind(prefix="model.mtp_layers.{index}.", names=PLAIN_NAMES, surplus=1),
@@ -187,7 +197,7 @@ KINDS: dict[str, HeadKind] = {
     "minimax_m3_vl": MINIMAX,
     "nemotron_h": NEMOTRON,
     "nemotron_h_puzzle": NEMOTRON,
-    "pangu_ultra_moe": DEEPSEEK,
+    "pangu_ultra_moe": PANGU,
     "qwen3_5": QWEN_FIRST,
     "qwen3_5_moe": QWEN_FIRST,
     "qwen3_5_moe_text": QWEN_FIRST,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
-from fixtures.mtp_targets import HEADS, Saved, proposal, save_with_head
+from fixtures.mtp_targets import HEADS, RELATIVES, Saved, proposal, save_with_head
 
 import draftkit
 from draftkit.convert.api import convert_checkpoint
@@ -115,3 +115,15 @@ def test_a_target_without_a_head_is_one_message(tmp_path: Path) -> None:
     pico.save_tokenizer(target)
     with pytest.raises(DraftkitError, match="no multi-token prediction heads"):
         draftkit.evaluate_draft(str(target), ["mtp"], Settings(limit=1, device="cpu"))
+
+
+@pytest.mark.parametrize("kind", sorted(RELATIVES))
+def test_relatives_draft_as_the_reference_does(kind: str, tmp_path: Path) -> None:
+    saved = save_with_head(kind, tmp_path / "target")
+    target, drafter = loaded(saved, convert_checkpoint(str(saved.folder), tmp_path / "head", format="mtp"))
+    (generation,) = Engine(target, drafter, num_speculative_tokens=K, num_slots=1).generate(
+        [Request("0", (4, 5, 6), 9)]
+    )
+    text = torch.tensor([*generation.request.prompt, *generation.tokens])
+    for round in generation.rounds:
+        assert list(round.proposal) == proposal(saved, text[: round.position], K)

@@ -73,7 +73,7 @@ def plan_heads(
         target_hidden_size=int(str(sizes["hidden_size"])),
         num_modules=max(heads.promised, 1),
         prefixes=heads.prefixes,
-        parts=heads.kind.parts,
+        parts=heads.kind.parts_run,
         concatenation=heads.kind.concatenation,
         hidden_state=heads.kind.hidden_state,
         feedback=heads.kind.feedback,
