@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ PREFILL_CHUNK = 2048  # rows of one prefill forward, which bounds its activation
 
 OnRound = Callable[[list[Generation]], None]
 OnText = Callable[[Generation, str], None]
+
+# By the id of a drafter: the engine that it has made room for.
+_SERVED: WeakValueDictionary[int, Engine] = WeakValueDictionary()
 
 
 class Engine:
@@ -197,18 +201,22 @@ class Engine:
         return notify
 
     def reserve(self, length: int) -> None:
-        """Make room for sequences of `length` tokens in every slot; `generate` does it where there is none yet.
+        """Make room for sequences of `length` tokens in every slot. `generate` does it where there is none yet, or the
+        drafter has made room for those of another engine since.
 
         Raises `DraftkitError` before anything is allocated where memory does not suffice.
         """
         capacity = length + self.k + 1  # a round may overshoot the end
-        if capacity <= self._capacity:
+        taken = self.drafter is not None and _SERVED.get(id(self.drafter)) is not self
+        if capacity <= self._capacity and not taken:
             return
+        capacity = max(capacity, self._capacity)
         self._capacity = 0
         require_memory(self.target, self.drafter, num_slots=self.num_slots, capacity=capacity, k=self.k)
         self._cache = SlotCache(self.num_slots, capacity, self.k)
         if self.drafter is not None:
             self.drafter.allocate(self.num_slots, capacity, self.k)
+            _SERVED[id(self.drafter)] = self
         device, dtype = self.target.device, self.target.dtype
         self._state = SlotState.empty(self.num_slots, self.k, self.target.feature_size, device, dtype)
         floor = self.draft_sampling.min_confidence

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -66,7 +68,8 @@ class GraphedRounds:
                 replay = self._capture(lambda: self._rounds.run(vacant, k, self._capacity, drafting=drafting))
             except RuntimeError as error:
                 self._failed = True
-                reason = str(error).strip().split("\n", 1)[0]
+                first = error.__context__ or error  # a capture that is broken off fails once more, at its end
+                reason = str(first).strip().split("\n", 1)[0]
                 warnings.warn(f"rounds run without CUDA graphs, and slower: {reason}", stacklevel=2)
                 return None
             self._captured[key] = _Captured(vacant, replay)
@@ -80,21 +83,33 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Replay) -> Replay:
-        stream = torch.cuda.Stream()
+        device = torch.cuda.current_device()
+        stream = capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):  # which a capture that is broken off does not leave
             for _ in range(WARM_UPS):
                 run()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                    outcome = run()
+            except RuntimeError:
+                with suppress(RuntimeError):  # torch 2.12 and later have told the allocator themselves
+                    torch._C._cuda_endAllocateToPool(device, self._pool)
+                raise
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outcome = run()
 
         def replay() -> Tensor:
             graph.replay()
             return outcome
 
         return replay
+
+
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """The one stream of all captures on a device: cuBLAS keeps a workspace for each stream that it has run on."""
+    return torch.cuda.Stream(device)
 
 
 def capturable(target: Target) -> bool:
