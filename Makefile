@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format bench browser
+.PHONY: demo test lint format bench browser compile-gpu
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
@@ -31,6 +31,10 @@ format: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python scripts/bench_runtime.py
+
+# Every Triton kernel for four kinds of GPUs, with two versions of Triton, into benchmarks/kernels.md. It needs no GPU.
+compile-gpu: $(VENV)/installed-dev
+	$(BIN)/python scripts/compile_gpu.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

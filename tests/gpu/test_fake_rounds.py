@@ -31,6 +31,7 @@ from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
+pytest.importorskip("triton")
 torch.set_num_threads(1)
 
 K, SLOTS, LENGTH = 3, 4, 64

@@ -23,6 +23,8 @@ from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import WARM_UPS, CudaCapture, Replay
 
+pytest.importorskip("triton")
+
 CUT = SamplingParameters(temperature=0.9, top_k=9, top_p=0.9)
 DRAFTERS: dict[str, Callable[[Load], Drafter]] = {
     "n-gram": lambda load: NgramDrafter(V, min_n=1, max_n=3),

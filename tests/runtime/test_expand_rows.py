@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fixtures.kernels import DEVICE, compiled
+from fixtures.kernels import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -168,13 +167,3 @@ def test_the_kernel_is_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     one = torch.ones(1, dtype=torch.int64)
     expanded(DEVICE, one[None], one, one, 4)
     assert not ran
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("absent", [(), ("mask_hidden",), ("hidden", "mask_hidden", "out_hidden")])
-def test_the_kernel_compiles_for_a_gpu(absent: tuple[str, ...], tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    pointers = dict.fromkeys(("tokens", "counts", "first", "out_tokens", "out_positions", "sampled"), "*i64")
-    pointers |= dict.fromkeys(("hidden", "mask_hidden", "out_hidden"), "*bf16")
-    constants = {"BLOCK": 1024, **dict.fromkeys(absent)}
-    assert compiled(module._expand_kernel, pointers, constants, tmp_path, enable_fp_fusion=False).asm["cubin"]

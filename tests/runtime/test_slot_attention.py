@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fixtures.kernels import DEVICE, NATIVE, compiled, references_only
+from fixtures.kernels import DEVICE, NATIVE, references_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.ops import slot_attention as kernels
-from draftkit.runtime.ops import slot_write
 from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
 from draftkit.runtime.ops.slot_write import write, write_reference
 from draftkit.runtime.rows import SlotRows
 
 pytest.importorskip("triton")
-import triton
 
 torch.set_num_threads(1)
 
@@ -364,68 +360,3 @@ def test_nothing_waits_for_the_device() -> None:
         batch.attend()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-# Compilation for a GPU without one
-
-
-@dataclass
-class Launch:
-    """Stands for a kernel; keeps what it is launched with."""
-
-    kernel: Any
-    arguments: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __getitem__(self, grid: object) -> Any:
-        def launch(*arguments: Any, **named: Any) -> None:
-            named = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
-            self.arguments = {name: named.pop(name) for name in self.kernel.arg_names}
-            self.options = named
-
-        return launch
-
-    def compile(self, capability: int, cache: Path) -> Any:
-        """As Triton would: sizes divisible by 16 are known to be, None and 1 are constants."""
-        signature, constants, attributes = {}, {}, {}
-        for index, (name, value) in enumerate(self.arguments.items()):
-            is_tensor, varies = isinstance(value, Tensor), name in self.kernel.do_not_specialize
-            if name.isupper() or value is None or (not is_tensor and not varies and value == 1):
-                constants[name] = value
-                continue
-            signature[name] = triton.runtime.jit.mangle_type(value)
-            if is_tensor or (isinstance(value, int) and not varies and value % 16 == 0):
-                attributes[(index,)] = [["tt.divisibility", 16]]
-        chosen = {"capability": capability, "attributes": attributes}
-        return compiled(self.kernel, signature, constants, cache, **chosen, **self.options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "capability", "stages"),
-    [
-        (Case((9,), 8192, rows=5, groups=8, ratio=4, width=128, dtype=torch.bfloat16), 90, 3),
-        (Case((9,), 8192, rows=17, groups=2, ratio=4, width=256, window=99, softcap=9.0, dtype=torch.float32), 89, 2),
-        (Case((9,), 8192, rows=1, groups=8, ratio=8, width=80, sinks=True, dtype=torch.float16), 80, 3),
-        (Case((9,), 8192, rows=5, ratio=20, width=576, value_width=512, latent=True, dtype=torch.bfloat16), 80, 3),
-    ],
-    ids=str,
-)
-def test_kernels_compile_for_a_gpu(
-    case: Case, capability: int, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To machine code that fits into a processor's shared memory and loads ahead."""
-    monkeypatch.setattr(kernels, "_device", lambda _: kernels._Device(132, stages))
-    launches = {}
-    for module, name in ((kernels, "_attention_kernel"), (kernels, "_join_kernel"), (slot_write, "_write_kernel")):
-        launches[name] = Launch(getattr(module, name))
-        monkeypatch.setattr(module, name, launches[name])
-    batch = case.batch()
-    batch.attend(kernels._attend)
-    slot_write._write(batch.keys, batch.values, *new_rows(case))
-    launches["_attention_kernel"].arguments["WIDEN"] = False
-    for name, launch in launches.items():
-        made = launch.compile(capability, tmp_path)
-        assert made.asm["cubin"]
-        assert made.metadata.shared <= {80: 163, 89: 99, 90: 227}[capability] * 1024
-        assert ("cp.async" in made.asm["ptx"]) == (name == "_attention_kernel")

@@ -1,0 +1,69 @@
+"""Compiles every Triton kernel, as it is launched, for four kinds of GPUs and two versions of Triton; no GPU is needed.
+
+`make compile-gpu` writes what it found to benchmarks/kernels.md, and to benchmarks/kernels.json the digests of what it
+compiled, by which `make test` knows whether that is still what is launched. It fails where a program takes more memory
+than a processor has, spills more than a few registers, or computes in double precision. The versions of Triton are
+installed into folders of their own under build/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import triton
+from fixtures.gpu_kernels import GPUS, Report, compiled, digests, report, variants
+
+VERSIONS = {"3.6": "triton==3.6.0", "newest": "triton"}
+TABLE, DIGESTS = ROOT / "benchmarks/kernels.md", ROOT / "benchmarks/kernels.json"
+HEADER = """# The Triton kernels as machine code
+
+`make compile-gpu`, without a GPU: every kernel as it is launched for the shapes of `tests/fixtures/gpu_kernels.py`. Of
+all variants of a kernel, the most bytes of shared memory that a program takes, the most registers of a thread, and the
+most bytes of its stack, onto which registers spill. None computes in double precision.
+
+| kernel | GPU | Triton | variants | shared | registers | stack |
+|---|---|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--here", action="store_true", help="with the Triton that is installed; print JSON")
+    if parser.parse_args().here:
+        with tempfile.TemporaryDirectory() as cache:
+            reports = [
+                report(gpu, [(v, compiled(v, gpu, Path(cache))) for v in variants(gpu)], triton.__version__)
+                for gpu in GPUS
+            ]
+        print(json.dumps([line for lines in reports for line in lines]))
+        return
+    lines = [Report(*fields) for name, wanted in VERSIONS.items() for fields in compile_with(name, wanted)]
+    lines.sort()
+    TABLE.write_text(HEADER + "".join(f"| {' | '.join(map(str, line[:-1]))} |\n" for line in lines), encoding="utf-8")
+    DIGESTS.write_text(json.dumps({"triton": triton.__version__, **digests()}, indent=1) + "\n", encoding="utf-8")
+    if faults := [fault for line in lines for fault in line.faults]:
+        sys.exit("\n".join(faults))
+
+
+def compile_with(name: str, wanted: str) -> list[list[object]]:
+    """The lines of one version of Triton, in a process of its own."""
+    folder = ROOT / "build" / f"triton-{name}"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+    subprocess.run([*pip, "--target", str(folder), wanted], check=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
+    done = subprocess.run([sys.executable, __file__, "--here"], env=environment, stdout=subprocess.PIPE, check=True)
+    found: list[list[object]] = json.loads(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Counts the kernels that rounds launch, without a GPU, and writes benchmarks/launches.md and .json.
+
+`make test` compares with them: a number may only go down, and is then written down by running this again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from fixtures.fake_cuda import fake_cuda
+from fixtures.launch_counts import counts
+
+HEADER = """# Launches of a round
+
+`python scripts/count_launches.py`, without a GPU: the operators and Triton kernels that run on one, which is as many
+kernels or a few more. Llama 3.1 8B, an EAGLE-3 draft of it, and a standalone one with the layers of Llama 3.2 1B; one
+sequence with room for 4,096 tokens, on an H100. For the host, a round that is captured in a CUDA graph is one launch;
+each kernel in it still waits for the one before. A number here may only go down (`tests/gpu/test_launches.py`).
+
+| | kernels |
+|---|---|
+"""
+
+
+def main() -> None:
+    with fake_cuda() as gpu:
+        found = counts(gpu)
+    table = "".join(f"| {name} | {number:,} |\n" for name, number in found.items())
+    (ROOT / "benchmarks/launches.md").write_text(HEADER + table, encoding="utf-8")
+    (ROOT / "benchmarks/launches.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

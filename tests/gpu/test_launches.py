@@ -1,0 +1,25 @@
+"""The kernels that rounds launch are no more than benchmarks/launches.md says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fixtures.fake_cuda import fake_cuda
+from fixtures.launch_counts import counts
+
+pytest.importorskip("triton")
+
+KNOWN = Path(__file__).parents[2] / "benchmarks/launches.json"
+
+
+def test_rounds_launch_no_more_than_they_did() -> None:
+    with fake_cuda() as gpu:
+        found = counts(gpu)
+    known = json.loads(KNOWN.read_text(encoding="utf-8"))
+    assert found.keys() == known.keys()
+    more = {name: f"{known[name]} → {number}" for name, number in found.items() if number > known[name]}
+    assert not more
+    fewer = {name: f"{known[name]} → {number}" for name, number in found.items() if number < known[name]}
+    assert not fewer, "write them down: python scripts/count_launches.py"
