@@ -17,36 +17,46 @@ from draftkit.errors import DraftkitError
 def report(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="RESULT...", help="Files that eval --json wrote; or the OUT of one training run."),
+        typer.Argument(
+            metavar="RESULT...", help="Files that eval --json wrote, two to compare; or the OUT of a training run."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as PNG files into this folder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
 ) -> None:
     """Show measurements as one HTML page that needs no network, with the figures as PNG files on request."""
-    if find_spec("matplotlib") is None:
-        raise DraftkitError("figures need matplotlib", hint="pip install 'draftkit[report]'")
     from draftkit.io.atomic import atomic_file, atomic_folder
-    from draftkit.report.figures import all_figures, holds_figures, save_figures
     from draftkit.report.page import page
     from draftkit.report.series import join
+    from draftkit.results.comparison import compare, summary
     from draftkit.results.record import read_result
 
     refuse_inputs(out, results)
-    if any(path.is_dir() for path in results):
+    draws = find_spec("matplotlib") is not None
+    training = any(path.is_dir() for path in results)
+    if not draws and (figures is not None or training):
+        raise DraftkitError("figures need matplotlib", hint="pip install 'draftkit[report]'")
+    if training:
         _report_training(results, out, figures, force)
         return
     read = [read_result(path) for path in results]
     series = join(read)
-    drawn = all_figures(series)
+    drawn = None
+    if draws:
+        from draftkit.report.figures import all_figures, holds_figures, save_figures
+
+        drawn = all_figures(series)
     with ExitStack() as stack:
         file = stack.enter_context(atomic_file(out, force))
-        if figures is not None:
+        if figures is not None and drawn is not None:
             folder = stack.enter_context(atomic_folder(figures, holds_figures if force else None))
             save_figures(drawn, folder)
         file.write(page(read, series, drawn).encode())
     print(out)
-    if figures is not None:
+    if len(read) == 2:
+        print(summary(compare(*read)), file=sys.stderr)
+    if figures is not None and drawn is not None:
         print(f"{len(drawn)} figures in {figures}", file=sys.stderr)
 
 

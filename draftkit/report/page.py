@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +13,12 @@ from markupsafe import Markup
 
 from draftkit.report.format import length, number, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
+from draftkit.report.palette import MOST_SERIES, PALETTE
 from draftkit.report.series import Series
-from draftkit.report.theme import PALETTE, svg
 from draftkit.report.tokens import KINDS, show_transcript, with_line_ends, with_marks
+from draftkit.results.comparison import compare, summary
 from draftkit.results.record import Cell, Result, Transcript
+from draftkit.results.verdict import verdicts_of
 from draftkit.version import __version__
 
 if TYPE_CHECKING:
@@ -25,8 +28,13 @@ SAMPLES = 6  # shown of each series
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[str, Figure]) -> str:
-    """The page of results that were joined into `series` and drawn as `figures`."""
+def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[str, Figure] | None) -> str:
+    """The page of results that were joined into `series` and drawn as `figures`; None without matplotlib.
+
+    Two results are compared, the first with the second.
+    """
+    drawn = {} if figures is None else _drawn(figures)
+    compared = compare(*results) if len(results) == 2 else ()
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -40,13 +48,18 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in series if (cost := memory_cost(one.main))]
     samples = [(one, [show_transcript(sample) for sample in _samples(one)]) for one in series if _samples(one)]
-    return environment.get_template("page.html").render(
+    html = environment.get_template("page.html").render(
         title=_title(results),
         results=results,
         series=series,
         provenance=provenance_table(results),
-        figures={name: Markup(svg(figure)) for name, figure in figures.items()},
-        figure_titles={name: figure.axes[0].get_title(loc="left") for name, figure in figures.items()},
+        verdicts=[verdict for result in results for verdict in verdicts_of(result)],
+        compared=compared,
+        comparison=summary(compared) if len(results) == 2 else "",
+        figures={name: image for name, (_, image) in drawn.items()},
+        figure_titles={name: title for name, (title, _) in drawn.items()},
+        drawn=figures is not None,
+        num_colors=MOST_SERIES,
         conventions=list(dict.fromkeys(name for one in series for name in one.main.acceptance_length_by_convention)),
         costs=costs,
         rank_costs=[
@@ -57,15 +70,43 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
         predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
         settings=_settings(series),
-        sections=_sections(figures, memory=bool(costs), tokens=bool(samples)),
+        sections=_sections(drawn, memory=bool(costs), tokens=bool(samples), comparison=bool(compared)),
         version=__version__,
         kinds=KINDS,
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
+    return labelled(html)
 
 
-def _sections(figures: Mapping[str, Figure], *, memory: bool, tokens: bool) -> set[str]:
+def _drawn(figures: Mapping[str, Figure]) -> dict[str, tuple[str, Markup]]:
+    """Titles and images by name."""
+    from draftkit.report.theme import svg
+
+    return {name: (figure.axes[0].get_title(loc="left"), Markup(svg(figure))) for name, figure in figures.items()}
+
+
+def labelled(html: str) -> str:
+    """The page with the head of its column at each cell of a table, which a phone shows beside it, row by row."""
+    return re.sub(r"<table.*?</table>", lambda match: _labelled_table(match[0]), html, flags=re.DOTALL)
+
+
+def _labelled_table(table: str) -> str:
+    head, _, body = table.partition("</thead>")
+    names = [re.sub(r"<[^>]*>", "", name) for name in re.findall(r"<th[^>]*>(.*?)</th>", head, re.DOTALL)]
+
+    def row(match: re.Match[str]) -> str:
+        places = iter(names)
+        return re.sub(
+            r"<(td|th)( [^>]*)?>",
+            lambda cell: f'<{cell[1]} data-label="{next(places, "")}"{cell[2] or ""}>',
+            match[0],
+        )
+
+    return f"{head}</thead>" + re.sub(r"<tr>.*?</tr>", row, body, flags=re.DOTALL) if body else table
+
+
+def _sections(figures: Mapping[str, object], *, memory: bool, tokens: bool, comparison: bool) -> set[str]:
     """The parts of the page for which there is something to show."""
     prefixes = {
         "acceptance": ("acceptance-by", "conditional"),
@@ -74,7 +115,8 @@ def _sections(figures: Mapping[str, Figure], *, memory: bool, tokens: bool) -> s
         "latency": ("latency",),
     }
     drawn = {section for section, names in prefixes.items() if any(name.startswith(names) for name in figures)}
-    return drawn | {"summary", "provenance"} | ({"memory"} if memory else set()) | ({"tokens"} if tokens else set())
+    told = {"memory": memory, "tokens": tokens, "comparison": comparison}
+    return drawn | {"summary", "provenance"} | {section for section, there in told.items() if there}
 
 
 def _settings(series: Sequence[Series]) -> str:

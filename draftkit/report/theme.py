@@ -1,7 +1,7 @@
 """How figures look: one palette for the page in light and dark and for PNG files, and what a figure is saved as.
 
 A figure is drawn in the light colors. In the page's SVG each of them becomes a CSS custom property, which the page
-sets for light and dark; so no two names may have the same light color.
+sets for light and dark.
 """
 
 from __future__ import annotations
@@ -13,18 +13,8 @@ import warnings
 import matplotlib
 from matplotlib.figure import Figure
 
-# Colors of series are Okabe and Ito's, which color-blind readers tell apart, shaded for contrast with the background.
-PALETTE = {
-    "ink": ("#1f2530", "#e4e7ec"),
-    "muted": ("#5b6472", "#9aa4b2"),
-    "grid": ("#dfe3e9", "#333a45"),
-    "series-1": ("#0072b2", "#56b4e9"),
-    "series-2": ("#c04f00", "#f0803c"),
-    "series-3": ("#009e73", "#2fc79c"),
-    "series-4": ("#aa4499", "#dd8fcb"),
-    "series-5": ("#b58900", "#f0c340"),
-    "series-6": ("#64748b", "#a9b8cc"),
-}
+from draftkit.report.palette import PALETTE
+
 INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
 SERIES = [light for name, (light, _) in PALETTE.items() if name.startswith("series")]
 MARKERS = "osD^vPX"  # one more than colors, so that no pair of both comes twice for long

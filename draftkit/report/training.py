@@ -9,7 +9,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from draftkit.report.theme import MUTED, PALETTE, SERIES, styled, svg
+from draftkit.report.palette import PALETTE
+from draftkit.report.theme import MUTED, SERIES, styled, svg
 from draftkit.train.curve import TrainingCurve
 from draftkit.version import __version__
 

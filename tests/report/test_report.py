@@ -33,14 +33,17 @@ from draftkit.report.csv import COLUMNS, cells_csv
 from draftkit.report.figures import all_figures, measured_speedups, short
 from draftkit.report.format import size
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
-from draftkit.report.page import page, prediction_rows, provenance_table
+from draftkit.report.page import labelled, page, prediction_rows, provenance_table
+from draftkit.report.palette import MOST_SERIES, SERIES_COLORS
 from draftkit.report.series import Series, join
 from draftkit.report.theme import PALETTE, png, svg
 from draftkit.report.tokens import show_round
+from draftkit.results.comparison import compare, summary
 from draftkit.results.record import (
     Cell,
     Interval,
     Predicted,
+    PromptRecord,
     Result,
     TranscriptRound,
     read_result,
@@ -461,7 +464,58 @@ def test_predictions_stand_in_a_grid(full: Result) -> None:
     ]
     far = replace(full.cells[3], predicted=(Predicted(1.0, "probabilistic", 12, 4.0, extrapolated=True),))
     drawn = replace(far, temperature=1.0, draft_sampling="probabilistic", num_speculative_tokens=12)
-    assert prediction_rows(far, [far, drawn]) == [(1.0, "probabilistic", {12: "4.00* (3.50 [3.38, 3.61])"})]
+    assert prediction_rows(far, [far, drawn]) == [(1.0, "probabilistic", {12: "4.00* (3.13 [3.01, 3.24])"})]
+
+
+def test_there_are_as_many_colors_as_series() -> None:
+    many = tuple(replace(cell(draft=f"draft {i}"), acceptance_per_pos=(0.5,)) for i in range(20))
+    html = rendered(Result(many, {}))
+    assert len(set(re.findall(r'class="card" style="--color: var\((--series-\d+)\)', html))) == 20
+    assert len(set(SERIES_COLORS)) == MOST_SERIES
+    assert all(f"--series-{number}: light-dark(" in html for number in range(1, MOST_SERIES + 1))
+
+
+def test_cells_carry_the_heads_of_their_columns() -> None:
+    table = "<table><thead><tr><th>a</th><th class='n'>b <small>c</small></th></tr></thead>"
+    html = labelled(f'{table}<tbody><tr class="group"><th>x</th></tr><tr><td>1</td><td class="n">2</td></tr></table>')
+    assert '<tr><td data-label="a">1</td><td data-label="b c" class="n">2</td></tr>' in html
+    assert '<tr class="group"><th>x</th></tr>' in html
+
+
+# Two results
+
+
+def measured(accepted: list[int], **changes: Any) -> Result:
+    """A result of as many prompts of ten rounds, with what was accepted of each."""
+    prompts = tuple(PromptRecord(str(i), 10, n, 10 + n, 1.0, 10 + n, 2.0) for i, n in enumerate(accepted))
+    mean = 1 + sum(accepted) / (10 * len(accepted))
+    one = replace(cell(), acceptance_length=Interval(mean, mean - 1, mean + 1), prompts_sha256="p", by_prompt=prompts)
+    return Result((replace(one, **changes),), {}, path="x.json")
+
+
+def test_two_results_are_compared_prompt_by_prompt() -> None:
+    """Prompts differ far more than what was gained on each: only the paired interval tells it."""
+    before, after = measured([5, 20, 10, 30, 2, 25]), measured([8, 23, 13, 33, 5, 28], draft="b")
+    (compared,) = compare(before, after)
+    assert compared.gained.mean == pytest.approx(0.3)
+    assert compared.gained.bounds == pytest.approx((0.3, 0.3))
+    assert compared.faster.above(1)
+    assert summary([compared]) == "acceptance lengths are longer at 1 of 1 settings"
+    html = rendered(replace(before, path="old.json"), replace(after, path="new.json"))
+    assert "new.json against old.json: acceptance lengths are longer at 1 of 1 settings" in html
+    assert "+0.30 [+0.30, +0.30] (6)" in html
+    assert "a → b" in html
+
+
+def test_what_cannot_be_paired_has_no_interval() -> None:
+    before = measured([5, 20, 10])
+    for other in (measured([5, 20, 10], prompts_sha256="q"), measured([5, 20]), measured([5, 20, 10], by_prompt=None)):
+        (compared,) = compare(before, other)
+        assert compared.gained.bounds is None
+    assert compare(before, measured([5, 20, 10], num_speculative_tokens=9)) == ()
+    assert "no setting in common" in summary(())
+    same = compare(before, measured([6, 19, 10]))
+    assert "no longer and no shorter, as far as these prompts tell, at any of 1" in summary(same)
 
 
 # Command
@@ -497,6 +551,20 @@ def test_the_command_writes_a_page_and_figures(command: Callable[..., int], file
         "conditional-acceptance-by-position.png",
     ]
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_without_matplotlib_there_is_a_page_without_figures(
+    command: Callable[..., int], files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(sys.modules[report.__module__], "find_spec", lambda _: None)
+    out = tmp_path / "report.html"
+    assert command(files[0], "--out", out) == 0
+    assert "2.91 [2.20, 3.75]" in out.read_text()
+    assert "draftkit[report]" in out.read_text()
+    with pytest.raises(DraftkitError, match="matplotlib"):
+        command(files[0], "--out", out, "--force", "--figures", tmp_path / "figures")
 
 
 def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files: list[Path], tmp_path: Path) -> None:

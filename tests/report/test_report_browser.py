@@ -22,7 +22,7 @@ from draftkit.results.record import result_from
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +134,47 @@ def test_it_prints_in_light_with_rejected_tokens_in_the_text(show, tmp_path: Pat
     assert paper.startswith(b"%PDF")
 
 
-def test_a_phone_scrolls_tables_and_not_the_page(show) -> None:
+HIDDEN = """() => [...document.querySelectorAll('.scroll')].filter(
+    box => box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight).length"""
+
+
+def test_every_row_of_every_table_can_be_reached_without_scrolling_a_box(show) -> None:
+    phone = show(viewport=PHONE, has_touch=True, is_mobile=True).page
+    assert phone.evaluate(HIDDEN) == 0
+    rows = phone.locator("#summary tbody tr:not(.group)")
+    assert rows.count() == 48
+    for row in (rows.first, rows.last):
+        box = row.bounding_box()
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= PHONE["width"]
+        assert (
+            row.locator("td").nth(4).evaluate("e => getComputedStyle(e, '::before').content") == '"acceptance length"'
+        )
+    desktop = show(viewport=DESKTOP).page
+    assert desktop.evaluate("() => document.querySelector('#summary .scroll').scrollHeight") == desktop.evaluate(
+        "() => document.querySelector('#summary .scroll').clientHeight"
+    )
+
+
+def test_a_phone_does_not_scroll_the_page_sideways(show) -> None:
     shown = show(viewport=PHONE, has_touch=True, is_mobile=True)
     assert shown.overflow() <= 0
     widths = [plot.bounding_box()["width"] for plot in shown.page.locator(".plot svg").all()]
     assert min(widths) > 300
-    rows = shown.page.locator("#summary .scroll")
-    assert rows.evaluate("e => e.scrollWidth > e.clientWidth")
+
+
+def test_the_page_opens_with_the_verdict(show) -> None:
+    for viewport in (DESKTOP, PHONE):
+        page = show(viewport=viewport).page
+        assert "was the fastest" in page.locator("main > :first-child").inner_text()
+
+
+def test_a_series_has_its_color_beside_its_name(show) -> None:
+    colors = [
+        swatch.evaluate("e => getComputedStyle(e).backgroundColor")
+        for swatch in show(viewport=DESKTOP).page.locator("#summary .swatch").all()
+    ]
+    assert len(set(colors)) == len(colors) == 3  # the cell of another target is one
+    assert "rgba(0, 0, 0, 0)" not in colors
 
 
 @pytest.mark.parametrize("how", ["hover", "focus", "tap"])
