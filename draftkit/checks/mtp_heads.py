@@ -6,13 +6,14 @@ Names, shapes and dtypes are told from the headers, by the target's own layer th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftkit.checks.registry import check
-from draftkit.convert.mtp_heads import TargetHeads
+from draftkit.convert.mtp_heads import PACKED, TargetHeads
 from draftkit.finding import Finding
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite
@@ -125,6 +126,48 @@ def quantized_though_left_alone(heads: TargetHeads, config: Mapping[str, object]
 
 
 @check
+def quantized_otherwise_than_the_target(heads: TargetHeads, config: Mapping[str, object]) -> Iterator[Finding]:
+    """Both quantized, in other dtypes or with other scales, where the config has no rule of its own for the heads."""
+    differing = [
+        f"{module} has {_scheme(own)}, the target's {_scheme(like)}"
+        for module, own, like in _matrices(heads)
+        if _is_quantized(own) and _is_quantized(like) and _scheme(own) != _scheme(like)
+    ]
+    if differing and not _has_own_rule(config, heads):
+        yield Finding(
+            "heads-quantized-otherwise",
+            "error",
+            f"{len(differing)} modules of the heads are quantized otherwise than the target's: {_listed(differing)}",
+            cost="engines make layers of the target's scheme for them, and stop, or load the weights wrongly",
+            fix="quantize the heads as the target's layers are, or give them their own rule in quantization_config",
+            source="vllm-project/llm-compressor #1843",
+        )
+
+
+@check
+def other_dtypes(heads: TargetHeads) -> Iterator[Finding]:
+    """Plain weights in another dtype than those of the target's own layer."""
+    block = heads.blocks[0] if heads.promised and heads.kind.parts is not None else None
+    other = [
+        f"{own.name} is {own.dtype}, the target's {handle.dtype}"
+        for name, handle in (heads.like.items() if block is not None else ())
+        if (own := heads.tensors.get(f"{block}{name}")) is not None
+        and {own.dtype, handle.dtype} <= set(FLOATS)
+        and own.dtype != handle.dtype
+        and len(own.shape) > 1
+        and name.endswith("weight")
+    ]
+    if other:
+        yield Finding(
+            "head-dtypes",
+            "warning",
+            f"{len(other)} tensors of the heads are stored in another dtype than the target's: {_listed(other)}",
+            cost="engines cast them: F16 cannot hold all that BF16 can, and F32 takes twice the space",
+            fix=PUT_BACK,
+        )
+
+
+@check
 def values_that_are_no_numbers(heads: TargetHeads, stored: Stored) -> Iterator[Finding]:
     del stored
     if found := find_non_finite(heads.tensors):
@@ -169,6 +212,46 @@ def stale_copies(heads: TargetHeads, stored: Stored) -> Iterator[Finding]:
             )
 
 
+def _matrices(heads: TargetHeads) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
+    """Modules of the first head's decoder layer that the target's has too, each as the dtypes of its tensors, by the
+    ends of their names: the head's and the target's."""
+    if not heads.promised or heads.kind.parts is None:
+        return
+    own, like = _modules(heads.tensors), _modules(heads.like)
+    for module, dtypes in like.items():
+        if (name := heads.blocks[0] + module) in own:
+            yield name, own[name], dtypes
+
+
+def _modules(tensors: Mapping[str, TensorHandle]) -> dict[str, dict[str, str]]:
+    modules: dict[str, dict[str, str]] = {}
+    for name, handle in tensors.items():
+        module, _, end = name.rpartition(".")
+        modules.setdefault(module, {})[end] = handle.dtype
+    return modules
+
+
+def _is_quantized(module: Mapping[str, str]) -> bool:
+    return any(dtype not in FLOATS for end, dtype in module.items() if "weight" in end or end.startswith("q"))
+
+
+def _scheme(module: Mapping[str, str]) -> str:
+    return ", ".join(f"{end} {dtype}" for end, dtype in sorted(module.items()) if end != "bias")
+
+
+def _has_own_rule(config: Mapping[str, object], heads: TargetHeads) -> bool:
+    """Whether the quantizer's settings name the heads at all."""
+    return any(prefix.rstrip(".") in json.dumps(_settings(config)) for prefix in heads.prefixes)
+
+
+def _settings(config: Mapping[str, object]) -> dict[str, Any]:
+    settings: Any = config.get("quantization_config")
+    text: Any = config.get("text_config")
+    if not isinstance(settings, dict) and isinstance(text, dict):
+        settings = text.get("quantization_config")
+    return settings if isinstance(settings, dict) else {}
+
+
 def _quantized_otherwise(heads: TargetHeads) -> list[str]:
     """The matrices of the first head's decoder layer that are quantized where the target's are not, or the reverse."""
     if not heads.promised or heads.kind.parts is None:
@@ -179,19 +262,14 @@ def _quantized_otherwise(heads: TargetHeads) -> list[str]:
         if own is not None and len(handle.shape) > 1 and (own.dtype in FLOATS) != (handle.dtype in FLOATS):
             found.append(own.name)
     # Weights that are packed have other names: a plain matrix beside a module with packed ones.
-    packed = {name.rpartition(".")[0] for name in heads.like if name.endswith(("_packed", "qweight", "_blocks"))}
+    packed = {name.rpartition(".")[0] for name in heads.like if name.endswith(PACKED)}
     own_plain = (f"{block}{module}.weight" for module in sorted(packed))
     return found + [name for name in own_plain if name in heads.tensors]
 
 
 def _left_alone(config: Mapping[str, object], heads: TargetHeads, name: str) -> bool:
     """Whether a quantizer's list names the module of a tensor, one that holds it, or a pattern for it."""
-    settings: Any = config.get("quantization_config")
-    text: Any = config.get("text_config")
-    if not isinstance(settings, dict) and isinstance(text, dict):
-        settings = text.get("quantization_config")
-    if not isinstance(settings, dict):
-        return False
+    settings = _settings(config)
     listed = [str(entry) for key in (*LEFT_ALONE, GPTQ_RULES) for entry in settings.get(key) or ()]
     return any(_names(entry, name) or _names(entry, heads.prefixes[0] + "x") for entry in listed)
 

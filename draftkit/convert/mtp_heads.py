@@ -11,6 +11,7 @@ from draftkit.io.handles import TensorHandle
 from draftkit.layout.mtp import HeadKind, HeadParts, head_kind, heads_promised
 from draftkit.layout.target import language_model
 
+PACKED = ("_packed", "qweight", "_blocks")  # how names of packed weights end
 WEIGHTS = (".weight", ".bias", "_bias", "_sinks")
 PROJECTIONS = ("eh_proj", "input_proj", "linear_proj")  # of both halves, side by side
 NORMS = ("enorm", "hnorm", "emb_norm", "embed_norm", "hidden_norm", "final_layernorm")
@@ -69,8 +70,9 @@ class TargetHeads:
 
     @property
     def missing(self) -> list[str]:
-        """Those of them that are not there."""
-        return [name for name in self.wanted if name not in self.tensors]
+        """Those of them that are not there, nor under the name of a packed weight."""
+        modules = {name.rpartition(".")[0] for name in self.tensors if name.endswith(PACKED)}
+        return [n for n in self.wanted if n not in self.tensors and n.removesuffix(".weight") not in modules]
 
 
 def block_of(parts: HeadParts | None, index: int) -> str:

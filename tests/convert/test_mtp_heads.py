@@ -156,6 +156,39 @@ def test_heads_beside_a_quantized_target(copy: Path, head: bool, ignore: list[st
     assert set(found_in(copy)) == ({name} if name else set())
 
 
+def requantized(folder: Path, end: str, dtype: torch.dtype) -> None:
+    """The head's quantized matrices under another name, in another dtype."""
+    stored = load_file(folder / FILE)
+    for name in [n for n, t in stored.items() if t.dtype == torch.float8_e4m3fn and n.startswith(HEADS[EXPERTS].layer)]:
+        matrix = stored.pop(name)
+        stored[name.removesuffix("weight") + end] = torch.ones(matrix.shape, dtype=dtype)
+    save_file(stored, folder / FILE, {"format": "pt"})
+
+
+@pytest.mark.parametrize(("end", "dtype"), [("weight", torch.int8), ("weight_packed", torch.uint8)])
+def test_heads_quantized_by_another_scheme(copy: Path, end: str, dtype: torch.dtype) -> None:
+    quantized(copy, head=True, ignore=[])
+    requantized(copy, end, dtype)
+    found = found_in(copy)
+    assert set(found) == {"heads-quantized-otherwise"}
+    assert f"has {end} {'I8' if end == 'weight' else 'U8'}, weight_scale F32, the target's weight F8_E4M3" in "".join(
+        found.values()
+    )
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"]["config_groups"] = {"heads": {"targets": ["model.layers.8"]}}
+    (copy / "config.json").write_text(json.dumps(config))
+    assert found_in(copy) == {}
+
+
+def test_heads_in_another_dtype(copy: Path) -> None:
+    stored = load_file(copy / FILE)
+    own = {n: t.half() for n, t in stored.items() if n.startswith(HEADS[EXPERTS].layer)}
+    save_file(stored | own, copy / FILE, {"format": "pt"})
+    found = found_in(copy)
+    assert set(found) == {"head-dtypes"}
+    assert "is F16, the target's F32" in found["head-dtypes"]
+
+
 def test_stale_copies_of_the_targets_tables(copy: Path) -> None:
     stored = load_file(copy / FILE)
     table = stored["model.embed_tokens.weight"]

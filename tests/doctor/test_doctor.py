@@ -111,7 +111,7 @@ def test_a_target_that_is_not_run_leaves_the_tables_and_facts(tmp_path: Path, dr
 
 def test_every_experiment_says_what_it_needs() -> None:
     experiments = all_experiments()
-    assert len(experiments) == 36
+    assert len(experiments) == 37
     assert all(experiment.needs for experiment in experiments)
     assert len({experiment.name for experiment in experiments}) == len(experiments)
 

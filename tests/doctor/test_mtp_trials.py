@@ -91,6 +91,20 @@ def proposals(setup: Setup) -> list[tuple[int, ...]]:
     return [r.proposal for generation in run(setup, 2, [0]) for r in generation.rounds]
 
 
+def test_swapped_norms_are_put_right(patient: Patient) -> None:
+    parts = patient.facts["parts"]
+    assert isinstance(parts, dict)
+    one, other = (
+        next(name for name in patient.draft.tensors if name.endswith(f"{parts[part]}.weight"))
+        for part in ("embedding_norm", "hidden_norm")
+    )
+    stored = patient.draft.tensors
+    wrong = changed(patient.draft, tensors={one: stored[other].load(), other: stored[one].load()})
+    (remedy,) = trials("swapped-norms", replace(patient, draft=wrong))
+    assert proposals(remedy.setup()) == proposals(patient.setup())
+    assert "were swapped: put the original head back" in remedy.advice
+
+
 def test_which_module_drafts_is_tried(tmp_path: Path, patient: Patient) -> None:
     assert trials("modules", patient) == []
     folder = save_with_head("glm4_moe", tmp_path, 2).folder

@@ -39,6 +39,26 @@ def modules(patient: Patient) -> Iterator[Trial]:
         yield with_facts(patient, modules="first" if own == "in_turn" else "in_turn")
 
 
+@experiment("swapped-norms", "a head of the target's own")
+def swapped_norms(patient: Patient) -> Iterator[Trial]:
+    """The norm of the embedding in the place of that of the hidden state, and the reverse."""
+    if isinstance(parts := patient.facts.get("parts"), dict):
+        advice = f"{parts['embedding_norm']} and {parts['hidden_norm']} were swapped: put the original head back"
+        yield with_tensors(patient, "norms swapped", partial(_swapped, patient, parts), advice)
+
+
+def _swapped(patient: Patient, parts: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Of every module."""
+    tensors, ends = patient.draft.tensors, (parts["embedding_norm"], parts["hidden_norm"])
+    swapped = {}
+    for one, other in (ends, ends[::-1]):
+        for name in tensors:
+            prefix = name.removesuffix(f"{one}.weight")
+            if prefix != name and f"{prefix}{other}.weight" in tensors:
+                swapped[name] = tensors[f"{prefix}{other}.weight"].load()
+    return swapped
+
+
 @experiment("norm-offset", "a head of the target's own")
 def norm_offset(patient: Patient) -> Iterator[Trial]:
     """Norms that hold 1 + w where the target's class has w, as in GGUF files of Qwen's, and the reverse."""
