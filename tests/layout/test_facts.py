@@ -32,6 +32,7 @@ HEAD = MtpSpec(
     hidden_state="after_norm",
     feedback="post_norm",
     zero_first_embedding=False,
+    modules="in_turn",
 )
 
 

@@ -18,7 +18,7 @@ from draftkit.convert.plan import Plan
 from draftkit.convert.speculators import note_target, read_kind, recognize_kinds, with_target_named
 from draftkit.engines.speculators import LAYER_CONFIG, verifier_architectures
 from draftkit.errors import FormatError
-from draftkit.layout.mtp import QWEN, head_kind
+from draftkit.layout.mtp import QWEN
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators-mtp"
@@ -49,7 +49,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     named = note_target(facts)
     view = replace(with_unified_names(checkpoint, RENAMES), config=config)
     heads = find_heads(view)
-    if head_kind(config) is not QWEN or heads is None:
+    if heads is None or heads.kind.parts != QWEN.parts:
         raise FormatError(
             f"no engine has multi-token prediction heads of {config.get('model_type')}",
             where=checkpoint.config_path,
@@ -61,7 +61,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
             where=checkpoint.source.path,
             hint="speculators stitch-mtp puts it back into a copy of its target, from which --part mtp takes it out",
         )
-    facts.record("hidden_state", QWEN.hidden_state, "format default", TRAINED_ON)
+    facts.record("hidden_state", heads.kind.hidden_state, "format default", TRAINED_ON)
     moves = [
         drop(handle, "the target's own output layer") if name == OF_TARGET else copy(handle, name)
         for name, handle in view.tensors.items()
