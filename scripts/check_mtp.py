@@ -36,7 +36,8 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
 from draftkit.models.target import Target
 from draftkit.requests import Request
-from draftkit.results.statistics import gain, mean_length
+from draftkit.results.record import Interval
+from draftkit.results.statistics import gain, is_looping, mean_length, repetition
 from draftkit.runtime.engine import Engine
 from draftkit.train.config import Optimization, TrainConfig, Validation
 from draftkit.train.run import train_draft
@@ -146,30 +147,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def show(before: dict[str, Any], runs: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+    """All prompts together, and those alone whose texts do not go round in a loop, which is easily drafted."""
+    everyone = range(len(before["texts"]))
+    lively = [n for n in everyone if not is_looping(repetition(before["texts"][n]))]
     accepted = (f"accepted at {position + 1}" for position in range(K))
     table = Table(
-        "head", "seeds", "CPU s of a run", *accepted, "acceptance length", "texts",
-        title=f"K={K}, T=0, {len(before['counts'])} prompts, {options.steps} steps",
+        "head", "seeds", "CPU s of a run", "prompts", *accepted, "acceptance length", "texts",
+        title=f"K={K}, T=0, {options.steps} steps",
     )  # fmt: skip
-    table.add_row(BEFORE, "", "", *(f"{share(before['counts'], at):.3f}" for at in range(1, K + 1)),
-                  f"{mean_length(lengths(before['counts'])):.3f}", "")  # fmt: skip
-    for way, of in runs.items():
-        if not of:
-            continue
-        pooled = [[sum(numbers) for numbers in zip(*prompt, strict=True)]
-                  for prompt in zip(*(one["counts"] for one in of), strict=True)]  # fmt: skip
-        shares = []
-        for at in range(1, K + 1):
-            won = gain(column(before["counts"], at), column(pooled, at), comparisons=K)
-            shares.append(f"{share(pooled, at):.3f}: {won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]")
-        won = gain(lengths(before["counts"]), lengths(pooled), comparisons=1)
-        same = all(one["texts"] == before["texts"] for one in of)
-        table.add_row(
-            way, str(len(of)), f"{sum(one['seconds'] for one in of) / len(of):.0f}", *shares,
-            f"{mean_length(lengths(pooled)):.3f}: {won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]",
-            "the same" if same else "DIFFER",
-        )  # fmt: skip
+    for chosen in (everyone, lively):
+        own = [before["counts"][n] for n in chosen]
+        shares = [f"{share(own, at):.3f}" for at in range(1, K + 1)]
+        table.add_row(BEFORE, "", "", str(len(own)), *shares, f"{mean_length(lengths(own)):.3f}", "")
+        for way, of in runs.items():
+            if not of:
+                continue
+            each = [[one["counts"][n] for one in of] for n in chosen]
+            pooled = [[sum(numbers) for numbers in zip(*prompt, strict=True)] for prompt in each]
+            shares = [
+                f"{share(pooled, at):.3f}: " + shown(gain(column(own, at), column(pooled, at), comparisons=K))
+                for at in range(1, K + 1)
+            ]
+            won = f"{mean_length(lengths(pooled)):.3f}: " + shown(gain(lengths(own), lengths(pooled), comparisons=1))
+            same = all(one["texts"] == before["texts"] for one in of)
+            seconds = f"{sum(one['seconds'] for one in of) / len(of):.0f}"
+            table.add_row(way, str(len(of)), seconds, str(len(own)), *shares, won, "the same" if same else "DIFFER")
     Console(width=200).print(table)
+
+
+def shown(won: Interval) -> str:
+    return f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]"
 
 
 def column(counts: Counts, at: int) -> list[tuple[int, int]]:
