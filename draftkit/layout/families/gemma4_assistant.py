@@ -32,6 +32,7 @@ class Gemma4AssistantSpec(Architecture):
     """
 
     SERVED_AS: ClassVar = {"vllm": {"gemma4-assistant": "mtp"}}
+    closed: ClassVar = ("config",)
     whole_head: ClassVar = "engines build its output layer for all of the target's tokens"
 
     config: dict[str, object]
