@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
@@ -58,8 +59,9 @@ class DraftAttention(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, **attention: object) -> Tensor:
         """[B, T, input_size] → [B, T, H]. `attention` goes to the attention function."""
-        query = self._rotated(self.q_norm(self._heads(self.q_proj(hidden))), rotation)
-        key, value = self.keys_values(hidden, rotation)
+        query = self.q_norm(self._heads(self.q_proj(hidden))).transpose(1, 2)
+        key, value = self._keys_values(hidden)
+        query, key = modeling_llama.apply_rotary_pos_emb(query, key, *rotation)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         if self.sliding_window is not None:
             attention["sliding_window"] = self.sliding_window
@@ -71,17 +73,17 @@ class DraftAttention(nn.Module):
 
     def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values of rows: [B, G, T, head_dim] each."""
-        key = self._rotated(self.k_norm(self._heads(self.k_proj(hidden))), rotation)
+        key, value = self._keys_values(hidden)
+        cos, sin = (part.unsqueeze(1) for part in rotation)
+        return key * cos + rotate_half(key) * sin, value
+
+    def _keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        key = self.k_norm(self._heads(self.k_proj(hidden))).transpose(1, 2)
         value = self._heads(self.v_proj(hidden)).transpose(1, 2)
         return key, value if self.value_scale == 1.0 else value * self.value_scale
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.head_dim))
-
-    def _rotated(self, heads: Tensor, rotation: Rotation) -> Tensor:
-        cos, sin = (part.unsqueeze(1) for part in rotation)
-        heads = heads.transpose(1, 2)
-        return heads * cos + rotate_half(heads) * sin
 
 
 def rotary_embedding(config: LlamaConfig) -> LlamaRotaryEmbedding:

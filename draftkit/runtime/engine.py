@@ -25,6 +25,7 @@ from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drawing import draw as draw_token
+from draftkit.runtime.fusion import fuse
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
 from draftkit.runtime.non_finite import explained
@@ -86,6 +87,10 @@ class Engine:
             )
         if k_by_batch and not all(0 <= k <= num_speculative_tokens for k in k_by_batch.values()):
             raise DraftkitError(f"K by batch {dict(k_by_batch)}", expected=f"values from 0 to {num_speculative_tokens}")
+        if target.device.type == "cuda":
+            for module in (target.model, None if drafter is None else drafter.module):
+                if module is not None:
+                    fuse(module)
         self.target = target
         self.drafter = drafter
         self.k = num_speculative_tokens
