@@ -22,6 +22,7 @@ from draftkit.cli.card import card
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import evaluate
+from draftkit.cli.panels import PanelCommand
 from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.cli.push import push
 from draftkit.cli.report import report
@@ -36,18 +37,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(convert)
-app.command()(inspect)
-app.command()(formats)
-app.command(name="eval")(evaluate)
-app.command()(doctor)
-app.command()(train)
-app.command()(adapt)
-app.command()(report)
-app.command()(card)
-app.command()(push)
+app.command(cls=PanelCommand)(convert)
+app.command(cls=PanelCommand)(inspect)
+app.command(cls=PanelCommand)(formats)
+app.command(name="eval", cls=PanelCommand)(evaluate)
+app.command(cls=PanelCommand)(doctor)
+app.command(cls=PanelCommand)(train)
+app.command(cls=PanelCommand)(adapt)
+app.command(cls=PanelCommand)(report)
+app.command(cls=PanelCommand)(card)
+app.command(cls=PanelCommand)(push)
 app.add_typer(data.app, name="data")
-prepare.app.command()(prune_vocab)
+prepare.app.command(cls=PanelCommand)(prune_vocab)
 app.add_typer(prepare.app, name="prepare")
 
 

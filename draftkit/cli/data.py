@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
+from draftkit.cli.panels import PanelCommand
 from draftkit.cli.shared import (
     ConcurrencyOption,
     DeviceMapOption,
@@ -57,7 +58,7 @@ TopKOption = Annotated[int, typer.Option(min=0, help="Draw from this many tokens
 TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")]
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def prepare(
     source: RowsArgument,
     out: Annotated[Path, typer.Argument(help="The file of samples to write, as data.jsonl.")],
@@ -102,7 +103,7 @@ def prepare(
         print(f"next: draftkit data check {out} --target {target}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def regenerate(
     source: RowsArgument,
     out: Annotated[Path, typer.Argument(help="The file of responses; one that exists is continued.")],
@@ -185,7 +186,7 @@ def regenerate(
     print(f"next: draftkit data prepare {out} SAMPLES --target {target}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def synthesize(
     target: TargetOption,
     count: Annotated[int, typer.Option(min=1, help="How many prompts the file is to have.")],
@@ -255,7 +256,7 @@ def synthesize(
     print(f"next: draftkit data regenerate {out} ANSWERS --target {target}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def check(
     samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
     target: TargetOption,
@@ -282,7 +283,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def states(
     samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
     out: Annotated[Path, typer.Argument(help="The folder of states; one that exists is continued.")],
@@ -346,7 +347,7 @@ def states(
         print(f"next: draftkit train --data {samples} --states {out} --target {target}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def stream(
     folder: Annotated[Path, typer.Argument(help="What the training run has as stream.folder.")],
     target: TargetOption,

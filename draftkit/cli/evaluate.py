@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftkit.cli.shared import (
+    MACHINE,
+    OUTPUT,
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Sweep
 
 CERTIFIED_PROMPTS = 8
+PROMPTS, DRAFTING, SAMPLING = "Prompts", "Drafting", "Sampling of the target"
+SPEED, VLLM = "What is told of it", "vLLM"
 
 
 def evaluate(
@@ -40,130 +44,217 @@ def evaluate(
     draft: Annotated[
         list[str], typer.Option(help="A draft of any format, ngram[:MIN-MAX] or suffix; repeat to compare.")
     ],
-    k: Annotated[str, typer.Option("--k", help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12.")] = "4",
+    k: Annotated[
+        str,
+        typer.Option(
+            "--k", rich_help_panel=DRAFTING, help="Draft tokens a round (num_speculative_tokens), as 4 or 1-8,12."
+        ),
+    ] = "4",
     dataset: Annotated[
         str,
         typer.Option(
             "--dataset",
             "--prompts",
+            rich_help_panel=PROMPTS,
             help="zoo (bundled), mt-bench, humaneval, …, a JSONL file, a .txt file with a prompt in each line, or a "
             "Hub dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as "
             "it is.",
         ),
     ] = "zoo",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use this many prompts, spread over the set.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, rich_help_panel=PROMPTS, help="Use this many prompts, spread over the set.")
+    ] = None,
     turns: Annotated[
-        Turns, typer.Option(help="Of prompts with several: the first, or all with their answers.")
+        Turns,
+        typer.Option(rich_help_panel=PROMPTS, help="Of prompts with several: the first, or all with their answers."),
     ] = "first",
     thinking: Annotated[
-        bool | None, typer.Option("--thinking/--no-thinking", help="The chat template's enable_thinking.")
+        bool | None,
+        typer.Option("--thinking/--no-thinking", rich_help_panel=PROMPTS, help="The chat template's enable_thinking."),
     ] = None,
     template: Annotated[
         bool | None,
         typer.Option(
             "--template/--no-template",
+            rich_help_panel=PROMPTS,
             help="Apply the chat template to all prompts, or to none; default: where there is one, but not to text.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt, at most.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, rich_help_panel=PROMPTS, help="Tokens to generate per prompt, at most.")
+    ] = 128,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Generate as many as that, whatever the model says.")
+        bool,
+        typer.Option(
+            "--ignore-eos", rich_help_panel=PROMPTS, help="Generate as many as that, whatever the model says."
+        ),
     ] = False,
-    concurrency: Annotated[str, typer.Option(help="Sequences decoded together, as 1 or 1,8,100.")] = "1",
+    concurrency: Annotated[
+        str, typer.Option(rich_help_panel=MACHINE, help="Sequences decoded together, as 1 or 1,8,100.")
+    ] = "1",
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
-    temperature: Annotated[str, typer.Option(help="0 decodes greedily; several as 0,0.7,1.")] = "0",
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens with this share of the best one's probability.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first request; the others count on.")] = 0,
-    draft_sampling: Annotated[DraftSamplingMode, typer.Option(help="How drafts are drawn; all are lossless.")] = "auto",
+    temperature: Annotated[
+        str, typer.Option(rich_help_panel=SAMPLING, help="0 decodes greedily; several as 0,0.7,1.")
+    ] = "0",
+    top_k: Annotated[
+        int, typer.Option(min=0, rich_help_panel=SAMPLING, help="Draw from this many tokens; 0 from all.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(rich_help_panel=SAMPLING, help="Draw from the smallest set with this probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(rich_help_panel=SAMPLING, help="Draw from tokens with this share of the best one's probability."),
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option(min=0, rich_help_panel=SAMPLING, help="Of the first request; the others count on.")
+    ] = 0,
+    draft_sampling: Annotated[
+        DraftSamplingMode, typer.Option(rich_help_panel=DRAFTING, help="How drafts are drawn; all are lossless.")
+    ] = "auto",
     draft_greedy_below: Annotated[
-        float, typer.Option(help="auto drafts greedily for requests below this temperature.")
+        float, typer.Option(rich_help_panel=DRAFTING, help="auto drafts greedily for requests below this temperature.")
     ] = 0.75,
     draft_temperature: Annotated[
-        float | None, typer.Option(help="For sampled drafts, instead of the request's temperature.")
+        float | None,
+        typer.Option(rich_help_panel=DRAFTING, help="For sampled drafts, instead of the request's temperature."),
     ] = None,
     draft_confidence: Annotated[
         float,
-        typer.Option(help="Drafts end before the first whose chance, as the draft estimates it, is below."),
+        typer.Option(
+            rich_help_panel=DRAFTING,
+            help="Drafts end before the first whose chance, as the draft estimates it, is below.",
+        ),
     ] = 0.0,
     verification: Annotated[
         Verification,
-        typer.Option(help="rejection and block keep the distribution, coupled the very tokens of plain decoding."),
+        typer.Option(
+            rich_help_panel=DRAFTING,
+            help="rejection and block keep the distribution, coupled the very tokens of plain decoding.",
+        ),
     ] = "rejection",
     acceptance_rates: Annotated[
-        str | None, typer.Option(help="Of synthetic verification: a rate for each position, or one mean length.")
+        str | None,
+        typer.Option(
+            rich_help_panel=DRAFTING, help="Of synthetic verification: a rate for each position, or one mean length."
+        ),
     ] = None,
     disable_above_batch: Annotated[
-        int | None, typer.Option(min=1, help="Draft nothing while more sequences than this are decoded together.")
+        int | None,
+        typer.Option(
+            min=1, rich_help_panel=DRAFTING, help="Draft nothing while more sequences than this are decoded together."
+        ),
     ] = None,
     k_by_batch: Annotated[
-        str | None, typer.Option(help="Largest batch:K pairs, as 4:6,16:3; beyond the last nothing is drafted.")
+        str | None,
+        typer.Option(
+            rich_help_panel=DRAFTING, help="Largest batch:K pairs, as 4:6,16:3; beyond the last nothing is drafted."
+        ),
     ] = None,
     require_al: Annotated[
         float | None,
         typer.Option(
-            "--require-al", "--min-acceptance-length", help="Exit with code 3 when an acceptance length is lower."
+            "--require-al",
+            "--min-acceptance-length",
+            rich_help_panel=OUTPUT,
+            help="Exit with code 3 when an acceptance length is lower.",
         ),
     ] = None,
     advise: Annotated[
-        bool, typer.Option("--advise", help="Time rounds too, and say which K would be fastest at which batch size.")
+        bool,
+        typer.Option(
+            "--advise",
+            rich_help_panel=SPEED,
+            help="Time rounds too, and say which K would be fastest at which batch size.",
+        ),
     ] = False,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Predict acceptance at other temperatures and K, along text drawn there.")
+        bool,
+        typer.Option(
+            "--predict",
+            rich_help_panel=SPEED,
+            help="Predict acceptance at other temperatures and K, along text drawn there.",
+        ),
     ] = False,
     certify: Annotated[
         bool,
-        typer.Option("--certify", help="Test that each draft leaves the target's output and distribution as they are."),
+        typer.Option(
+            "--certify",
+            rich_help_panel=SPEED,
+            help="Test that each draft leaves the target's output and distribution as they are.",
+        ),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the result in this JSON file, cell by cell.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds already.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(rich_help_panel=OUTPUT, help="Keep the result in this JSON file, cell by cell.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", rich_help_panel=OUTPUT, help="Go on with what --out holds already.")
+    ] = False,
     records: Annotated[
-        Path | None, typer.Option(help="Append the raw record of every round to this JSONL file.")
+        Path | None,
+        typer.Option(rich_help_panel=OUTPUT, help="Append the raw record of every round to this JSONL file."),
     ] = None,
     eager: Annotated[
-        bool, typer.Option("--eager", help="On a GPU, launch every kernel instead of replaying CUDA graphs.")
+        bool,
+        typer.Option(
+            "--eager", rich_help_panel=MACHINE, help="On a GPU, launch every kernel instead of replaying CUDA graphs."
+        ),
     ] = False,
     engine: Annotated[
         Literal["draftkit", "vllm"] | None,
         typer.Option(
+            rich_help_panel=VLLM,
             help="vllm runs the prompts through vLLM too, and compares; default: vllm with any option of it, else "
-            "draftkit, or vLLM where that does not run the target and vLLM is installed."
+            "draftkit, or vLLM where that does not run the target and vLLM is installed.",
         ),
     ] = None,
     vllm_python: Annotated[
-        str | None, typer.Option(help="Python of an environment with vLLM; default: this one.")
+        str | None, typer.Option(rich_help_panel=VLLM, help="Python of an environment with vLLM; default: this one.")
     ] = None,
     vllm_url: Annotated[
-        str | None, typer.Option(help="A vLLM server that runs with the draft, as http://host:8000.")
+        str | None,
+        typer.Option(rich_help_panel=VLLM, help="A vLLM server that runs with the draft, as http://host:8000."),
     ] = None,
     vllm_baseline_url: Annotated[
-        str | None, typer.Option(help="A vLLM server with the same target and no draft.")
+        str | None, typer.Option(rich_help_panel=VLLM, help="A vLLM server with the same target and no draft.")
     ] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="GPUs that vLLM splits the target over.")] = 1,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, rich_help_panel=VLLM, help="GPUs that vLLM splits the target over.")
+    ] = 1,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of a GPU's memory that vLLM takes.")
+        float | None, typer.Option(min=0, max=1, rich_help_panel=VLLM, help="Share of a GPU's memory that vLLM takes.")
     ] = None,
-    vllm_arguments: Annotated[str | None, typer.Option(help="Further arguments of vllm.LLM, as a JSON object.")] = None,
+    vllm_arguments: Annotated[
+        str | None, typer.Option(rich_help_panel=VLLM, help="Further arguments of vllm.LLM, as a JSON object.")
+    ] = None,
     plan_memory: Annotated[
-        bool, typer.Option("--plan-memory", help="Print what the run would take of memory, and load nothing.")
+        bool,
+        typer.Option(
+            "--plan-memory", rich_help_panel=MACHINE, help="Print what the run would take of memory, and load nothing."
+        ),
     ] = False,
     details: Annotated[
-        bool, typer.Option("--details", help="Show all that was measured: by position and category, latencies.")
+        bool,
+        typer.Option(
+            "--details", rich_help_panel=OUTPUT, help="Show all that was measured: by position and category, latencies."
+        ),
     ] = False,
     repeats: Annotated[
         int,
         typer.Option(
             min=0,
+            rich_help_panel=SPEED,
             help="Passes over the prompts at most, without the draft and with it by turns, until the speed-up is "
             "known to 5 %; 0 runs plain decoding once, before all drafts.",
         ),
     ] = 3,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the cells as CSV on stdout and nothing else.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", rich_help_panel=OUTPUT, help="Print the cells as CSV on stdout and nothing else.")
+    ] = False,
 ) -> None:
     """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     quiet_transformers()

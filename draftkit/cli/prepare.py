@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from draftkit.cli.panels import PanelCommand
 from draftkit.cli.shared import JsonOption, TargetOption, TrustOption, console, print_json, quiet_transformers
 
 app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def transplant(
     donor: Annotated[str, typer.Argument(help="A small causal LM: a folder, org/name[@revision] or zoo:NAME.")],
     tokenizer_of: Annotated[
@@ -60,7 +61,7 @@ def transplant(
         print(f"next: draftkit train --recipe draft-model --draft {out} --target {tokenizer_of}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def candidates(
     target: TargetOption,
     folders: Annotated[

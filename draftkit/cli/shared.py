@@ -16,16 +16,19 @@ from draftkit.errors import DraftkitError
 if TYPE_CHECKING:
     from rich.console import Console
 
+MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 PROGRESS_SECONDS = 30.0  # between lines
 
 SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
 TARGET = typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
 TargetOption = Annotated[str, TARGET]
 OptionalTargetOption = Annotated[str | None, TARGET]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda where there is one.")]
+DeviceOption = Annotated[
+    str | None, typer.Option(rich_help_panel=MACHINE, help="cpu, cuda or cuda:N; default: cuda where there is one.")
+]
 DtypeOption = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Default: bfloat16 on a GPU, float32 on the CPU."),
+    typer.Option(rich_help_panel=MACHINE, help="Default: bfloat16 on a GPU, float32 on the CPU."),
 ]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")]
 EndpointOption = Annotated[
@@ -36,7 +39,9 @@ ServedModelOption = Annotated[str | None, typer.Option(help="The target's name a
 LoraOption = Annotated[
     str | None, typer.Option(help="Train adapters, as r=16,alpha=32,targets=q_proj+v_proj; `default` for all.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object on stdout and nothing else.")
+]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
 FormatOption = Annotated[
     str | None, typer.Option("--from", help="The format of the source, a name that `draftkit formats` lists.")
@@ -54,7 +59,10 @@ def _trust(context: typer.Context, trusted: bool) -> bool:
 TrustOption = Annotated[
     bool,
     typer.Option(
-        "--trust-remote-code", callback=_trust, help="Run Python code that a model brings with it; else none ever runs."
+        "--trust-remote-code",
+        callback=_trust,
+        rich_help_panel=MACHINE,
+        help="Run Python code that a model brings with it; else none ever runs.",
     ),
 ]
 
@@ -71,6 +79,7 @@ DeviceMapOption = Annotated[
     Literal["auto"] | None,
     typer.Option(
         callback=_spread,
+        rich_help_panel=MACHINE,
         help="Spread a target that one device cannot hold over the GPUs from --device on, then the host's memory and "
         "the disk.",
     ),

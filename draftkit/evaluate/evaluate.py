@@ -25,6 +25,7 @@ from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Run
+from draftkit.evaluate.notebook import notebook_progress
 from draftkit.evaluate.planning import plan_memory
 from draftkit.evaluate.provenance import provenance
 from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
@@ -58,9 +59,9 @@ T = TypeVar("T", bound=Heading)
 
 def evaluate_draft(
     target: str,
-    drafts: Sequence[str],
+    drafts: str | Sequence[str],
     asked: Settings | Sweep | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Progress | None = None,
     *,
     advise: bool = False,
     predict: bool = False,
@@ -72,6 +73,7 @@ def evaluate_draft(
     """Measure drafts against their target.
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign, `ngram[:MIN-MAX]` and `suffix`.
+    One draft may be given by itself. `on_progress` None: bars in a notebook, nothing elsewhere.
     `asked`: how, at one setting or at those of a sweep. `advise` times rounds and says which K would be fastest at
     which batch size; `predict` tells acceptance at other temperatures and K. Cells that `saved` holds
     are not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
@@ -81,6 +83,8 @@ def evaluate_draft(
     Returns a cell for each draft and setting, with provenance, warnings and speed models: `Result.to_dict` is what
     `eval --json` prints. Raises `DraftkitError`.
     """
+    drafts = [drafts] if isinstance(drafts, str) else drafts
+    on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
     settings = sweep.first
     with ExitStack() as stack:

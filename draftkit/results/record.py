@@ -442,6 +442,12 @@ class Result:
         if not self.cells:
             raise ValueError("cells is empty: nothing was measured")
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        from draftkit.results.notebook import result_html
+
+        return result_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The result as `eval --json` prints it."""
         verdicts = {"verdicts": [_fields(verdict) for verdict in self.verdicts]} if self.verdicts else {}

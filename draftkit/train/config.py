@@ -225,6 +225,8 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
     given = _merged(given, {name: value for name, value in flags.items() if value is not None})
     for setting in settings:
         given = _merged(given, by_current_names(_setting(setting)))
+    if isinstance(given.get("report_to"), str):
+        given["report_to"] = [given["report_to"]]
     required = {"recipe", "target", "data", "out"}
     if missing := sorted(required - set(given)):
         raise DraftkitError(

@@ -12,8 +12,9 @@ from pathlib import Path
 from draftkit.errors import FormatError, SourceError
 from draftkit.io.jsonfile import read_object
 from draftkit.results.record import Interval
+from draftkit.train.progress import LENGTH
 from draftkit.train.run import STATE_FILE, newest_checkpoint
-from draftkit.train.trainer import LENGTH, LOSS
+from draftkit.train.trainer import LOSS
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from math import isfinite
 from typing import Any
 
 from tqdm import tqdm
@@ -10,17 +14,35 @@ from transformers import ProgressCallback, TrainerControl, TrainerState, Trainin
 
 from draftkit.train.gap import Gap
 
-QUIET = ("epoch", "train_runtime", "train_samples_per_second", "train_steps_per_second")
-DETAIL = ("loss_", "agree_", "alpha_")  # per step: the trackers have them all, a line only the first
+LENGTH = "eval_acceptance_length"
+QUIET = ("epoch", "train_runtime", "train_samples_per_second", "train_steps_per_second", "grad_norm", "learning_rate",
+         "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", LENGTH)  # fmt: skip
+DETAIL = ("loss_", "agree_", "alpha_", "accepted_", "acceptance_length")  # the trackers have them all, a line the first
+MEANING = {
+    "agree_1": "how often the draft's first token is the target's own choice",
+    "alpha_1": "the chance that the target accepts the draft's first token",
+    "alpha": "the same on held-out answers",
+    "oov": "what the target expects outside the draft vocabulary",
+}
 
 
 class LogLines(ProgressCallback):
-    """One short line for each entry of the log, under a bar where stderr is a terminal."""
+    """One short line for each entry of the log, under a bar where stderr is a terminal.
+
+    `tokens`: those of a step, on all processes together. What a name means is said where it comes up first.
+    """
+
+    def __init__(self, tokens: float):
+        super().__init__()
+        self._tokens = tokens
+        self._explained: set[str] = set()
+        self._began = (0.0, 0)  # when, and at which step
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
         super().on_train_begin(args, state, control, **rest)
+        self._began = time.monotonic(), state.global_step
         if self.training_bar is not None:
             self.training_bar.disable = not sys.stderr.isatty()
 
@@ -35,8 +57,33 @@ class LogLines(ProgressCallback):
         if not state.is_world_process_zero or not logs:
             return
         shown = [f"{name.removeprefix('eval_')} {_short(value)}" for name, value in logs.items() if _is_shown(name)]
+        if LENGTH in logs:
+            shown.insert(0, f"held out: acceptance length {validated(logs)}")
+        elif "loss" in logs:
+            shown += self._speed(state)
         tqdm.write(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr)
+        for name in {name.removeprefix("eval_") for name in logs} & MEANING.keys() - self._explained:
+            self._explained.add(name)
+            tqdm.write(f"  {name}: {MEANING[name]}", file=sys.stderr)
         sys.stderr.flush()
+
+    def _speed(self, state: TrainerState) -> list[str]:
+        """Tokens a second, and how long the rest takes at that pace; nothing before the first step."""
+        seconds, steps = time.monotonic() - self._began[0], state.global_step - self._began[1]
+        if steps <= 0 or seconds <= 0:
+            return []
+        left = timedelta(seconds=round((state.max_steps - state.global_step) * seconds / steps))
+        return [f"{self._tokens * steps / seconds:,.0f} tokens/s", f"{left} left"]
+
+
+def validated(found: Mapping[str, Any]) -> str:
+    """The acceptance length of a validation, its interval, and on how many documents."""
+    low, high = found.get(f"{LENGTH}_low"), found.get(f"{LENGTH}_high")
+    bounds = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+    documents = found.get(f"{LENGTH}_documents")
+    mean = found[LENGTH]
+    text = f"{mean:.3f}{bounds}" if isfinite(mean) else "–"
+    return text if documents is None else f"{text} on {documents:.0f} documents"
 
 
 def show_gap(gap: Gap) -> None:
@@ -49,7 +96,7 @@ def show_gap(gap: Gap) -> None:
 
 
 def _is_shown(name: str) -> bool:
-    is_detail = name.startswith(DETAIL) and not name.endswith("_1")
+    is_detail = name.removeprefix("eval_").startswith(DETAIL) and not name.endswith("_1")
     return not is_detail and name not in QUIET
 
 

@@ -7,12 +7,13 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from draftkit.data.packing import PackedRow, PackedRows, row_tensors
 from draftkit.data.samples import Sample, held_out, read_training_samples
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, States, check_lengths, load_target_ends, load_training_target
-from draftkit.data.states.shards import read_manifest
+from draftkit.data.states.shards import file_sha256, read_manifest
 from draftkit.data.states.stream import StreamedStates, finish_stream
 from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
@@ -31,6 +32,8 @@ from draftkit.engines.vllm.accepts import check_target
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
+from draftkit.io.records import to_dict
+from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft, require_runtime
 from draftkit.models.devices import device_named, dtype_named, limit_threads
@@ -43,12 +46,13 @@ from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import StreamSettings, TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
+from draftkit.train.progress import LENGTH
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
 from draftkit.train.rejections import RejectionStage
 from draftkit.train.streaming import open_stream, stream_manifest
-from draftkit.train.trainer import LENGTH, DraftTrainer, KeepBest, Patience, StatesOf
+from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
@@ -193,6 +197,7 @@ class _Ready(NamedTuple):
 def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Ready]:
     """Everything that comes before the first step, with the target that `load` gives."""
     config.check()
+    check_trackers(config.report_to)
     out = Path(config.out)
     _check_output(out, resume)
     if config.validation.decode:
@@ -245,7 +250,12 @@ def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | No
 
 
 class OneDevice(TrainingArguments):
-    """The run of a process on the current device. Transformers would split rows among all GPUs that it sees."""
+    """The run of a process on the current device. Transformers would split rows among all GPUs that it sees.
+
+    `told`: what trackers are told of the run, by name: draftkit's own settings, not what they become for transformers.
+    """
+
+    told: Mapping[str, object] | None = None
 
     @property
     def n_gpu(self) -> int:
@@ -256,6 +266,34 @@ class OneDevice(TrainingArguments):
         found = super().device
         return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
 
+    def to_dict(self) -> dict[str, Any]:
+        """Which the trackers of transformers record."""
+        return super().to_dict() if self.told is None else dict(self.told)
+
+
+def told_trackers(config: TrainConfig) -> dict[str, object]:
+    """The settings of a run by their names in `--set`, and digests of what it trains on and for."""
+    digests = {
+        "data_sha256": file_sha256(Path(config.data)),
+        "target_sha256": target_sha256(locate(config.target).path),
+    }
+    return dict(_flat(to_dict(config))) | digests
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise `DraftkitError` for a tracker whose package is not there."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise DraftkitError(f"report_to needs {' and '.join(missing)}", hint=f"pip install {' '.join(missing)}")
+
 
 def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
     """The run in transformers' terms."""
@@ -265,7 +303,7 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
         precision = "float32" if device == "cpu" else "bfloat16"
     every = config.validation.every
     saves = config.save_every or every
-    return OneDevice(
+    arguments = OneDevice(
         output_dir=config.out,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=settings.accumulation,
@@ -297,6 +335,9 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
         label_names=[],
         disable_tqdm=None,
     )
+    if config.report_to:
+        arguments.told = told_trackers(config)
+    return arguments
 
 
 def newest_checkpoint(out: Path) -> Path | None:

@@ -36,14 +36,14 @@ from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.ahead import Ahead
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.gap import Gap
-from draftkit.train.progress import LogLines, show_gap
+from draftkit.train.progress import LENGTH, LogLines, show_gap
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.rejections import RejectionStage, judging
 from draftkit.train.validation import held_out_loss, judge, metrics
 from draftkit.train.walk import Mode
 
 TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
-LENGTH, LOSS = "eval_acceptance_length", "eval_loss"
+LOSS = "eval_loss"
 StatesOf = Callable[[PackedRow], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
@@ -84,7 +84,8 @@ class DraftTrainer(Trainer):
         self.signals = signals
         for other in (PrinterCallback, ProgressCallback):  # they write to stdout, which is for results
             self.remove_callback(other)
-        self.add_callback(LogLines())
+        a_row = sum(len(rows.samples[number]) for number in rows.numbers) / max(len(rows), 1)
+        self.add_callback(LogLines(a_row * arguments.gradient_accumulation_steps * arguments.world_size))
         self._states_of = states_of
         self._ahead = ahead
         self._save_draft = save_draft

@@ -1,0 +1,56 @@
+"""Help by topic: the options of each panel under its name, and an example at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperArgument, TyperCommand
+
+EXAMPLES = {
+    "convert": "draftkit convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --target meta-llama/Llama-3.1-8B-Instruct",
+    "inspect": "draftkit inspect zoo:eagle3 --target zoo:target",
+    "formats": "draftkit formats",
+    "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
+    "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
+    "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",
+    "adapt": "draftkit adapt --draft D --target T --traffic logs.jsonl --out adapted",
+    "report": "draftkit report before.json after.json --out report.html",
+    "card": "draftkit card DRAFT result.json --repo ORG/NAME",
+    "push": "draftkit push DRAFT ORG/NAME --dry-run",
+    "data prepare": "draftkit data prepare answers.jsonl samples.jsonl --target T",
+    "data regenerate": "draftkit data regenerate prompts.jsonl answers.jsonl --target T --temperature 0.7",
+    "data synthesize": "draftkit data synthesize --target T --count 20000 --out prompts.jsonl",
+    "data check": "draftkit data check samples.jsonl --target T",
+    "data states": "draftkit data states samples.jsonl states --target T --dry-run",
+    "data stream": "draftkit data stream FOLDER --target T --vllm-python ENV/bin/python",
+    "prepare transplant": "draftkit prepare transplant SMALL --tokenizer-of T --out OUT",
+    "prepare prune-vocab": "draftkit prepare prune-vocab DRAFT --data samples.jsonl --plan",
+    "prepare candidates": "draftkit prepare candidates --target T",
+}
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help is in panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The parameters, in the order in which their panels come up; those without one come first."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            usual = "Arguments" if isinstance(parameter, TyperArgument) else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for name, records in panels.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        names, inner = [], ctx
+        while inner.parent is not None:  # the outermost is the program, whatever it is called
+            names.insert(0, inner.info_name)
+            inner = inner.parent
+        example = EXAMPLES.get(" ".join(names))
+        if example is not None:
+            with formatter.section("Example"):
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

@@ -1,0 +1,41 @@
+"""A result as a notebook shows it: the verdict, a row for each cell, and warnings."""
+
+from __future__ import annotations
+
+from html import escape
+
+from draftkit.results.record import Cell, Interval, Result
+from draftkit.results.verdict import verdicts_of
+
+HEAD = ("draft", "K", "T", "batch", "prompts", "acceptance length", "of drafts", "speed-up")
+
+
+def result_html(result: Result) -> str:
+    """HTML that needs no style sheet."""
+    said = "".join(f"<p><b>{escape(verdict.sentence)}</b></p>" for verdict in verdicts_of(result))
+    head = "".join(f"<th>{name}</th>" for name in HEAD)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in _row(cell))}</tr>" for cell in result.cells)
+    warned = "".join(f"<li>{escape(warning.message)}</li>" for warning in result.warnings)
+    return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><ul>{warned}</ul>"
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    drafted = cell.drafted_acceptance_length or cell.acceptance_length
+    speedup = cell.times_faster
+    return (
+        cell.draft if cell.engine == "draftkit" else f"{cell.draft} in {cell.engine}",
+        str(cell.num_speculative_tokens),
+        f"{cell.temperature:g}",
+        str(cell.concurrency),
+        "–" if cell.num_prompts is None else str(cell.num_prompts),
+        _text(cell.acceptance_length),
+        "–" if drafted is None else f"{drafted.mean:.2f}",
+        _text(cell.speedup_interval or (None if speedup is None else Interval(speedup, None, None))),
+    )
+
+
+def _text(interval: Interval | None) -> str:
+    if interval is None:
+        return "–"
+    bounds = "" if interval.bounds is None else " [{:.2f}, {:.2f}]".format(*interval.bounds)
+    return f"{interval.mean:.2f}{bounds}"
