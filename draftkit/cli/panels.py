@@ -46,7 +46,8 @@ class PanelCommand(TyperCommand):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        names, inner = [], ctx
+        inner = ctx
+        names: list[str] = []
         while inner.parent is not None:  # the outermost is the program, whatever it is called
             names.insert(0, inner.info_name)
             inner = inner.parent
