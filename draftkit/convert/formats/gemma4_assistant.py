@@ -6,6 +6,7 @@ Source: transformers 5.23 (`gemma4_assistant`, `gemma4_unified_assistant`) and v
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
@@ -40,9 +41,12 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     )
     vocab_size, hidden_size = checkpoint.matrix("model.embed_tokens.weight")
     ordered = facts.optional("use_ordered_embeddings", bool) or False
-    selected = facts.optional("centroid_intermediate_top_k", int) or 32  # the class's default
-    facts.record("config", str(config.get("model_type")), "stated", "the assistant's, kept verbatim")
     generation = checkpoint.source.path / GENERATION
+    suppressed = _suppressed(facts, generation) if generation.is_file() else ()
+    facts.record("config", str(config.get("model_type")), "stated", "the assistant's, kept verbatim")
+    facts.record("layer_types", str(layer_types), "stated", "config text_config.layer_types")
+    facts.record("query_sizes", str(list(queries)), "from tensors")
+    facts.record("suppressed_tokens", str(list(suppressed)), "stated", GENERATION if suppressed else "none are")
     architecture = Gemma4AssistantSpec(
         config=config,
         vocab_size=facts.record("vocab_size", vocab_size, "from tensors"),
@@ -58,11 +62,15 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         ),
         layer_types=tuple(layer_types),
         query_sizes=queries,
-        attention_bias="model.layers.0.self_attn.q_proj.bias" in checkpoint.tensors,
-        num_centroids=checkpoint.matrix(CENTROIDS)[0] if ordered else 0,
-        selected_centroids=selected if ordered else 0,
-        tied=facts.optional("tie_word_embeddings", bool) is not False,
-        suppressed_tokens=_suppressed(facts, generation) if generation.is_file() else (),
+        attention_bias=facts.record(
+            "attention_bias", "model.layers.0.self_attn.q_proj.bias" in checkpoint.tensors, "from tensors"
+        ),
+        num_centroids=facts.record(
+            "num_centroids", checkpoint.matrix(CENTROIDS)[0] if ordered else 0, "from tensors" if ordered else "stated"
+        ),
+        selected_centroids=_selected(facts) if ordered else facts.record("selected_centroids", 0, "stated"),
+        tied=facts.stated_or("tie_word_embeddings", bool, True, "transformers' class", fact="tied"),
+        suppressed_tokens=suppressed,
         concatenation="embedding_hidden",
         hidden_state="after_norm",
         position="state",
@@ -76,9 +84,13 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     return make_plan(NAME, checkpoint, facts, spec, moves, [generation] if generation.is_file() else [])
 
 
-def _suppressed(facts: Facts, path: object) -> tuple[int, ...]:
-    tokens = read_object(path).get("suppress_tokens")  # type: ignore[arg-type]
+def _suppressed(facts: Facts, path: Path) -> tuple[int, ...]:
+    tokens = read_object(path).get("suppress_tokens")
     return () if tokens is None else facts.as_integers("suppress_tokens", tokens)
+
+
+def _selected(facts: Facts) -> int:
+    return facts.size("centroid_intermediate_top_k", 32, "transformers' class", fact="selected_centroids")
 
 
 def _move(handle: TensorHandle, spec: Gemma4AssistantSpec) -> Move:
