@@ -6,12 +6,15 @@ import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftkit.cli.shared import refuse_inputs
 from draftkit.errors import DraftkitError
+
+if TYPE_CHECKING:
+    from draftkit.results.record import Result
 
 
 def report(
@@ -23,6 +26,10 @@ def report(
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Also write the figures as PNG files into this folder.")] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(help="Also write what simulators of ModelOpt, Dynamo, vLLM and SGLang read into this folder."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
 ) -> None:
     """Show measurements as one HTML page that needs no network, with the figures as PNG files on request."""
@@ -52,12 +59,32 @@ def report(
         if figures is not None and drawn is not None:
             folder = stack.enter_context(atomic_folder(figures, holds_figures if force else None))
             save_figures(drawn, folder)
+        if profiles is not None:
+            _write_profiles(stack.enter_context(atomic_folder(profiles, _holds_profiles if force else None)), read)
         file.write(page(read, series, drawn).encode())
     print(out)
     if len(read) == 2:
         print(summary(compare(*read)), file=sys.stderr)
     if figures is not None and drawn is not None:
         print(f"{len(drawn)} figures in {figures}", file=sys.stderr)
+
+
+def _write_profiles(folder: Path, results: list[Result]) -> None:
+    from draftkit.report.profiles import profile_files
+
+    files = {name: text for result in results for name, text in profile_files(result).items()}
+    if not files:
+        raise DraftkitError("no cell has counts by position: there is nothing to simulate")
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _holds_profiles(folder: Path) -> bool:
+    """Whether a folder holds what `--profiles` has written and nothing else."""
+    from draftkit.report.profiles import FILES
+
+    return all(path.is_dir() and {inner.name for inner in path.iterdir()} <= FILES for path in folder.iterdir())
 
 
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:

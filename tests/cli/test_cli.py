@@ -157,7 +157,7 @@ SURFACE = {
         "--trust-remote-code",
         "--json",
     ],
-    "report": ["RESULTS", "--out", "--figures", "--force"],
+    "report": ["RESULTS", "--out", "--figures", "--profiles", "--force"],
     "card": ["FOLDER", "[RESULTS]", "--repo", "--license", "--force", "--json"],
     "push": [
         "FOLDER",
