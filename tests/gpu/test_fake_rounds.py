@@ -11,12 +11,14 @@ import pytest
 import torch
 from fixtures.drafter_cases import CASES, Load, V, confident_dspark, target
 from fixtures.fake_cuda import Recorder, fake_cuda, moved
+from fixtures.gemma4_assistants import save_pair
 from fixtures.mtp_targets import save_with_head
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from transformers import PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.models.target import Target, load_target
@@ -26,6 +28,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
@@ -41,6 +44,7 @@ CUT = SamplingParameters(temperature=0.9, top_k=9, top_p=0.9, min_p=0.01)
 LOSSLESS: tuple[Verification, ...] = ("rejection", "coupled", "block")
 # At temperature 0 all lossless modes come to one.
 ROUNDS = [("rejection", GREEDY), *product(LOSSLESS, (SAMPLED, CUT)), ("synthetic", SAMPLED)]
+SUFFIX = SuffixSpec(max_depth=8, max_spec_factor=1.0, min_token_prob=0.1)
 
 Pair = tuple[PreTrainedModel, Drafter | None]
 
@@ -49,9 +53,9 @@ def of_target(make: Callable[[Load], Drafter]) -> Callable[[Load, pytest.TempPat
     return lambda load, folders: (target(), make(load))
 
 
-def with_head(kind: str) -> Callable[[Load, pytest.TempPathFactory], Pair]:
+def with_head(kind: str, modules: int = 1) -> Callable[[Load, pytest.TempPathFactory], Pair]:
     def made(load: Load, folders: pytest.TempPathFactory) -> Pair:
-        saved = save_with_head(kind, folders.mktemp(kind))
+        saved = save_with_head(kind, folders.mktemp(kind), modules)
         model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
         folder = convert_checkpoint(str(saved.folder), folders.mktemp("head") / "head", format="mtp")
         return model, load_drafter(read_draft(folder), model)
@@ -59,12 +63,24 @@ def with_head(kind: str) -> Callable[[Load, pytest.TempPathFactory], Pair]:
     return made
 
 
+def with_assistant(load: Load, folders: pytest.TempPathFactory) -> Pair:
+    saved = save_pair(folders.mktemp("gemma4"))
+    model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    folder = convert_checkpoint(str(saved.assistant), folders.mktemp("assistant") / "draft", target=str(saved.folder))
+    return model, load_drafter(read_draft(folder), model)
+
+
 PAIRS: dict[str, Callable[[Load, pytest.TempPathFactory], Pair]] = {
     "no draft": lambda load, folders: (target(), None),
     "n-gram": of_target(lambda load: NgramDrafter(V, min_n=1, max_n=3)),
+    "suffix": of_target(
+        lambda load: SuffixDrafter(V, SuffixSpec(max_depth=8, max_spec_factor=1.0, min_token_prob=0.1))
+    ),
     **{name: of_target(lambda load, make=make: make(load).drafter) for name, make in CASES.items()},
     "DSpark, its estimates heeded": of_target(confident_dspark),
     "MTP": with_head("mimo"),
+    "MTP, modules in turn": with_head("glm4_moe", 2),
+    "Gemma-4's assistant": with_assistant,
 }
 
 
@@ -87,6 +103,8 @@ def engine(pair: Pair, floor: float = 0.0) -> Engine:
         num_slots=SLOTS, draft_sampling=DraftSampling("probabilistic", min_confidence=floor), eager=True,
     )  # fmt: skip
     made.reserve(LENGTH)
+    with torch.inference_mode():
+        made._prefill(torch.tensor([5, 6], device="cuda"), 0)  # a cache has its pools from its first prompt on
     return made
 
 

@@ -30,9 +30,8 @@ class SuffixDrafter(LookupDrafter):
 
     def look_up(self, context: Tensor, known: Tensor, k: int) -> tuple[Tensor, Tensor]:
         spec = self.spec
-        matches = range(1, spec.max_depth)
-        size = torch.tensor(matches, device=context.device)  # [M]
-        budget = torch.tensor([min(k, int(m * spec.max_spec_factor + 1e-6)) for m in matches], device=context.device)
+        size = torch.arange(1, spec.max_depth, device=context.device)  # [M]
+        budget = (size.double() * spec.max_spec_factor + 1e-6).long().clamp(max=k)
         occurs = matched_lengths(context, known, spec.max_depth - 1)[:, None] >= size[:, None]  # [B, M, C] ends
         counts = occurs.sum(2) + 1  # the text's end is an occurrence
         distinct = _numbered(context)
@@ -48,7 +47,7 @@ class SuffixDrafter(LookupDrafter):
             lengths = lengths + going
             counts = followed.clamp(min=1)
             path.append(token)
-        best = len(matches) - 1 - score.flip(1).argmax(1, keepdim=True)  # the last of equals
+        best = spec.max_depth - 2 - score.flip(1).argmax(1, keepdim=True)  # the last of equals
         tokens = torch.stack(path, dim=2).take_along_dim(best[:, :, None], 1)[:, 0]
         return tokens, lengths.gather(1, best)[:, 0]
 
