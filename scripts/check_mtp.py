@@ -17,7 +17,7 @@ import json
 import resource
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
 from draftkit.models.target import Target
 from draftkit.requests import Request
-from draftkit.results.record import Interval
 from draftkit.results.statistics import gain, is_looping, mean_length, repetition
 from draftkit.runtime.engine import Engine
 from draftkit.train.config import Optimization, TrainConfig, Validation
@@ -157,34 +156,37 @@ def show(before: dict[str, Any], runs: dict[str, list[dict[str, Any]]], options:
     )  # fmt: skip
     for chosen in (everyone, lively):
         own = [before["counts"][n] for n in chosen]
-        shares = [f"{share(own, at):.3f}" for at in range(1, K + 1)]
-        table.add_row(BEFORE, "", "", str(len(own)), *shares, f"{mean_length(lengths(own)):.3f}", "")
+        table.add_row(BEFORE, "", "", str(len(own)), *shares(own), "")
+        pooled: dict[str, Counts] = {}
         for way, of in runs.items():
             if not of:
                 continue
             each = [[one["counts"][n] for one in of] for n in chosen]
-            pooled = [[sum(numbers) for numbers in zip(*prompt, strict=True)] for prompt in each]
-            shares = [
-                f"{share(pooled, at):.3f}: " + shown(gain(column(own, at), column(pooled, at), comparisons=K))
-                for at in range(1, K + 1)
-            ]
-            won = f"{mean_length(lengths(pooled)):.3f}: " + shown(gain(lengths(own), lengths(pooled), comparisons=1))
-            same = all(one["texts"] == before["texts"] for one in of)
+            pooled[way] = [[sum(numbers) for numbers in zip(*prompt, strict=True)] for prompt in each]
             seconds = f"{sum(one['seconds'] for one in of) / len(of):.0f}"
-            table.add_row(way, str(len(of)), seconds, str(len(own)), *shares, won, "the same" if same else "DIFFER")
-    Console(width=200).print(table)
+            found = map(": ".join, zip(shares(pooled[way]), gains(own, pooled[way]), strict=True))
+            same = all(one["texts"] == before["texts"] for one in of)
+            table.add_row(way, str(len(of)), seconds, str(len(own)), *found, "the same" if same else "DIFFER")
+        for one, other in combinations(pooled, 2):
+            table.add_row(f"{one} against {other}", "", "", str(len(own)), *gains(pooled[other], pooled[one]), "")
+    Console(width=240).print(table)
 
 
-def shown(won: Interval) -> str:
-    return f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]"
+def shares(counts: Counts) -> list[str]:
+    """The shares of rounds in which each draft was accepted, and the acceptance length."""
+    accepted = [mean_length(column(counts, at)) - 1 for at in range(1, K + 1)]
+    return [f"{number:.3f}" for number in (*accepted, mean_length(lengths(counts)))]
+
+
+def gains(before: Counts, after: Counts) -> list[str]:
+    """What each of them has gained."""
+    accepted = [gain(column(before, at), column(after, at), comparisons=K) for at in range(1, K + 1)]
+    length = gain(lengths(before), lengths(after), comparisons=1)
+    return [f"{won.mean:+.3f} [{won.low:+.3f}, {won.high:+.3f}]" for won in (*accepted, length)]
 
 
 def column(counts: Counts, at: int) -> list[tuple[int, int]]:
     return [(prompt[at], prompt[0]) for prompt in counts]
-
-
-def share(counts: Counts, at: int) -> float:
-    return mean_length(column(counts, at)) - 1
 
 
 def lengths(counts: Counts) -> list[tuple[int, int]]:
