@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftkit.checks.registry import check
-from draftkit.convert.mtp_heads import PACKED, TargetHeads
+from draftkit.convert.mtp_heads import PACKED, WEIGHTS, TargetHeads
 from draftkit.finding import Finding
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite
@@ -74,6 +74,28 @@ def missing_tensors(heads: TargetHeads) -> Iterator[Finding]:
             cost="engines stop, or leave what they have not loaded as it was made: almost nothing is accepted",
             fix=PUT_BACK,
             source="the target's own layers have them",
+        )
+
+
+@check
+def surplus_tensors(heads: TargetHeads) -> Iterator[Finding]:
+    """Modules that neither the target's own layer has nor what is around it."""
+    if heads.kind.parts is None or not heads.like:
+        return
+    known = {name.rpartition(".")[0] for name in heads.wanted}
+    known |= {block + name.rpartition(".")[0] for block in heads.blocks for name in heads.like}
+    surplus = [
+        name
+        for name in heads.tensors
+        if name.endswith(WEIGHTS) and name.rpartition(".")[0] not in known and not name.endswith(tuple(COPIES))
+    ]
+    if surplus and heads.promised:
+        yield Finding(
+            "head-tensors-surplus",
+            "warning",
+            f"{len(surplus)} tensors of the heads are none that the target's own layers have: {_listed(surplus)}",
+            cost="engines stop at names that they do not know, or leave such tensors out",
+            fix=PUT_BACK,
         )
 
 

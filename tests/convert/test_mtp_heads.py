@@ -180,6 +180,15 @@ def test_heads_quantized_by_another_scheme(copy: Path, end: str, dtype: torch.dt
     assert found_in(copy) == {}
 
 
+def test_tensors_that_the_target_has_none_of(copy: Path) -> None:
+    stored = load_file(copy / FILE)
+    extra = {HEADS[EXPERTS].layer + "self_attn.gate.weight": torch.ones(4)}
+    save_file(stored | extra, copy / FILE, {"format": "pt"})
+    found = found_in(copy)
+    assert set(found) == {"head-tensors-surplus"}
+    assert "model.layers.8.self_attn.gate.weight" in found["head-tensors-surplus"]
+
+
 def test_heads_in_another_dtype(copy: Path) -> None:
     stored = load_file(copy / FILE)
     own = {n: t.half() for n, t in stored.items() if n.startswith(HEADS[EXPERTS].layer)}
