@@ -2,7 +2,9 @@
 
 A draft that learns from given text meets each position alike; in serving the places count where its drafts are
 rejected, as each ends a round. The rounds of the present draft are found by decoding the samples' prompts with it,
-which leaves the target's own text, or by walking over answers that are the target's own already. N positions, K drafts.
+which leaves the target's own text, or by walking over answers that are the target's own already. The states that the
+draft has there are the ones it makes itself in serving: up to the first rejection its own tokens are those of the text
+(`walk`), and what it drafts beyond is thrown away. N positions, K drafts.
 """
 
 from __future__ import annotations

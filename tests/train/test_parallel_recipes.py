@@ -300,7 +300,8 @@ def gradients(recipe: Recipe, batch: TrainingBatch) -> tuple[Tensor, dict[str, T
 
 @pytest.mark.parametrize("number", [2, 5])
 def test_partitions_do_not_change_the_gradient(number: int) -> None:
-    whole, parts = p_eagle(loss="0.3*ce + kl"), p_eagle(loss="0.3*ce + kl", partitions=number)
+    options = {"loss": "0.3*ce + kl", "reached": None if number == 2 else 0.1}
+    whole, parts = p_eagle(**options), p_eagle(**options, partitions=number)
     loss, statistics, expected = gradients(whole, packed(whole))
     other, others, found = gradients(parts, packed(parts))
     assert expected.keys() == found.keys() == {name for name, p in whole.draft.named_parameters() if p.requires_grad}
@@ -326,17 +327,26 @@ def test_an_embedding_that_does_not_change_is_the_targets() -> None:
     assert "embed_tokens.weight" not in recipe.tensors()
 
 
-def test_a_loss_is_a_mean_over_all_rows_that_draft() -> None:
-    recipe = p_eagle(drop=ALL, loss="ce")
+@pytest.mark.parametrize("reached", [None, 0.0, 0.1])
+def test_a_loss_is_a_mean_over_all_rows_that_draft(reached: float | None) -> None:
+    """A row counts the chance that the drafts before it are the target's choices."""
+    recipe = p_eagle(drop=ALL, loss="ce", reached=reached)
     batch = packed(recipe)
     outcome = recipe(batch)
     best = target().lm_head(batch.last[0]).argmax(-1)
     offset = [sum(size for size, _ in SAMPLES[:n]) for n in range(len(SAMPLES))]
-    losses = []
+    chains: dict[tuple[int, int], dict[int, Tensor]] = {}  # of each anchor the losses by depth
     for row in drafted(recipe, batch, batch.drafted(K)):
         label = best[offset[row.sample] + row.place + row.depth + 1]
-        losses.append(-row.logits.log_softmax(-1)[label])
-    assert_close(outcome.loss, torch.stack(losses).mean(), depth=DEPTH)
+        chains.setdefault((row.sample, row.place), {})[row.depth] = -row.logits.log_softmax(-1)[label]
+    total = weights = torch.tensor(0.0)
+    for losses in chains.values():
+        weight = torch.tensor(1.0)
+        for depth in range(len(losses)):
+            total, weights = total + weight * losses[depth], weights + weight
+            if reached is not None:
+                weight = weight * ((1 - reached) * (-losses[depth]).exp() + reached)
+    assert_close(outcome.loss, total / weights, depth=DEPTH)
 
 
 @pytest.mark.parametrize("loss", ["ce", "0.1*ce + kl"])

@@ -35,7 +35,7 @@ from draftkit.train.parallel import (
     row_weights,
     spread,
 )
-from draftkit.train.ranges import Index, Positive, Repeats, Size
+from draftkit.train.ranges import Index, Positive, Repeats, Share, Size
 from draftkit.train.recipes.bases.chain import ChainRows
 from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
@@ -51,6 +51,8 @@ class PEagleOptions:
     - `partitions`: parts of a batch whose activations are kept one at a time and computed twice; the gradient is the
       same. For samples so long that their rows do not fit.
     - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
+    - `reached` α: a row counts the chance that the drafts before it stand, so that serving gets to it, from the draft's
+      own probabilities p ← (1 − α)·p + α; None for 1. One forward pass more, without gradients.
     - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
     - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them. A
       new draft has an embedding of its own only if it does, or if its EAGLE-3 has one.
@@ -64,6 +66,7 @@ class PEagleOptions:
     partitions: Size = 1
     loss: LossText = "kl"
     reduction: Reduction | None = None
+    reached: Share | None = None
     temperature: Positive = 1.0
     out_of_vocabulary: Literal["keep", "drop"] = "keep"
     train_head: bool = True
@@ -96,13 +99,26 @@ class PEagle(EagleFamily):
         counted = kept
         if self.options.out_of_vocabulary == "drop":
             counted = kept & self.drawable(teacher, kept)
-        weights = row_weights(counted, self.options.reduction)
+        rows = [ParallelRows(part, batch) for part in partitions(kept, self.options.partitions)]
+        weights = counted
+        if self.options.reached is not None:
+            weights = counted * self.reached(batch, rows, teacher, kept, self.options.reached)
+        weights = row_weights(weights, self.options.reduction)
         measure = self.measure
         if self.options.partitions > 1:
             measure = partial(checkpoint, self.measure, use_reentrant=False)
-        rows = [ParallelRows(part, batch) for part in partitions(kept, self.options.partitions)]
         found = joined([measure(batch, part, teacher, weights, self.loss) for part in rows])
         return StepOutcome(found.value, step_statistics(found, *drafts_of(rows), counted))
+
+    @torch.no_grad()
+    def reached(
+        self, batch: TrainingBatch, rows: list[ParallelRows], teacher: Teacher, kept: Tensor, alpha: float
+    ) -> Tensor:
+        """float32 [K, N]: the chance that all drafts of a chain before each are the target's own choices."""
+        found = joined([self.measure(batch, part, teacher, kept.float(), parse_loss("ce")) for part in rows])
+        right = torch.ones_like(kept, dtype=torch.float32)
+        right[drafts_of(rows)] = (1 - alpha) * torch.exp(-found.loss.float()) + alpha
+        return torch.cat((torch.ones_like(right[:1]), right.cumprod(0)[:-1]))
 
     def measure(
         self, batch: TrainingBatch, rows: ParallelRows, teacher: Teacher, weights: Tensor, loss: Loss
