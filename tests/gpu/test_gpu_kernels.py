@@ -1,15 +1,17 @@
-"""Every Triton kernel becomes machine code for a GPU, as it is launched."""
+"""Every Triton kernel becomes machine code for a GPU, as it is launched; benchmarks/kernels.md has all of it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from fixtures.fake_cuda import Variant
-from fixtures.gpu_kernels import H100, compiled, kernels, report, variants
+from fixtures.gpu_kernels import H100, compiled, digests, kernels, report, variants
 
 triton = pytest.importorskip("triton")
 
+DIGESTS = Path(__file__).parents[2] / "benchmarks/kernels.json"
 # Of the others, the noise must be that of the references, bit for bit.
 MAY_FUSE = {
     "_attention_kernel",
@@ -37,3 +39,12 @@ def test_a_kernel_compiles_for_a_gpu(name: str, launched: dict[str, Variant], tm
     assert not line.faults
     assert code.fused <= (name in MAY_FUSE)
     assert code.loads_ahead == (name == "_attention_kernel")
+
+
+def test_the_table_is_of_these_kernels() -> None:
+    known = json.loads(DIGESTS.read_text(encoding="utf-8"))
+    if known.pop("triton") != triton.__version__:
+        pytest.skip("benchmarks/kernels.json was written with another version of Triton")
+    stale = sorted(name for name, digest in digests().items() if known.get(name) != digest)
+    assert not stale, "benchmarks/kernels.md is not of these kernels: make compile-gpu"
+    assert known.keys() == kernels().keys()

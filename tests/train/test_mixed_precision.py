@@ -10,6 +10,7 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.mtp_targets import save_with_head
+from fixtures.recipe_options import OPTIONS
 from fixtures.samples import samples
 from torch import Tensor, nn
 
@@ -23,65 +24,6 @@ from draftkit.train.parallel import ParallelRows
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.run import train_draft
 
-# Of each recipe, settings that between them turn every option from its default.
-OPTIONS: dict[str, tuple[dict[str, object], ...]] = {
-    "eagle3": (
-        {"steps": 3},
-        {"steps": 3, "norm_before_residual": True},
-        {"steps": 3, "norm_output": True},
-        {"steps": 3, "norm_before_residual": True, "norm_output": True, "num_layers": 2},
-        {"steps": 3, "feature_norm": "joint", "layers": [1, 3]},
-        {"steps": 3, "feature_norm": "per_layer", "norm_output": True},
-        {"steps": 3, "train_head": False, "train_embeddings": True, "temperature": 0.7},
-        {"steps": 3, "out_of_vocabulary": "drop", "loss": "lk(3) + tv", "reduction": {"denominator": "rows"}},
-    ),
-    "eagle": (
-        {"regression": 0.5},
-        {"forwards": 3, "loss": "0.1*soft_ce + top_k(10)", "temperature": 0.7},
-        {"num_layers": 2, "fusion_bias": True},
-        {"noise": 0.1, "noise_scale": "fixed"},
-    ),
-    "p-eagle": (
-        {"steps": 3, "num_layers": 1},
-        {"steps": 3, "num_layers": 2, "norm_before_residual": True, "partitions": 2},
-        {"steps": 3, "num_layers": 1, "feature_norm": "joint", "layers": [1, 3], "mask_token_id": 319},
-        {"steps": 3, "num_layers": 1, "feature_norm": "per_layer", "train_head": False, "train_embeddings": False},
-        {"steps": 3, "num_layers": 1, "drop": {"retention": 0.5}, "out_of_vocabulary": "drop", "temperature": 0.7},
-        {"steps": 3, "num_layers": 1, "loss": "0.3*ce + kl", "reduction": {"decay": 0.8}},
-    ),
-    "pard": (
-        {"steps": 3},
-        {"steps": 3, "loss": "0.1*ce + kl", "temperature": 0.7, "train_prompt": False, "confidence": True},
-        {"steps": 3, "feature_layers": [-1, 3], "feature_scale": 0.3, "feature_dropout": 0.5},
-        {"steps": 3, "drop": {"retention": 0.5}, "reduction": {"decay": 0.8}, "mask_token_id": 319},
-    ),
-    "dflash": (
-        {"block_size": 4, "max_anchors": 4, "loss": "kl", "decay_length": 2.0},
-        {"block_size": 4, "slots": "anchor-first", "dpace": 0.5, "temperature": 0.7, "mask_token_id": 319},
-        {"block_size": 4, "layers": [1, 3], "num_layers": 3, "sliding_window": 3, "causal": True, "train_head": True},
-    ),
-    "dspark": (
-        {"block_size": 4, "markov_rank": 8, "max_anchors": 4, "loss": "kl", "slots": "fill-in", "train_head": True},
-        {"block_size": 4, "markov_rank": 8, "markov_type": "gated", "confidence_weight": 0.5, "decay_length": 2.0},
-        {"block_size": 4, "markov_rank": 8, "markov_type": "rnn", "confidence": False, "dpace": 0.5},
-        {"block_size": 4, "markov_rank": 8, "mask_token_id": 319, "temperature": 0.7},
-        {"block_size": 4, "layers": [1, 3], "num_layers": 3, "sliding_window": 3, "causal": True},
-    ),
-    "mtp": (
-        {"steps": 2, "loss": "0.1*ce + tv"},
-        {"steps": 2, "temperature": 0.7, "reduction": {"decay": 0.8}},
-    ),
-    "mlp-speculator": (
-        {"stage": 1},
-        {"num_heads": 5, "inner_size": 24, "tied": False, "scale_input": False},
-        {"loss": "kl", "temperature": 0.7},
-    ),
-    "draft-model": (
-        {"num_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_key_value_heads": 2},
-        {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4, "loss": "ce + kl", "temperature": 0.7},
-        {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4, "on_policy": 1.0, "sampling_temperature": 0.7},
-    ),
-}  # fmt: skip
 # What a run can be told of any recipe.
 RUN: tuple[dict[str, object], ...] = (
     {"lora": {"r": 4}},

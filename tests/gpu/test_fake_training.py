@@ -1,0 +1,146 @@
+"""A training step of every recipe with every option on a fake GPU, in bfloat16: no device is mixed, and no type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from fixtures import pico
+from fixtures.fake_cuda import Recorder, backward, fake_cuda, moved
+from fixtures.mtp_targets import save_with_head
+from fixtures.recipe_options import OPTIONS
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from draftkit.convert.api import convert_checkpoint
+from draftkit.data.states.online import load_training_target
+from draftkit.loading import open_draft
+from draftkit.train import attention, block_attention, masked_attention
+from draftkit.train.batch import TrainingBatch
+from draftkit.train.config import read_config
+from draftkit.train.recipes import recipe_class
+from draftkit.train.recipes.recipe import Recipe
+from draftkit.train.run import start_recipe
+
+pytest.importorskip("triton")
+torch.set_num_threads(1)
+
+SIZE = 48
+CASES = [  # into how many partitions a batch falls, numbers decide, and there are none
+    (recipe, {name: value for name, value in options.items() if name != "partitions"})
+    for recipe, cases in OPTIONS.items()
+    for options in cases
+]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A target, one with a head of its own, and a causal language model to make a PARD of."""
+    folder = tmp_path_factory.mktemp("given")
+    source = pico.save_tokenizer(pico.save_llama(folder / "source", seed=1, num_hidden_layers=1))
+    return {
+        "target": str(pico.save_tokenizer(pico.save_llama(folder / "target"))),
+        "head": str(pico.save_tokenizer(save_with_head("mimo", folder / "head").folder)),
+        "draft": str(convert_checkpoint(str(source), folder / "draft")),
+    }
+
+
+@pytest.fixture(scope="module")
+def load(given: dict[str, str]) -> Callable[[str], Any]:
+    return cache(lambda name: load_training_target(given[name], device="cpu", dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """On which FlexAttention is a stub that checks what it is given."""
+    monkeypatch.setattr(attention, "_compiled_flex", lambda *rows: (flex(*rows), rows[0].float().sum(-1)))
+    monkeypatch.setattr(attention, "create_block_mask", block_mask)
+    monkeypatch.setattr(masked_attention, "_compiled_flex", flex)
+    monkeypatch.setattr(masked_attention, "_compiled_blocks", block_mask)
+    monkeypatch.setattr(block_attention, "_compiled_flex", flex)
+    monkeypatch.setattr(block_attention, "_compiled_mask", block_mask)
+    # Of every mask, half is set: so many rows each step of a chain has.
+    monkeypatch.setattr(FakeTensor, "tolist", lambda numbers: [max(SIZE >> i, 1) for i in range(1, len(numbers) + 1)])
+    with fake_cuda() as recorder:
+        yield recorder
+
+
+class SizedMask(BlockMask):
+    """A mask of which only the size is known."""
+
+    def __init__(self, rows: int, columns: int):
+        self.size = rows, columns
+
+
+def block_mask(
+    seen: Callable[..., Tensor], batch: None, heads: None, rows: int, columns: int, device: str
+) -> BlockMask:
+    row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    found = seen(zero, zero, row, column)
+    assert found.dtype == torch.bool
+    assert found.shape == (rows, columns)
+    return SizedMask(rows, columns)
+
+
+def flex(
+    query: Tensor, key: Tensor, value: Tensor, mask: Any = None, scale: float | None = None, **named: Any
+) -> Tensor:
+    """Something that every argument is needed for."""
+    mask = named.get("block_mask", mask)
+    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+    assert key.shape == value.shape
+    assert (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
+    assert query.shape[1] % key.shape[1] == 0
+    assert mask.size == (query.shape[2], key.shape[2])
+    return query * (key.sum() + value.sum())
+
+
+def batch_of(recipe: Recipe, width: int) -> TrainingBatch:
+    """A row of two samples, and padding."""
+
+    def row(dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.empty(1, SIZE, dtype=dtype, device="cuda")
+
+    def states(count: int) -> Tensor:
+        return torch.empty(1, SIZE, count * width, dtype=torch.bfloat16, device="cuda")
+
+    layers = recipe.aux_layers
+    features = None if layers is None else states(len(layers.states))
+    return TrainingBatch(row(), row(), row(), row(torch.bool), features, states(1))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{' '.join(options)}" for name, options in CASES])
+def test_a_step_in_bfloat16(
+    name: str, options: dict[str, object], given: dict[str, str], load: Callable[[str], Any],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    kind = "head" if name == "mtp" else "target"
+    settings = {
+        "recipe": name, "target": given[kind], "data": "unused", "out": "unused", "options": options,
+        "draft": given["draft"] if name == "pard" else "",
+        "draft_vocab_size": 64 if name in ("eagle3", "p-eagle") and "train_embeddings" not in options else 0,
+    }  # fmt: skip
+    config, counts = read_config(None, [], settings), torch.arange(pico.VOCABULARY)
+    start = config.draft or recipe_class(name).starts_from
+    with open_draft(start, given[kind]) if start else nullcontext() as draft:
+        made = start_recipe(config, load(kind), draft, counts)
+    gpu: Recorder = request.getfixturevalue("gpu")  # what is loaded is no fake
+    recipe = moved(made, torch.float32)
+    batch = batch_of(recipe, pico.HIDDEN)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            outcome = recipe(batch)
+        backward(outcome.loss)
+
+    work = gpu.during(step, strict=False)
+    assert work.launches
+    learned = [parameter for parameter in recipe.parameters() if parameter.requires_grad]
+    assert any(parameter.grad is not None for parameter in learned)
+    assert all(p.grad.dtype == p.dtype and p.grad.device == p.device for p in learned if p.grad is not None)
