@@ -63,6 +63,8 @@ from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.target import Target
+from draftkit.report.format import length
+from draftkit.results.record import Interval
 
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)
@@ -174,9 +176,7 @@ class Run:
 class Acceptance:
     """Acceptance lengths on the held-out prompts: draftkit's with its interval, and vLLM's on `--vllm-prompts`."""
 
-    mean: float
-    low: float
-    high: float
+    length: Interval
     vllm: float | None
 
 
@@ -204,8 +204,8 @@ class Bench:
             draftkit("data", "prepare", responses, samples, "--target", TARGET, "--max-length", 512)
         return samples
 
-    def settings(self, recipe: str, out: Path, row_size: int, length: Mapping[str, float]) -> dict[str, object]:
-        """A run of draftkit that optimizes as speculators does; `length`: its steps or epochs, and what differs."""
+    def settings(self, recipe: str, out: Path, row_size: int, optimization: Mapping[str, float]) -> dict[str, object]:
+        """A run of draftkit that optimizes as speculators does; `optimization`: its steps or epochs, what differs."""
         return {
             "recipe": recipe,
             "target": TARGET,
@@ -220,7 +220,7 @@ class Bench:
                 "warmup": WARMUP,
                 "beta2": 0.999,
                 "clip": 1.0,
-                **length,
+                **optimization,
             },
             "validation": {"share": HELD_OUT},
         }
@@ -316,7 +316,7 @@ class Comparison:
         if not result.exists():
             found = self.bench.evaluated("--draft", draft, "--k", self.kind.k, "--concurrency", 8, "--json")
             result.write_text(json.dumps(json.loads(found)["cells"][0]["acceptance_length"]))
-        return Acceptance(**json.loads(result.read_text()), vllm=self._by_vllm(draft))
+        return Acceptance(Interval(**json.loads(result.read_text())), self._by_vllm(draft))
 
     def _by_vllm(self, draft: Path) -> float | None:
         """The acceptance length that vLLM counts, of `--vllm-prompts`."""
@@ -436,7 +436,7 @@ def cells(name: str, run: Run, acceptance: Acceptance) -> list[str]:
         f"{run.speed(run.cpu_seconds):.0f}",
         f"{run.peak_bytes / 1e6:.0f}",
         f"{run.loss:.3f}",
-        f"{acceptance.mean:.3f} [{acceptance.low:.3f}, {acceptance.high:.3f}]",
+        length(acceptance.length, 3),
         "" if acceptance.vllm is None else f"{acceptance.vllm:.3f}",
     ]
 
@@ -450,7 +450,7 @@ def ratios(ours: Run, theirs: Run, our_acceptance: Acceptance, their_acceptance:
         f"{ours.speed(ours.cpu_seconds) / theirs.speed(theirs.cpu_seconds):.2f}",
         f"{ours.peak_bytes / theirs.peak_bytes:.2f}",
         f"{ours.loss / theirs.loss:.2f}",
-        f"{our_acceptance.mean / their_acceptance.mean:.3f}",
+        f"{our_acceptance.length.mean / their_acceptance.length.mean:.3f}",
     ]
     by_vllm = our_acceptance.vllm, their_acceptance.vllm
     return row if by_vllm[0] is None or by_vllm[1] is None else [*row, f"{by_vllm[0] / by_vllm[1]:.3f}"]
