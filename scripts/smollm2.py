@@ -10,7 +10,7 @@ are stored in bfloat16. Quantized and back, it is not bit for bit the model on t
 `--target HuggingFaceTB/SmolLM2-135M-Instruct`. The real prompt sets come from the Hub, or from `--data`, a folder with
 their files.
 
-`--quick` takes a small part of everything, in a folder of its own: one draft, a hundred steps, twenty prompts.
+`--quick` takes a small part in a folder of its own, and explains nothing: one draft, a hundred steps, twenty prompts.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class Story:
     row: int = 1024
     sets: tuple[str, ...] = tuple(SETS)
     ks: str = "1,2,3,4,6,8"
+    measured_at: str = "0,1"
+    vocabulary: int | None = None  # of the EAGLE-3 draft; None for what the plan allows
     limit: int = 20
     whole: bool = True  # whether the best K is measured on whole sets
 
@@ -115,7 +117,7 @@ class Story:
         """A part of everything that takes minutes."""
         return replace(
             self, own=self.cache / "quick", kinds=("general", "code"), temperatures=(0,), rounds=1, drafts=("eagle3",),
-            steps=100, row=512, sets=("mt-bench",), ks="2,4", whole=False,
+            steps=100, row=512, sets=("mt-bench",), ks="4", measured_at="0", vocabulary=8192, whole=False,
         )  # fmt: skip
 
 
@@ -175,7 +177,7 @@ def train(story: Story) -> None:
     if not story.samples.exists():
         draftkit("data", "prepare", story.answers, story.samples, "--target", story.target, "--max-length", 1024)
         draftkit("data", "check", story.samples, "--target", story.target, *DTYPE)
-    every = max(story.steps // 10, 10)
+    every = max(story.steps // 10, 50)
     for recipe in story.drafts:
         run = story.draft(recipe).parent
         if story.draft(recipe).exists():
@@ -192,7 +194,7 @@ def train(story: Story) -> None:
             "validation.limit": 24,
         }
         if recipe == "eagle3":
-            settings["draft_vocab_size"] = _vocabulary(story)
+            settings["draft_vocab_size"] = _planned(story) if story.vocabulary is None else story.vocabulary
         draftkit(
             "train", "--recipe", recipe, "--target", story.target, "--data", story.samples, "--out", run,
             *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
@@ -201,7 +203,7 @@ def train(story: Story) -> None:
         )  # fmt: skip
 
 
-def _vocabulary(story: Story) -> int:
+def _planned(story: Story) -> int:
     """The size that `draftkit train --plan-vocab` allows, 0 for all tokens."""
     quiet_transformers()
     from draftkit.train.config import read_config
@@ -216,8 +218,9 @@ def _vocabulary(story: Story) -> int:
 def measure(story: Story) -> None:
     """Sweeps over K and temperature on part of every prompt set, then the best K on all of it."""
     everything = [*(str(story.draft(recipe)) for recipe in story.drafts), *UNTRAINED]
+    part = ("--temperature", story.measured_at, "--limit", story.limit)
     for name in story.sets:
-        _evaluate(story, name, name, everything, "--k", story.ks, "--temperature", "0,1", "--limit", story.limit)
+        _evaluate(story, name, name, everything, "--k", story.ks, *part)
     if not story.whole:
         return
     for draft in everything:
@@ -343,7 +346,7 @@ def main() -> None:
     if options.quick:
         story = story.quick()
     try:
-        for stage in options.stages or STAGES:
+        for stage in options.stages or [stage for stage in STAGES if not (options.quick and stage == "explain")]:
             STAGES[stage](story)
     except DraftkitError as error:
         sys.exit(f"error: {error}")

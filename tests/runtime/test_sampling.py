@@ -20,6 +20,7 @@ from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
 from draftkit.runtime.ops.random import (
+    CACHED,
     Purpose,
     Stream,
     acceptance_stream,
@@ -85,6 +86,17 @@ def test_every_part_of_the_key_matters() -> None:
 
 def test_noise_of_a_token_does_not_depend_on_the_vocabulary_size() -> None:
     assert torch.equal(exponential(one_row(), 11), exponential(one_row(), 1000)[:11])
+
+
+def test_noise_of_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    """However many are made at a time."""
+    size, positions = CACHED // 4, torch.arange(10).reshape(2, 5)
+    noise = exponential(target_stream(torch.tensor([7, 8]), positions), size)
+    assert noise.shape == (2, 5, size)
+    for seed, row, position in ((7, 0, 3), (8, 1, 9)):
+        alone = target_stream(torch.tensor([seed]), torch.tensor([position]))
+        assert torch.equal(noise[row, position % 5], exponential(alone, size)[0])
+    assert torch.equal(natural_log(noise)[1, 4], natural_log(noise[1, 4]))
 
 
 def test_noise_has_its_distribution() -> None:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 _WORD = 0xFFFFFFFF
+# Numbers that a CPU makes at a time: some dozen steps follow each other on them, which are to find them in its cache.
+CACHED = 1 << 18
 
 
 class Purpose(IntEnum):
@@ -91,6 +93,15 @@ def exponential(stream: Stream, size: int) -> Tensor:
 
     The small ones, which win races, have full relative precision.
     """
+    shape, purpose = stream.positions.shape, stream.purpose
+    rows = max(CACHED // size, 1) if stream.positions.device.type == "cpu" else max(stream.positions.numel(), 1)
+    seeds, positions, origins = (column.flatten().split(rows) for column in stream[:3])
+    pieces = (Stream(*columns, purpose) for columns in zip(seeds, positions, origins, strict=True))
+    return torch.cat([_exponential_rows(piece, size) for piece in pieces]).reshape(*shape, size)
+
+
+def _exponential_rows(stream: Stream, size: int) -> Tensor:
+    """`exponential` of a stream [N]: [N, size]."""
     counters = torch.arange((size + 3) // 4, device=stream.positions.device)
     seeds, positions, origins, purpose = stream
     rows = Stream(seeds[..., None], positions[..., None], origins[..., None], purpose)
@@ -119,7 +130,9 @@ def _exponential(words: Tensor) -> Tensor:
 
 def natural_log(x: Tensor) -> Tensor:
     """The natural logarithm of normal positive float32, to 1.3 ulp."""
-    return _log1p(*_decompose(x))
+    if x.device.type != "cpu" or x.numel() <= CACHED:
+        return _log1p(*_decompose(x))
+    return torch.cat([_log1p(*_decompose(piece)) for piece in x.flatten().split(CACHED)]).reshape(x.shape)
 
 
 def _decompose(x: Tensor) -> tuple[Tensor, Tensor]:
