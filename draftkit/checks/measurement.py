@@ -115,7 +115,11 @@ def heads_used_again(cell: Cell, facts: Mapping[str, object]) -> Iterator[Findin
         what = f"the target has {heads} multi-token prediction module(s),"
     else:
         return
-    own = "; vLLM lets a module's steps overwrite each other's keys, draftkit does not" if heads > 1 else ""
+    own = (
+        "; vLLM lets its steps overwrite each other's keys and accepts other drafts: take a smaller K"
+        if heads > 1
+        else ""
+    )
     yield Finding(
         "heads-used-again",
         "warning",
