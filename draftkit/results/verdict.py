@@ -109,7 +109,10 @@ def _unclear(best: Cell, condition: str) -> ResultVerdict:
     """That it cannot be told whether anything pays, and what to measure."""
     speedup = best.speedup_interval
     if speedup is None or speedup.bounds is None:
-        sentence = f"{_named(best)} was the fastest, {_speed(best)} plain decoding; how sure that is cannot be told: "
+        known = f"{_named(best)} was the fastest, {_speed(best)} plain decoding"
+        if (best.times_faster or 0) < 1:
+            known = f"no draft was faster than plain decoding: {_named(best)} came closest, {_speed(best)}"
+        sentence = f"{known}; how sure that is cannot be told: "
         how = "measure at least 8 prompts" if (best.num_prompts or 0) < 2 else "measure with --repeats 3"
         return _of(best, "unclear", condition + sentence + how)
     more = _more_prompts(best, None)

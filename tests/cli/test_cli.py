@@ -497,7 +497,7 @@ if sys.argv[1] == "convert":
     unified.write_checkpoint = wait
 else:
     from draftkit.evaluate import evaluate
-    evaluate.measure = wait
+    evaluate.Lane = wait
 main()
 """
 

@@ -129,6 +129,18 @@ def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journa
     assert not any(sampling["detokenize"] for sampling in (*warming, drawn, greedy))
 
 
+def test_both_engines_run_by_turns(journal: Journal) -> None:
+    """Each of them warm, then block by block: without the draft and with it, then the other way round."""
+    settings = replace(SETTINGS, concurrency=1, repeats=1)
+    cell = measured(settings=settings)
+    assert counts_of(cell) == expected_counts()
+    assert (cell.passes, cell.num_prompts, cell.output_tokens) == (1, len(REQUESTS), 20 * len(REQUESTS))
+    assert [p.rounds for p in cell.by_prompt] == [len(done.accepted) for done in expected()]
+    sizes = [len(prompts) for prompts in journal.entries("prompts")]
+    assert sizes == [1, 1, 3, 3, 2, 2]
+    assert cell.matches_greedy is True
+
+
 @pytest.fixture
 def falcon(running_target: Path, tmp_path: Path) -> Path:
     """A target that draftkit's own runtime does not run."""

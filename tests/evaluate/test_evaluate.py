@@ -565,7 +565,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_first_cell(
     option: str, tmp_path: Path, draftkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "blocks").write_text("")
-    monkeypatch.setattr("draftkit.evaluate.evaluate.measure", lambda *_: pytest.fail("it was measured first"))
+    monkeypatch.setattr("draftkit.evaluate.evaluate.Lane", lambda *_: pytest.fail("it was measured first"))
     arguments = ("--target", "zoo:target", "--draft", "zoo:eagle", "--limit", 1)
     ran = draftkit("eval", *arguments, option, tmp_path / "blocks" / "file")
     assert ran.code == 1

@@ -13,8 +13,17 @@ import yaml
 from conftest import Command
 from fixtures.report_results import full_result
 
-from draftkit.report.profiles import FILES, conditional_rates_of, histogram, marginal_rates, profile_files
+import draftkit
+from draftkit.report.profiles import (
+    FILES,
+    conditional_rates_of,
+    histogram,
+    marginal_rates,
+    profile_files,
+    synthetic_config,
+)
 from draftkit.results.record import Cell, Interval, PromptRecord, Result
+from draftkit.results.settings import Settings
 
 
 def cell(k: int = 3, **changes: Any) -> Cell:
@@ -77,6 +86,17 @@ def test_dynamo_sglang_and_golden_lengths() -> None:
         ("1.900000", "2"), ("2.050000", "3"),
     ]  # fmt: skip
     assert yaml.safe_load(files()["golden_length.yaml"]) == {"org/target": {"temperature_0": {2: 1.9, 3: 2.05}}}
+
+
+def test_replayed_rates_give_the_length_back() -> None:
+    """In draftkit's synthetic verification, which takes rates as vLLM does; vLLM's CPU build cannot replay them."""
+    settings = Settings(concurrency=16, limit=48, max_new_tokens=32, repeats=0)
+    (measured,) = draftkit.evaluate_draft("zoo:target", "zoo:eagle3", settings).cells
+    rates = tuple(synthetic_config(measured)["synthetic_acceptance_rates"])
+    replay = replace(settings, verification="synthetic", acceptance_rates=rates)
+    (replayed,) = draftkit.evaluate_draft("zoo:target", "zoo:eagle3", replay).cells
+    low, high = replayed.acceptance_length.bounds
+    assert low - 0.05 <= measured.acceptance_length.mean <= high + 0.05
 
 
 def test_made_up_acceptance_is_not_given_on() -> None:

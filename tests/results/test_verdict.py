@@ -69,6 +69,9 @@ def test_intervals_that_hold_1_ask_for_more_prompts() -> None:
 
 def test_without_an_interval_nothing_is_recommended() -> None:
     assert "how sure that is cannot be told: measure with --repeats 3" in said(cell(1.8, float("inf")))
+    assert said(cell(0.8, float("inf"))).startswith(
+        "no draft was faster than plain decoding: one at K = 4 came closest"
+    )
     assert "measure at least 8 prompts" in said(cell(1.8, float("inf"), num_prompts=1))
     assert verdicts((replace(cell(1.8), speedup=None, speedup_interval=None),))[0].kind == "unmeasured"
 
