@@ -130,7 +130,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     batch, heads, count, _ = query.shape
     _, groups, capacity, width = values.shape
     query = query if query.stride(3) == 1 else query.contiguous()
-    tiles, block_m = _tiles(heads // groups * count, width, query.itemsize)
+    tiles, block_m = _tiles(heads // groups * count, width, query)
     fill, splits = _splits(batch * groups * tiles, capacity, query.device)
     out = query.new_empty(batch, count, heads, width)
     partial = query.new_empty(batch, heads, count, splits, width, dtype=torch.float32)
@@ -169,10 +169,12 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scoring
     return out.transpose(1, 2)
 
 
-def _tiles(rows: int, width: int, itemsize: int) -> tuple[int, int]:
+def _tiles(rows: int, width: int, query: Tensor) -> tuple[int, int]:
     """How many tiles the query rows of a key/value head make, and the rows of a tile."""
-    accumulated = 16384 if itemsize == 2 else 4096  # numbers; a product of float32 takes more registers
-    tiles = _ceil(rows, min(max(accumulated // width, 16), 128))
+    accumulated = 16384 if query.itemsize == 2 else 4096  # numbers; a product of float32 takes more registers
+    held = _device(query.device).shared // 2 // (_block(query.shape[3]) * query.itemsize)  # the rest is for keys
+    most = min(accumulated // width, 1 << held.bit_length() - 1)
+    tiles = _ceil(rows, min(max(most, 16), 128))
     return tiles, _block(_ceil(rows, tiles))
 
 
@@ -210,20 +212,20 @@ def _ceil(number: int, divisor: int) -> int:
 
 
 class _Device(NamedTuple):
-    """`processors` of a device, and the `stages` of loading that fit into the memory which one of them shares."""
+    """`processors` of a device, the bytes that one of them has `shared`, and the `stages` of loading that fit there."""
 
     processors: int
+    shared: int
     stages: int
 
 
 @lru_cache
 def _device(device: torch.device) -> _Device:
     if device.type != "cuda":
-        return _Device(processors=16, stages=1)  # the interpreter
+        return _Device(processors=16, shared=1 << 20, stages=1)  # the interpreter
     properties = torch.cuda.get_device_properties(device)
-    return _Device(
-        properties.multi_processor_count, 3 if properties.shared_memory_per_multiprocessor >= 160 << 10 else 2
-    )
+    shared = properties.shared_memory_per_multiprocessor
+    return _Device(properties.multi_processor_count, shared, 3 if shared >= 160 << 10 else 2)
 
 
 @jit(varying=("capacity", "fill"))
