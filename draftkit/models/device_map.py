@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 
-import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -40,6 +39,8 @@ def room_from(device: str, *, disk: bool = True) -> dict[str, int]:
     if device != "cpu":
         for number in range(int(device.partition(":")[2]), torch.cuda.device_count()):
             room[f"cuda:{number}"] = int(torch.cuda.mem_get_info(number)[0] * FOR_WEIGHTS)
+    import psutil  # not needed on one device
+
     room["cpu"] = int(psutil.virtual_memory().available * FOR_WEIGHTS)
     return room | ({DISK: 1 << 62} if disk else {})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from draftkit.models.device_map import DISK, is_spread
@@ -35,4 +34,6 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil  # not needed on a GPU
+
     return psutil.virtual_memory().available
