@@ -208,7 +208,7 @@ def test_devices_are_counted_among_those_seen_here() -> None:
 
 def test_a_request_that_ignores_ends_has_no_stop_tokens(journal: Journal) -> None:
     measure_with_vllm("zoo:target", "zoo:eagle", [replace(REQUESTS[0], ignore_eos=True)], SETTINGS, VLLM)
-    assert [s["stop_token_ids"] for call in journal.entries("sampling") for s in call] == [[]] * 4
+    assert [s["stop_token_ids"] for call in journal.entries("sampling") for s in call] == [[]] * 2  # a warm-up, and it
 
 
 def test_engine_arguments_are_passed_through(journal: Journal) -> None:
