@@ -1,13 +1,14 @@
-"""Tokens per second on the CPU: draftkit's runtime, transformers and vLLM on the embedded models.
+"""Tokens per second on the CPU: draftkit's runtime, transformers and vLLM, on the embedded models or any target.
 
 `python scripts/bench_runtime.py [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
+`python scripts/bench_runtime.py --target T --drafts D … [--dataset mt-bench] [--assistant A]`
 
 All tools generate greedily from the same token ids in float32 with the same number of threads, their prompts included
-in the time. The peers are `generate`, assisted generation with the zoo's standalone draft, the same K and its
-confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, eager and with its default compilation,
-of which the faster one counts. What is compared in a row takes turns, so that other load on the machine falls on all;
-the best of the repeats counts, after a warm-up. A batch of 8 stays full in draftkit and vLLM while requests wait, and
-padded on the left in `generate`.
+in the time. The peers are `generate`, assisted generation with a standalone draft (the zoo's for its target), the same
+K and its confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, eager and with its default
+compilation, of which the faster one counts. What is compared in a row takes turns, so that other load on the machine
+falls on all; the best of the repeats counts, after a warm-up. A batch of 8 stays full in draftkit and vLLM while
+requests wait, and padded on the left in `generate`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftkit import zoo
-from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
-from draftkit.layout.folder import Draft, read_draft
-from draftkit.loading import load_drafter, load_model
+from draftkit.hub.locate import locate
+from draftkit.layout.folder import Draft
+from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
@@ -70,27 +70,28 @@ def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
 
 
 class Bench:
-    """The embedded target and what it is asked, in draftkit, in transformers, and for vLLM."""
+    """The target and what it is asked, in draftkit, in transformers, and for vLLM."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.model, tokenizer = load_model("zoo:target", device="cpu", dtype=torch.float32)
-        prompts = load_prompts("zoo", options.prompts)
+        self.model, tokenizer = load_model(options.target, device="cpu", dtype=torch.float32)
+        prompts = load_prompts(options.dataset, options.prompts)
         self.requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
         self.eos = sorted(Target(self.model).eos_token_ids)
-        self.peer = _of_transformers("target")
-        self.assistant = _of_transformers("draft-model")
-        self.assistant.generation_config.num_assistant_tokens = K
-        self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
-        self.assistant.generation_config.assistant_confidence_threshold = 0.0
+        self.peer = _of_transformers(options.target)
+        self.assistant = None if options.assistant is None else _of_transformers(options.assistant)
+        if self.assistant is not None:
+            self.assistant.generation_config.num_assistant_tokens = K
+            self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            self.assistant.generation_config.assistant_confidence_threshold = 0.0
 
     def rows(self, name: str | None) -> Iterator[list[str]]:
-        """The table's rows for a draft of the zoo, None for plain decoding."""
+        """The table's rows for a draft, None for plain decoding."""
         with ExitStack() as stack:
             draft = None
             if name is not None:
-                folder = Path(stack.enter_context(TemporaryDirectory()))
-                draft = read_draft(convert_checkpoint(f"zoo:{name}", folder / name, target="zoo:target"))
+                source = f"zoo:{name}" if name in DRAFTS else name
+                draft = stack.enter_context(open_draft(source, self.options.target))
             vllm = {}
             if self.options.vllm_python:
                 for kind, eager in (("vLLM eager", True), ("vLLM", False)):
@@ -102,7 +103,7 @@ class Bench:
                     runs["generate"] = partial(self.generate, batch)
                 else:
                     runs["draftkit"] = self.draftkit(draft, batch)
-                if draft is not None and batch == 1:
+                if draft is not None and batch == 1 and self.assistant is not None:
                     runs["assisted"] = partial(self.generate, 1, assistant_model=self.assistant)
                 yield [str(batch), name or "–", *_cells(speeds(runs, self.options.repeats))]
 
@@ -143,7 +144,7 @@ class Bench:
         if draft is not None:
             settings = speculative_config(draft.spec, draft.path, K)
         job = {
-            "target": str(zoo.path("target")),
+            "target": str(locate(self.options.target).path),
             "speculative": settings,
             "eager": eager,
             "num_slots": max(BATCHES),
@@ -184,8 +185,8 @@ class Bench:
             asked.close()
 
 
-def _of_transformers(name: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32)
+def _of_transformers(source: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(locate(source).path, dtype=torch.float32)
 
 
 def _cells(speed: Mapping[str, float]) -> list[str]:
@@ -210,12 +211,21 @@ def commit() -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
-    parser.add_argument("--drafts", nargs="*", choices=DRAFTS, default=DRAFTS, help="drafts of the zoo")
+    parser.add_argument("--target", default="zoo:target", help="as `draftkit eval` takes it, but no GGUF file")
+    parser.add_argument(
+        "--drafts", nargs="*", help=f"as `draftkit eval` takes them, or of the zoo: {', '.join(DRAFTS)}"
+    )
+    parser.add_argument("--assistant", help="a standalone draft for transformers' assisted generation")
+    parser.add_argument("--dataset", default="zoo", help="the prompts, as `draftkit eval` takes them")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
     parser.add_argument("--repeats", type=int, default=3)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.target == "zoo:target":
+        options.assistant = options.assistant or "zoo:draft-model"
+        options.drafts = DRAFTS if options.drafts is None else options.drafts
+    return options
 
 
 def main() -> None:
@@ -230,7 +240,7 @@ def main() -> None:
         *RATIOS,
         title=f"tokens/s, {today}, commit {commit()}\n{processor()}, {options.threads} threads, {versions}; {sizes}",
     )
-    for name in (None, *options.drafts):
+    for name in (None, *(options.drafts or ())):
         for row in bench.rows(name):
             print(*row, sep="\t", file=sys.stderr, flush=True)
             table.add_row(*row)
