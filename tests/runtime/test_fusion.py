@@ -104,6 +104,14 @@ def test_what_is_not_known_is_left_alone(kind: str) -> None:
     assert logits(made).equal(expected)
 
 
+@pytest.mark.interpreter
+def test_memory_is_planned_without_kernels() -> None:
+    """Rows without numbers, as a plan of memory sends through a model."""
+    heads, angles = torch.empty(1, 2, 3, 8, device="meta"), torch.empty(1, 3, 8, device="meta")
+    assert [x.shape for x in rotate(heads, heads, angles, angles)] == [heads.shape] * 2
+    assert rms_norm(heads, angles[0, 0], 1e-5).shape == heads.shape
+
+
 def test_gradients_are_the_modules_own(own_files: None) -> None:
     made = pico.llama(num_hidden_layers=1).requires_grad_(True)
     fuse(made)

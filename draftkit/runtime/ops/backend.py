@@ -35,8 +35,8 @@ def jit(function: Callable[..., None] | None = None, *, varying: Sequence[str] =
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether the kernel, not its torch reference, computes on this tensor's device."""
-    return triton is not None and (tensor.is_cuda or _INTERPRETED)
+    """Whether the kernel, not its torch reference, computes on this tensor's device. No kernel can on `meta`."""
+    return triton is not None and (tensor.is_cuda or (_INTERPRETED and not tensor.is_meta))
 
 
 def next_power_of_2(number: int) -> int:
