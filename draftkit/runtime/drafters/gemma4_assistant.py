@@ -7,7 +7,7 @@ the newest token was emitted from. All steps of a round stand there, as they add
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.folder import Draft
@@ -15,18 +15,16 @@ from draftkit.models.attention import Latents
 from draftkit.models.gemma4_assistant import Gemma4AssistantModel, layers_read, load_gemma4_assistant
 from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.drafters.last_state import last_state
+from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.rows import SlotRows
 
 
-class Gemma4AssistantDrafter:
+class Gemma4AssistantDrafter(LastStateDrafter):
     """`layers`: the target's layer that each kind of the assistant's attends to. `num_layers`: those of the target."""
 
-    max_tokens = None
-    max_positions = None
-
     def __init__(self, model: Gemma4AssistantModel, layers: dict[str, int], num_layers: int):
+        super().__init__(None, model)
         self.model = model
         self.layers = layers
         self._num_layers = num_layers
@@ -34,19 +32,6 @@ class Gemma4AssistantDrafter:
     @property
     def aux_layers(self) -> AuxLayers:
         return AuxLayers((FINAL if self.model.spec.hidden_state == "after_norm" else self._num_layers,))
-
-    @property
-    def module(self) -> nn.Module:
-        return self.model
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return 0
-
-    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
-        pass
-
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        pass
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:

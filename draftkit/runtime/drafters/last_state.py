@@ -9,11 +9,12 @@ from draftkit.runtime.drafters.protocol import Committed
 
 
 class LastStateDrafter:
-    """Reads the target's final normed hidden state from which it emitted the newest token; has `max_tokens` heads."""
+    """Reads the target's hidden state from which it emitted the newest token, the final normed one unless it says
+    otherwise. `max_tokens`: how many heads it has, None where one drafts any number."""
 
     max_positions = None
 
-    def __init__(self, max_tokens: int, module: nn.Module):
+    def __init__(self, max_tokens: int | None, module: nn.Module):
         self.max_tokens = max_tokens
         self.module = module
 
