@@ -46,6 +46,14 @@ class SlotCache:
         keys, values = self.layers[layer, 1]
         return keys[:, :, :length], values[:, :, :length]
 
+    def take_over(self, other: SlotCache, slots: Tensor, length: int) -> None:
+        """Store what another cache, of rows at the same positions, has of `slots` [B] at positions below `length`."""
+        length = min(length, self.capacity)
+        rows = SlotRows(slots, torch.arange(length, device=slots.device).expand(len(slots), -1))
+        for layer, pools in other.layers.items():
+            key, value = (pool[:, :, :length].index_select(0, slots.clamp(min=0)) for pool in pools)
+            write(*self.pools(layer, key, value), key, value, rows)
+
     def _pool(self, like: Tensor) -> Tensor:
         # Zeros, not empty memory: masked entries still take part in a product with weight zero, and 0 · NaN is NaN.
         _, heads, _, width = like.shape

@@ -1,12 +1,14 @@
 """Drafting with several multi-token prediction modules, each draft step with the next in turn.
 
 A step runs its module over all rows that the step before has run, each with that one's state and with the token one
-later; the rows stay at their positions. The first row's token is drafted last, so that the last K − 1 rows hold tokens
-which the target may reject: they are run again in the next round, with what it has said.
+later; the rows stay at their positions. The last K − 1 rows of a round read drafts, which the target may reject: those
+that did read rejected ones are run again in the next round, with what it has said.
 
 Source: `multi_module_mtp/speculator.py` of vLLM 0.32, its second runner; the first runs module 0 alone, but for
-Step-3.5. There a module that is run more than once in a round overwrites its own keys with those of a later step, and
-sees them in the next round. Here each step has a cache of its own: drafts follow from the text alone.
+Step-3.5. A module has one cache there: one that is run more than once in a round overwrites its keys with those of a
+later step, and sees these in the next round, so that drafts depend on where the rounds began. Here each step has a
+cache, and those of one module become equal at the end of a round: the prompt's keys of every step are needed in the
+first, which vLLM runs together with the prompt.
 
 S slots, B sequences, R rows, K steps, H the target's width.
 """
@@ -59,17 +61,22 @@ class MtpInTurnDrafter(MtpDrafter):
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         assert committed.features is not None
-        slots, again = committed.slots, self.tokens.shape[1]
+        slots, steps = committed.slots, len(self.caches)
+        again = (steps - committed.counts).clamp(min=0)  # rows that have read a rejected draft, or were a prompt's last
+        columns = torch.arange(max(steps, committed.tokens.shape[1]), device=slots.device)
+        window = (steps - 1 - again)[:, None] + columns
+        known = torch.cat((self.tokens[slots], committed.tokens), dim=1)
+        states = torch.cat((self.states[slots], self.model.fuse(committed.features)), dim=1)
         rows = expand_rows(
-            torch.cat((self.tokens[slots], committed.tokens), dim=1),
+            known.gather(1, window),
             committed.counts + again,
             committed.start - 1 - again,  # below zero where there are no such rows
             committed.length,
-            hidden=torch.cat((self.states[slots], self.model.fuse(committed.features)), dim=1),
+            hidden=states.take_along_dim(window[..., None], 1),
         )
         assert rows.hidden is not None
         last = rows.sampled  # [B, 1]
-        newest = last + torch.arange(1 - again, 1, device=slots.device)
+        newest = last + torch.arange(2 - steps, 1, device=slots.device)
         self.tokens[slots] = rows.tokens.gather(1, newest)
         self.states[slots] = rows.hidden.take_along_dim(newest[..., None], 1)
         tokens, hidden, drafted = rows.tokens, rows.hidden, []
@@ -78,4 +85,8 @@ class MtpInTurnDrafter(MtpDrafter):
             head_input, hidden = self.model(tokens, hidden, rows.positions, step=step, kv=kv)
             drafted.append(self._draw(draw, step, rows.drafting(head_input)[:, 0]) if step < k else tokens[:, 0])
             tokens = tokens.roll(-1, 1).scatter(1, last, drafted[-1][:, None])
+        modules = self.model.spec.modules_run
+        for step in range(steps - modules):
+            final = steps - 1 - (steps - 1 - step) % modules  # the last step of the same module
+            self.caches[step].take_over(self.caches[final], slots, committed.length)
         return Proposal(torch.stack(drafted[:k], dim=1))
