@@ -174,7 +174,6 @@ CASES = (
     Case("DFlash2, V2, as speculators saved it", "dflash2", to=AS_IT_IS, k=7, v2=True),
 )
 NGRAMS = ((1, 3), (2, 4))  # sizes looked up
-HEAD_DRAFTS = (1, 3)  # by the one head of a target: itself, and used again
 
 
 def run_draftkit(
@@ -273,20 +272,20 @@ def add_tiny(comparison: Comparison, tiny: TinyTarget, drafts: list[str]) -> Non
             texts = [(generation.request.prompt, generation.tokens) for generation in plain]
             trained = train(draft, folder, texts, Path(scratch) / draft)
             if draft == OWN_HEAD:
-                add_head_rows(comparison, name, trained, Path(scratch))
+                add_head_rows(comparison, name, trained, Path(scratch), tiny)
             else:
                 comparison.add_draft(name, trained)
 
 
-def add_head_rows(comparison: Comparison, name: str, trained: Path, scratch: Path) -> None:
+def add_head_rows(comparison: Comparison, name: str, trained: Path, scratch: Path, tiny: TinyTarget) -> None:
     """A trained head put back into its target, which drafts with it once and again, and taken out of it."""
-    whole, taken = scratch / "whole", scratch / "taken"
+    whole, taken, v2 = scratch / "whole", scratch / "taken", tiny.modules > 1
     put_heads_back(str(trained), comparison.pair.source, whole)
     comparison.pair = replace(comparison.pair, source=str(whole), folder=whole)
-    for k in HEAD_DRAFTS:
-        comparison.add_own_head(f"{name}, K={k}", k)
+    for k in tiny.head_drafts:
+        comparison.add_own_head(f"{name}, K={k}", k, v2=v2)
     convert_checkpoint(str(whole), taken, format="mtp")
-    comparison.add_draft(f"{name}, K={k}, taken out", taken, k)
+    comparison.add_draft(f"{name}, K={k}, taken out", taken, k, v2=v2)
 
 
 class Comparison:
@@ -314,17 +313,17 @@ class Comparison:
             settings = speculative_config(draft.spec, served, case.k or self.options.k)
             self._add(case.name, load_drafter(draft, self.pair.model), settings, refusal, v2=case.v2)
 
-    def add_draft(self, name: str, folder: Path, k: int | None = None) -> None:
+    def add_draft(self, name: str, folder: Path, k: int | None = None, *, v2: bool = False) -> None:
         """A draft in the unified layout, as it is."""
         draft = read_draft(folder)
         settings = speculative_config(draft.spec, folder, k or self.options.k)
-        self._add(name, load_drafter(draft, self.pair.model), settings, refusal_by_vllm(draft.spec))
+        self._add(name, load_drafter(draft, self.pair.model), settings, refusal_by_vllm(draft.spec), v2=v2)
 
-    def add_own_head(self, name: str, k: int) -> None:
+    def add_own_head(self, name: str, k: int, *, v2: bool) -> None:
         """The head in the target's own folder."""
         with open_draft("mtp", self.pair.source) as draft:
             settings = {"method": "mtp", "num_speculative_tokens": k}
-            self._add(name, load_drafter(draft, self.pair.model), settings, None)
+            self._add(name, load_drafter(draft, self.pair.model), settings, None, v2=v2)
 
     def add_ngram(self, name: str, least: int, most: int) -> None:
         with open_draft(f"ngram:{least}-{most}", self.pair.source) as draft:

@@ -14,8 +14,8 @@ from draftkit.layout.mtp import QWEN, head_kind
 from draftkit.models.mtp import MtpModel, stored_mtp
 
 
-def new_head(config: PretrainedConfig) -> MtpModel:
-    """A head as its classes make it, of a target with this configuration."""
+def new_head(config: PretrainedConfig, modules: int = 1) -> MtpModel:
+    """A head of so many modules as its classes make it, of a target with this configuration."""
     kind = head_kind(config.to_dict())
     assert kind is not None
     spec = MtpSpec(
@@ -23,8 +23,8 @@ def new_head(config: PretrainedConfig) -> MtpModel:
         weights=(),
         vocab_size=config.vocab_size,
         target_hidden_size=config.hidden_size,
-        num_modules=1,
-        prefixes=kind.prefixes(1, config.num_hidden_layers),
+        num_modules=modules,
+        prefixes=kind.prefixes(modules, config.num_hidden_layers),
         parts=kind.parts,
         concatenation=kind.concatenation,
         hidden_state=kind.hidden_state,
@@ -44,4 +44,4 @@ def add_head(head: MtpModel, folder: Path) -> None:
     save_file(target | own, path, {"format": "pt"})
     count = "mtp_num_hidden_layers" if head.spec.prefixes == (QWEN.prefix,) else "num_nextn_predict_layers"
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {count: 1}, indent=2))
+    (folder / "config.json").write_text(json.dumps(config | {count: head.spec.num_modules}, indent=2))

@@ -24,8 +24,9 @@ def record_proposals(v2: bool) -> list[list[int]]:
     """Every proposal from now on, in order. The engine must exist already: it replaces kernels when it starts."""
     if v2:
         from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator  # DSpark's and DFlash2's base
+        from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import MultiModuleMTPSpeculator
 
-        proposers = [DFlashSpeculator]
+        proposers = [DFlashSpeculator, MultiModuleMTPSpeculator]
     else:
         from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
         from vllm.v1.spec_decode.ngram_proposer import NgramProposer

@@ -80,6 +80,8 @@ class TinyTarget:
 
     `drafts`: which are compared. `scale`: standard deviation of the weights, small enough that texts repeat.
     `plain_ops`: vLLM without its own operations, of which the CPU's norm is wrong on parts of a tensor (latents).
+    `modules` of its own head, and the tokens that it drafts a round: with each module once, and again. Several draft in
+    turn in vLLM's V2 runner alone.
     """
 
     title: str
@@ -88,8 +90,20 @@ class TinyTarget:
     drafts: tuple[str, ...] = (NGRAM,)
     scale: float = 0.12
     plain_ops: bool = False
+    modules: int = 1
+    head_drafts: tuple[int, ...] = (1, 3)
 
 
+GLM = {
+    **EXPERTS,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "head_dim": 32,
+    "use_qk_norm": True,
+}
 TARGETS = (
     TinyTarget(
         "Qwen3-Next (gated delta net, MoE)",
@@ -98,21 +112,8 @@ TARGETS = (
         (NGRAM, EAGLE3, OWN_HEAD),
     ),
     TinyTarget("Qwen3.5 (gated delta net)", "qwen3_5_text", GATED_DELTA, (OWN_HEAD,)),
-    TinyTarget(
-        "GLM-4.5 (MoE)",
-        "glm4_moe",
-        {
-            **EXPERTS,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "head_dim": 32,
-            "use_qk_norm": True,
-        },
-        (OWN_HEAD,),
-    ),
+    TinyTarget("GLM-4.5 (MoE)", "glm4_moe", GLM, (OWN_HEAD,)),
+    TinyTarget("GLM-4.5 (MoE), two modules, V2", "glm4_moe", GLM, (OWN_HEAD,), modules=2, head_drafts=(2, 4)),
     TinyTarget("MiMo", "mimo", {}, (OWN_HEAD,)),
     TinyTarget(
         "Nemotron-H (Mamba-2)",
@@ -175,7 +176,7 @@ def save_tiny_target(tiny: TinyTarget, folder: Path) -> None:
     _draw(model, tiny.scale)
     model.save_pretrained(folder)
     if OWN_HEAD in tiny.drafts:
-        head = new_head(config)
+        head = new_head(config, tiny.modules)
         _draw(head, tiny.scale)
         add_head(head, folder)
 
