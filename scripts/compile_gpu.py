@@ -3,7 +3,8 @@
 `make compile-gpu` writes what it found to benchmarks/kernels.md, and to benchmarks/kernels.json the digests of what it
 compiled, by which `make test` knows whether that is still what is launched. It fails where a program takes more memory
 than a processor has, spills more than a few registers, or computes in double precision. The versions of Triton are
-installed into folders of their own under build/.
+installed into folders of their own under build/. `--stale` compiles the kernels alone that are no longer those of
+benchmarks/kernels.json, and keeps what the table says of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import triton
-from fixtures.gpu_kernels import GPUS, Report, compiled, digests, report, variants
+from fixtures.gpu_kernels import GPUS, Gpu, Report, compiled, digests, report, variants
 
 VERSIONS = {"3.6": "triton==3.6.0", "newest": "triton"}
 TABLE, DIGESTS = ROOT / "benchmarks/kernels.md", ROOT / "benchmarks/kernels.json"
@@ -37,30 +38,47 @@ most bytes of its stack, onto which registers spill. None computes in double pre
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stale", action="store_true", help="only kernels that have changed")
     parser.add_argument("--here", action="store_true", help="with the Triton that is installed; print JSON")
-    if parser.parse_args().here:
+    parser.add_argument("--kernels", nargs="*", help="with --here: these alone")
+    arguments = parser.parse_args()
+    if arguments.here:
         with tempfile.TemporaryDirectory() as cache:
-            reports = [
-                report(gpu, [(v, compiled(v, gpu, Path(cache))) for v in variants(gpu)], triton.__version__)
-                for gpu in GPUS
-            ]
+            reports = [compile_for(gpu, arguments.kernels, Path(cache)) for gpu in GPUS]
         print(json.dumps([line for lines in reports for line in lines]))
         return
-    lines = [Report(*fields) for name, wanted in VERSIONS.items() for fields in compile_with(name, wanted)]
-    lines.sort()
+    now, known = digests(), json.loads(DIGESTS.read_text(encoding="utf-8"))
+    wanted = [name for name in now if not arguments.stale or known.get(name) != now[name]]
+    kept = [line for line in written() if line.kernel in now.keys() - set(wanted)]
+    made = [Report(*fields) for name, version in VERSIONS.items() for fields in compile_with(name, version, wanted)]
+    if stray := {line.triton for line in kept} - {line.triton for line in made}:
+        sys.exit(f"the table is of Triton {', '.join(sorted(stray))} too: run this without --stale")
+    lines = sorted(kept + made)
     TABLE.write_text(HEADER + "".join(f"| {' | '.join(map(str, line[:-1]))} |\n" for line in lines), encoding="utf-8")
-    DIGESTS.write_text(json.dumps({"triton": triton.__version__, **digests()}, indent=1) + "\n", encoding="utf-8")
+    DIGESTS.write_text(json.dumps({"triton": triton.__version__, **now}, indent=1) + "\n", encoding="utf-8")
     if faults := [fault for line in lines for fault in line.faults]:
         sys.exit("\n".join(faults))
 
 
-def compile_with(name: str, wanted: str) -> list[list[object]]:
+def compile_for(gpu: Gpu, wanted: list[str], cache: Path) -> list[Report]:
+    launched = [variant for variant in variants(gpu) if variant.name in wanted]
+    return report(gpu, [(variant, compiled(variant, gpu, cache)) for variant in launched], triton.__version__)
+
+
+def written() -> list[Report]:
+    """The lines of the table."""
+    rows = [line.strip("| ").split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    return [Report(*row[:3], *map(int, row[3:])) for row in rows if row[0].endswith("_kernel")]
+
+
+def compile_with(name: str, version: str, wanted: list[str]) -> list[list[object]]:
     """The lines of one version of Triton, in a process of its own."""
     folder = ROOT / "build" / f"triton-{name}"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
-    subprocess.run([*pip, "--target", str(folder), wanted], check=True)
+    subprocess.run([*pip, "--target", str(folder), version], check=True)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
-    done = subprocess.run([sys.executable, __file__, "--here"], env=environment, stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, __file__, "--here", "--kernels", *wanted]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     found: list[list[object]] = json.loads(done.stdout)
     return found
 

@@ -86,6 +86,16 @@ class DraftAttention(nn.Module):
         return projected.unflatten(-1, (-1, self.head_dim))
 
 
+def add_and_norm(x: Tensor, residual: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """`x` + `residual`, and `norm` of it: in one step where what has taken the norm over knows one."""
+    together = getattr(norm.forward, "of_sum", None)
+    if together is not None:
+        total, normed = together(x, residual)
+        return total, normed
+    total = residual + x
+    return total, norm(total)
+
+
 def rotary_embedding(config: LlamaConfig) -> LlamaRotaryEmbedding:
     """Rotary positions in which no sequence depends on its neighbors."""
     rotary = LlamaRotaryEmbedding(config)

@@ -18,7 +18,7 @@ from draftkit.errors import TargetError
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.folder import Draft
-from draftkit.models.decoder import DraftAttention, Rotation, decoder_config, rotary_embedding
+from draftkit.models.decoder import DraftAttention, Rotation, add_and_norm, decoder_config, rotary_embedding
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
@@ -140,8 +140,9 @@ class BlockLayer(nn.Module):
         attention |= self.sight
         normed = self.input_layernorm(hidden)
         if self.attention_conv is None or self.mlp_conv is None:
-            hidden = hidden + self.self_attn(normed, rotation, **attention)
-            return hidden + self.mlp(self.post_attention_layernorm(hidden))
+            attended = self.self_attn(normed, rotation, **attention)
+            hidden, normed = add_and_norm(attended, hidden, self.post_attention_layernorm)
+            return hidden + self.mlp(normed)
         before, after = self.attention_conv.kernels(normed)
         attended = self.self_attn(convolved(normed, before), rotation, **attention)
         hidden = hidden + convolved(attended, after)

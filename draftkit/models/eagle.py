@@ -16,7 +16,7 @@ from draftkit.errors import LayoutError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.chain import ChainModel, ChainOutput
-from draftkit.models.decoder import DraftAttention, decoder_config, rotary_embedding
+from draftkit.models.decoder import DraftAttention, add_and_norm, decoder_config, rotary_embedding
 from draftkit.models.weights import check_mask_token, check_sizes, fill, load_weights
 
 
@@ -141,8 +141,9 @@ class EagleLayer(nn.Module):
         else:
             attended = normed = self.input_layernorm(hidden)
         residual = normed if self.norm_before_residual else hidden
-        hidden = residual + self.self_attn(attended, rotation, **attention)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        attended = self.self_attn(attended, rotation, **attention)
+        hidden, normed = add_and_norm(attended, residual, self.post_attention_layernorm)
+        return hidden + self.mlp(normed)
 
 
 def load_eagle(

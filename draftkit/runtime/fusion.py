@@ -13,58 +13,55 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftkit.runtime.fused_layers import SAMPLE, FusedAttention, FusedLayer, FusedMLP, JointWeights
+from draftkit.runtime.fused_norm import FusedNorm, norm_form
 from draftkit.runtime.ops.backend import uses_triton
-from draftkit.runtime.ops.rms_norm import rms_norm, rms_norm_reference
 from draftkit.runtime.ops.rotation import rotate, rotate_reference
 
 ROTATION = "apply_rotary_pos_emb"  # what modules of transformers call their function
-SAMPLE = 3  # rows of random input
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
-@torch.no_grad()
 def fuse(model: nn.Module) -> None:
-    """Take over the norms of `model`, and the rotation in the files of its modules."""
+    """Take over the norms, MLPs, attention and decoder layers of `model`, and the rotation in the files of its modules.
+
+    Weights that one product reads are moved next to each other in memory, and stay the modules' own.
+    """
+    with torch.enable_grad():  # with which what was taken over before computes as its own
+        _take_over(model)
+        for file in {type(module).__module__ for module in model.modules()}:
+            own = vars(sys.modules[file]).get(ROTATION)
+            if own is not None and not isinstance(own, FusedRotation) and _rotates_halves(own):
+                setattr(sys.modules[file], ROTATION, FusedRotation(own))
+
+
+def _take_over(model: nn.Module) -> None:
+    weights = JointWeights(model)
     for module in model.modules():
-        form = None if "forward" in vars(module) else _norm_form(module)
-        if form is not None:
-            vars(module)["forward"] = FusedNorm(module, *form)
-    for file in {type(module).__module__ for module in model.modules()}:
-        own = vars(sys.modules[file]).get(ROTATION)
-        if own is not None and not isinstance(own, FusedRotation) and _rotates_halves(own):
-            setattr(sys.modules[file], ROTATION, FusedRotation(own))
+        if "forward" in vars(module):
+            continue
+        form = norm_form(module)
+        fused = (
+            FusedNorm(module, form)
+            if form is not None
+            else FusedLayer.of(module) or FusedAttention.of(module, weights) or FusedMLP.of(module, weights)
+        )
+        if fused is not None:
+            vars(module)["forward"] = fused
+    for module in model.modules():
+        layers = [child for child in module.children() if isinstance(child, nn.ModuleList)]
+        for one in layers:
+            _tell_what_follows(module, list(one))
 
 
-class FusedNorm:
-    """The forward of an RMSNorm `module`."""
-
-    def __init__(self, module: nn.Module, eps: float, one_plus: bool):
-        self._module, self._eps, self._one_plus = module, eps, one_plus
-
-    def __call__(self, x: Tensor) -> Tensor:
-        weight: Any = self._module.weight
-        if torch.is_grad_enabled() or x.dtype != weight.dtype or not uses_triton(x):
-            return type(self._module).forward(self._module, x)
-        return rms_norm(x, weight, self._eps, one_plus=self._one_plus)
-
-
-def _norm_form(module: nn.Module) -> tuple[float, bool] | None:
-    """The eps of an RMSNorm, and whether its factor is 1 + its weight; None of other modules."""
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    alone = dict(module.named_parameters()).keys() == {"weight"} and not list(module.children())
-    if not alone or not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-        return None
-    x = _random(SAMPLE, len(weight), like=weight)
-    try:
-        own = module(x)
-    except (TypeError, RuntimeError):  # it wants something else
-        return None
-    for one_plus in (False, True):
-        if isinstance(own, Tensor) and torch.equal(own, rms_norm_reference(x, weight, eps, one_plus)):
-            return eps, one_plus
-    return None
+def _tell_what_follows(model: Any, layers: list[Any]) -> None:
+    """Tell each layer of the norm that its rows go to."""
+    norms = [getattr(layer, "input_layernorm", None) for layer in layers[1:]] + [getattr(model, "norm", None)]
+    for layer, norm in zip(layers, norms, strict=True):
+        taken, follows = vars(layer).get("forward"), vars(norm).get("forward") if norm is not None else None
+        if isinstance(taken, FusedLayer) and isinstance(follows, FusedNorm):
+            taken.next_norm = follows
 
 
 class FusedRotation:
@@ -80,7 +77,8 @@ class FusedRotation:
         plain = cos.shape == (query.shape[0], *query.shape[2:]) and not rest and not named
         if torch.is_grad_enabled() or not same or not plain or not uses_triton(query):
             return self._own(query, key, cos, sin, *rest, **named)
-        return rotate(query, key, cos, sin)
+        with torch.cuda.device_of(query):  # of a target that is spread over devices
+            return rotate(query, key, cos, sin)
 
 
 def _rotates_halves(own: Rotate) -> bool:
@@ -95,7 +93,5 @@ def _rotates_halves(own: Rotate) -> bool:
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def _random(*shape: int, like: Tensor | None = None) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(shape, generator=generator)
-    return drawn if like is None else drawn.to(like.device, like.dtype)
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))

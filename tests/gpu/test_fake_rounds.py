@@ -14,7 +14,12 @@ from fixtures.fake_cuda import Recorder, fake_cuda, moved
 from fixtures.gemma4_assistants import save_pair
 from fixtures.mtp_targets import save_with_head
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
 from transformers import PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint
@@ -30,6 +35,7 @@ from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.fusion import fuse
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
@@ -97,6 +103,10 @@ def gpu() -> Iterator[Recorder]:
 
 def engine(pair: Pair, floor: float = 0.0) -> Engine:
     """With every slot reserved, and rounds that are launched from the host: a graph would hold the same."""
+    with unset_fake_temporarily():  # what is taken over is found by numbers
+        for module in (pair[0], None if pair[1] is None else pair[1].module):
+            if module is not None:
+                fuse(module)
     model, drafter = moved(pair)
     made = Engine(
         Target(model, drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=K if drafter else 0,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from fixtures import pico
+from fixtures.drafter_cases import Case, Load, dflash_draft, eagle3
 from fixtures.kernels import DEVICE
 from fixtures.precision import LAYER, assert_close
 from fixtures.targets import TEXT
@@ -14,13 +18,18 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
+from draftkit.models.dflash import DFlashModel
+from draftkit.models.eagle import EagleModel
 from draftkit.models.target import Target
-from draftkit.runtime import fusion
+from draftkit.runtime import fused_layers, fused_norm
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.fusion import FusedNorm, FusedRotation, fuse
-from draftkit.runtime.ops.rms_norm import rms_norm, rms_norm_reference
-from draftkit.runtime.ops.rotation import rotate, rotate_reference
+from draftkit.runtime.fused_layers import GATE_UP, QUERY_KEY_VALUE, FusedAttention, FusedLayer, FusedMLP
+from draftkit.runtime.fused_norm import FusedNorm
+from draftkit.runtime.fusion import FusedRotation, fuse
+from draftkit.runtime.ops.gated import gated, gated_reference
+from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
+from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_reference
 
 torch.set_num_threads(1)
 
@@ -38,6 +47,10 @@ def test_norms(shape: tuple[int, ...], one_plus: bool, dtype: torch.dtype) -> No
     for rows in (x, x.transpose(0, 1)):
         expected = rms_norm_reference(rows, weight, 1e-5, one_plus)
         assert_close(rms_norm(rows, weight, 1e-5, one_plus=one_plus), expected, depth=1)
+        residual = normal(*rows.shape, dtype=dtype, seed=2)
+        total, normed = add_rms_norm(rows, residual, weight, 1e-5, one_plus=one_plus)
+        assert total.equal(rows + residual)
+        assert_close(normed, rms_norm_reference(total, weight, 1e-5, one_plus), depth=1)
 
 
 @pytest.mark.interpreter
@@ -50,6 +63,19 @@ def test_rotation(width: int, dtype: torch.dtype) -> None:
     cos, sin = normal(2, 3, width, dtype=dtype, seed=2), normal(2, 3, width, dtype=dtype, seed=3)
     for found, heads in zip(rotate(query, key, cos, sin), (query, key), strict=True):
         assert_close(found, rotate_reference(heads, cos, sin), depth=1)
+    for one_plus in (False, True):
+        norms = HeadNorms(normal(width, dtype=dtype, seed=4), normal(width, dtype=dtype, seed=5), 1e-5, one_plus)
+        both = zip(rotate(query, key, cos, sin, norms), normed_heads(query, key, norms), strict=True)
+        for found, heads in both:
+            assert_close(found, rotate_reference(heads, cos, sin), depth=2)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_gate_of_an_mlp(dtype: torch.dtype) -> None:
+    for shape in ((1, 1, 2 * 48), (2, 3, 2 * 1030)):
+        both = 20 * normal(*shape, dtype=dtype)
+        assert_close(gated(both), gated_reference(both), depth=1)
 
 
 def model(kind: str) -> PreTrainedModel:
@@ -71,6 +97,16 @@ def own_files() -> Iterator[None]:
         file.apply_rotary_pos_emb = function
 
 
+def draft_output(draft: EagleModel | DFlashModel) -> Tensor:
+    positions = torch.arange(3, device=DEVICE)[None]
+    rows = SlotCache(1, 8).rows(torch.zeros(1, dtype=torch.int64, device=DEVICE), positions, 3)
+    hidden = normal(1, 3, draft.spec.decoder.hidden_size)
+    with torch.inference_mode():
+        if isinstance(draft, DFlashModel):
+            return draft(hidden, positions, kv=rows)
+        return draft(torch.tensor([[5, 6, 7]], device=DEVICE), hidden, positions, kv=rows).head_input
+
+
 def logits(made: PreTrainedModel) -> Tensor:
     tokens, positions = torch.arange(5, 11, device=DEVICE)[None], torch.arange(6, device=DEVICE)[None]
     rows = SlotCache(1, 8).rows(torch.zeros(1, dtype=torch.int64, device=DEVICE), positions, 6)
@@ -78,30 +114,100 @@ def logits(made: PreTrainedModel) -> Tensor:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2"])
 def test_a_model_computes_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 2's layers norm what attention gives before they add it, and its gate is no SiLU."""
     made = model(kind)
     expected = logits(made)
     fuse(made)
-    ran: list[str] = []
-    for name, function in (("rms_norm", rms_norm), ("rotate", rotate)):
-        monkeypatch.setattr(
-            fusion, name, lambda *a, function=function, name=name, **k: ran.append(name) or function(*a, **k)
-        )
+    ran: Counter[str] = Counter()
+
+    def count(file: ModuleType, function: Callable[..., Any]) -> None:
+        name = function.__name__
+        monkeypatch.setattr(file, name, lambda *a, **k: ran.update([name]) or function(*a, **k))
+
+    for function in (rms_norm, add_rms_norm):
+        count(fused_norm, function)
+    for function in (rotate, gated):
+        count(fused_layers, function)
     assert_close(logits(made), expected, depth=2 * LAYER)
-    norms = {"llama": 5, "qwen3": 9, "gemma2": 9}[kind]
-    assert (ran.count("rms_norm"), ran.count("rotate")) == (norms, 2)
+    whole = {"rms_norm": 1, "add_rms_norm": 4, "rotate": 2, "gated": 2}
+    assert ran == ({"rms_norm": 9, "rotate": 2} if kind == "gemma2" else whole)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "olmo2", "cohere2"])
+@pytest.mark.interpreter
+@pytest.mark.parametrize("make", [eagle3, dflash_draft])
+def test_a_draft_computes_what_it_did(make: Callable[[Load], Case], load: Load) -> None:
+    draft = make(load).drafter.module
+    assert isinstance(draft, (EagleModel, DFlashModel))
+    draft.to(DEVICE)
+    expected = draft_output(draft)
+    fuse(draft)
+    taken = Counter(type(part.forward) for part in draft.modules())
+    assert taken[FusedAttention] == taken[FusedMLP] == len(draft.layers)
+    assert_close(draft_output(draft), expected, depth=2 * LAYER)
+
+
+TAKEN = {  # norms, layers, attention and MLPs of two layers
+    "llama": (5, 2, 2, 2), "qwen3": (9, 2, 2, 2), "qwen2": (5, 2, 2, 2), "gemma2": (9, 0, 2, 0),
+    "qwen3_moe": (9, 2, 2, 0), "olmo2": (0, 0, 0, 2), "cohere2": (0, 0, 0, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TAKEN)
 def test_what_is_not_known_is_left_alone(kind: str) -> None:
     """OLMo's norms round elsewhere, Cohere's center. On a CPU what is taken over computes as before."""
     made = model(kind).bfloat16()
     expected = logits(made)
     fuse(made)
-    fused = [module for module in made.modules() if isinstance(vars(module).get("forward"), FusedNorm)]
-    assert len(fused) == {"llama": 5, "qwen3": 9, "gemma2": 9}.get(kind, 0)
+    found = Counter(type(vars(module).get("forward")) for module in made.modules())
+    taken = tuple(found[fused] for fused in (FusedNorm, FusedLayer, FusedAttention, FusedMLP))
+    assert taken == TAKEN[kind]
     assert logits(made).equal(expected)
+
+
+def test_weights_are_kept_once() -> None:
+    """Those that a product reads together lie together; they stay the parameters that they were."""
+    made = model("llama")
+    parameters = dict(made.named_parameters())
+    before = {name: parameter.clone() for name, parameter in parameters.items()}
+    fuse(made)
+    after = dict(made.named_parameters())
+    assert all(after[name] is parameter and after[name].equal(before[name]) for name, parameter in parameters.items())
+    memory = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in made.parameters()}
+    assert sum(memory.values()) == sum(p.nbytes for p in made.parameters())
+    for layer in made.model.layers:
+        for part, names in ((layer.self_attn, QUERY_KEY_VALUE), (layer.mlp, GATE_UP)):
+            assert len({getattr(part, name).weight.untyped_storage().data_ptr() for name in names}) == 1
+            assert part.forward._weight.equal(torch.cat([getattr(part, name).weight for name in names]))
+    taken = [vars(module).get("forward") for module in made.modules()]
+    fuse(made)  # as a second engine does
+    assert [vars(module).get("forward") for module in made.modules()] == taken
+
+
+def test_only_plain_weights_are_joined() -> None:
+    """What another module shares, learns from, or computes with in its own way stays where it is."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    attention = [layer.self_attn for layer in model("llama").model.layers]
+    own, other = attention
+    other.k_proj.weight = nn.Parameter(own.k_proj.weight.data, requires_grad=False)
+    learning, hooked, scaled, doubled = (model("llama").model.layers[0] for _ in range(4))
+    learning.self_attn.v_proj.weight.requires_grad_(True)
+    hooked.self_attn.q_proj.register_forward_hook(lambda *_: None)
+    scaled.self_attn.q_proj.__class__ = Scaled
+    doubled.mlp.act_fn = nn.GELU()
+    both = nn.ModuleList(attention)
+    for module in (both, learning, hooked, scaled):
+        fuse(module)
+    for part in (own, other, learning.self_attn, hooked.self_attn, scaled.self_attn):
+        assert "forward" not in vars(part)
+        assert part.v_proj.weight.untyped_storage().nbytes() == part.v_proj.weight.nbytes
+    fuse(doubled)
+    assert "forward" not in vars(doubled.mlp)
 
 
 @pytest.mark.interpreter

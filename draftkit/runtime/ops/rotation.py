@@ -1,24 +1,47 @@
-"""Rotary positions of queries and keys in one kernel, rounded as transformers' models round them.
+"""Rotary positions of queries and keys in one kernel, after their norms, rounded as transformers' models round them.
 
 B sequences, N query heads, G key/value heads, T rows, D head width.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
+from draftkit.runtime.ops.rms_norm import rms_norm_reference
 
 
-def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+class HeadNorms(NamedTuple):
+    """Norms of each head, as in Qwen3: their weights [D] for queries and keys; the rest is that of `rms_norm`."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    one_plus: bool
+
+
+def rotate(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None = None
+) -> tuple[Tensor, Tensor]:
     """`query` [B, N, T, D] and `key` [B, G, T, D] of one dtype, rotated by the angles of `cos` and `sin` [B, T, D].
 
-    The first half of a head turns with the second, as in Llama.
+    The first half of a head turns with the second, as in Llama. With `norms` heads are normalized before.
     """
     if uses_triton(query) and query.numel():
-        return _rotate(query, key, cos, sin)
+        return _rotate(query, key, cos, sin, norms)
+    if norms is not None:
+        query, key = normed_heads(query, key, norms)
     return rotate_reference(query, cos, sin), rotate_reference(key, cos, sin)
+
+
+def normed_heads(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
+    return (
+        rms_norm_reference(query, norms.query, norms.eps, norms.one_plus),
+        rms_norm_reference(key, norms.key, norms.eps, norms.one_plus),
+    )
 
 
 def rotate_reference(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -26,7 +49,7 @@ def rotate_reference(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return heads * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
 
-def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None) -> tuple[Tensor, Tensor]:
     query, key = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key))
     batch, heads, rows, width = query.shape
     groups = key.shape[1]
@@ -36,11 +59,15 @@ def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
         key,
         cos.contiguous(),
         sin.contiguous(),
+        None if norms is None else norms.query,
+        None if norms is None else norms.key,
         out_query,
         out_key,
         *query.stride()[:3],
         *key.stride()[:3],
         rows,
+        0.0 if norms is None else norms.eps,
+        ONE_PLUS=norms is not None and norms.one_plus,
         HEADS=heads,
         GROUPS=groups,
         D=width,
@@ -57,6 +84,8 @@ def _rotation_kernel(
     key: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
     out_query: tl.tensor,
     out_key: tl.tensor,
     query_sequence: tl.tensor,
@@ -66,6 +95,8 @@ def _rotation_kernel(
     key_head: tl.tensor,
     key_row: tl.tensor,
     rows: tl.tensor,
+    eps: tl.tensor,
+    ONE_PLUS: tl.constexpr,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     D: tl.constexpr,
@@ -84,10 +115,33 @@ def _rotation_kernel(
         out = out_key + (index * GROUPS + head - HEADS) * D
     d = tl.arange(0, BLOCK)
     inside = d < D
+    across = (d + D // 2) % D
     own = tl.load(heads + d, mask=inside, other=0).to(tl.float32)
-    other = tl.load(heads + (d + D // 2) % D, mask=inside, other=0).to(tl.float32)
+    other = tl.load(heads + across, mask=inside, other=0).to(tl.float32)
+    rounded = out_query.dtype.element_ty
+    if query_norm is not None:
+        norm = query_norm if head < HEADS else key_norm
+        shrink = tl.rsqrt(tl.sum(own * own, axis=0) / D + eps)
+        own = _weighted(own * shrink, norm, d, inside, rounded, ONE_PLUS)
+        other = _weighted(other * shrink, norm, across, inside, rounded, ONE_PLUS)
     other = tl.where(d < D // 2, -other, other)
-    rounded = out_query.dtype.element_ty  # each product is, and their sum
+    # Each product is rounded, and their sum.
     straight = (own * tl.load(cos + index * D + d, mask=inside, other=0).to(tl.float32)).to(rounded)
-    across = (other * tl.load(sin + index * D + d, mask=inside, other=0).to(tl.float32)).to(rounded)
-    tl.store(out + d, (straight.to(tl.float32) + across.to(tl.float32)).to(rounded), mask=inside)
+    crossed = (other * tl.load(sin + index * D + d, mask=inside, other=0).to(tl.float32)).to(rounded)
+    tl.store(out + d, (straight.to(tl.float32) + crossed.to(tl.float32)).to(rounded), mask=inside)
+
+
+@jit
+def _weighted(
+    normed: tl.tensor,
+    weight: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    rounded: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
+) -> Any:
+    """As `rms_norm` ends."""
+    factor = tl.load(weight + d, mask=inside, other=0).to(tl.float32)
+    if not ONE_PLUS:
+        normed = normed.to(rounded).to(tl.float32)
+    return (normed * (factor + ONE_PLUS)).to(rounded).to(tl.float32)

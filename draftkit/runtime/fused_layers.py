@@ -1,0 +1,288 @@
+"""Attention, MLP and decoder layers of transformers' models in fewer kernels.
+
+Found by their structure: a module whose children have the names that Llama gave them is run once on random input, its
+own parts stood in for, and is taken over where what it hands on and returns is, bit for bit, what Llama's would.
+B sequences, T rows, H width, I width of an MLP, N query heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import AttentionInterface
+
+from draftkit.runtime.attention import NAME, slot_attention
+from draftkit.runtime.fused_norm import FusedNorm, NormForm, norm_form
+from draftkit.runtime.ops.backend import uses_triton
+from draftkit.runtime.ops.gated import gated, gated_reference
+from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_reference
+
+SAMPLE = 3  # rows of random input
+QUERY_KEY_VALUE = "q_proj", "k_proj", "v_proj"
+GATE_UP = "gate_proj", "up_proj"
+REFUSALS = (TypeError, RuntimeError, ValueError, IndexError, KeyError, AttributeError)  # of a module of another kind
+
+
+def random_rows(*shape: int, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+
+
+def same(found: Any, expected: Tensor) -> bool:
+    return isinstance(found, Tensor) and found.shape == expected.shape and torch.equal(found, expected)
+
+
+class JointWeights:
+    """The weights of a model's linear modules that read the same rows, next to each other in memory.
+
+    They stay the modules' own, now as parts of one tensor. Only plain linear modules can be joined: not what LoRA or a
+    quantization has made of them, what has hooks or gradients, or what shares its memory already.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._users = Counter(parameter.untyped_storage()._cdata for parameter in model.parameters())
+
+    def can_join(self, modules: Sequence[object]) -> bool:
+        plain: list[Any] = [module for module in modules if self._is_plain(module)]
+        kinds = {(m.weight.shape[1], m.weight.dtype, m.weight.device, m.bias is None) for m in plain}
+        return len(plain) == len(modules) and len(kinds) == 1
+
+    def _is_plain(self, module: object) -> bool:
+        if type(module) is not nn.Linear or "forward" in vars(module):
+            return False
+        weight = module.weight
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        alone = self._users[weight.untyped_storage()._cdata] == 1
+        whole = weight.untyped_storage().nbytes() == weight.nbytes and weight.is_contiguous()
+        return weight.is_floating_point() and not weight.requires_grad and alone and whole and not hooked
+
+    def join(self, modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+        """Weights [sum of widths, H] and biases of the modules, which are parts of them from now on."""
+        weight = _joined([module.weight for module in modules])
+        return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
+
+
+def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
+    joint = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(parameters, joint.split([len(parameter) for parameter in parameters]), strict=True):
+        parameter.data = part
+    return joint
+
+
+class FusedMLP:
+    """The forward of down(silu(gate) · up), with one product for gate and up, and one kernel between the products."""
+
+    def __init__(self, module: Any, weights: JointWeights):
+        self._module = module
+        self._weight, self._bias = weights.join([module.gate_proj, module.up_proj])
+
+    @classmethod
+    def of(cls, module: Any, weights: JointWeights) -> FusedMLP | None:
+        if not weights.can_join([getattr(module, name, None) for name in GATE_UP]):
+            return None
+        x = random_rows(1, SAMPLE, module.gate_proj.in_features, like=module.gate_proj.weight)
+        try:
+            both = torch.cat((module.gate_proj(x), module.up_proj(x)), dim=-1)
+            expected = module.down_proj(gated_reference(both))
+            return cls(module, weights) if same(module(x), expected) else None
+        except REFUSALS:
+            return None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, T, H] → [B, T, H]."""
+        if torch.is_grad_enabled() or not uses_triton(x):
+            return type(self._module).forward(self._module, x)
+        return self._module.down_proj(gated(linear(x, self._weight, self._bias)))
+
+
+class _Seen(NamedTuple):
+    """What an attention function was given."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    named: dict[str, Any]
+
+
+class FusedAttention:
+    """The forward of attention over rotated queries and keys, with one product for queries, keys and values, and one
+    kernel for their norms and rotation."""
+
+    def __init__(self, module: Any, weights: JointWeights, norms: HeadNorms | None, form: _AttentionForm):
+        self._module, self._norms, self._form = module, norms, form
+        self._names = _first_names(module)
+        projections = [getattr(module, name) for name in QUERY_KEY_VALUE]
+        self._widths = [projection.out_features for projection in projections]
+        self._weight, self._bias = weights.join(projections)
+
+    @classmethod
+    def of(cls, module: Any, weights: JointWeights) -> FusedAttention | None:
+        projections = [getattr(module, name, None) for name in QUERY_KEY_VALUE]
+        config = getattr(module, "config", None)
+        if not weights.can_join(projections) or getattr(config, "_attn_implementation", None) != NAME:
+            return None
+        try:
+            norms = _head_norms(module)
+            form = _attention_form(module, norms)
+        except REFUSALS:
+            return None
+        return None if form is None else cls(module, weights, norms, form)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """As the module's, from rows [B, T, H] and the cosines and sines [B, T, D] of their positions."""
+        own, cached = self._module, named.get("past_key_values") is not None
+        bound = dict(zip(self._names, given, strict=False)) | named
+        hidden = bound.pop(self._names[0])
+        unknown = len(given) > len(self._names) or cached or torch.is_grad_enabled() or not uses_triton(hidden)
+        if unknown:
+            return type(own).forward(own, *given, **named)
+        cos, sin = bound.pop(self._names[1])
+        parts = linear(hidden, self._weight, self._bias).split(self._widths, dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, own.head_dim)).transpose(1, 2) for part in parts)
+        query, key = rotate(query, key, cos, sin, self._norms)
+        mask = bound.pop("attention_mask", None)
+        out, weights = slot_attention(own, query, key, value, mask, **self._form.stated | bound)
+        out = own.o_proj(out.flatten(-2))
+        return (out, weights) if self._form.pair else out
+
+
+class _AttentionForm(NamedTuple):
+    """`stated`: what a module tells its attention function of itself. `pair`: it returns the scores' weights too."""
+
+    stated: dict[str, Any]
+    pair: bool
+
+
+def _first_names(module: nn.Module) -> tuple[str, str]:
+    """What a forward calls the rows and their rotation."""
+    first, second, *_ = list(inspect.signature(type(module).forward).parameters)[1:]
+    return first, second
+
+
+def _head_norms(module: Any) -> HeadNorms | None:
+    """The norms of queries and keys. Raises ValueError where they are no RMSNorms, or differ in kind."""
+    query: Any = getattr(module, "q_norm", None)
+    key: Any = getattr(module, "k_norm", None)
+    if all(norm is None or isinstance(norm, nn.Identity) for norm in (query, key)):
+        return None
+    forms = {norm_form(query), norm_form(key)}
+    (form,) = forms
+    if form is None:
+        raise ValueError("the norms are of another kind")
+    return HeadNorms(query.weight, key.weight, *form)
+
+
+def _attention_form(module: Any, norms: HeadNorms | None) -> _AttentionForm | None:
+    """None where a module does something else."""
+    query_weight, width = module.q_proj.weight, module.head_dim
+    hidden = random_rows(1, SAMPLE, module.q_proj.in_features, like=query_weight)
+    cos, sin = random_rows(2, 1, SAMPLE, width, like=query_weight)
+    mark = object()
+    seen: list[_Seen] = []
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+    ) -> tuple[Tensor, None]:
+        seen.append(_Seen(module, query, key, value, attention_mask, named))
+        return query.transpose(1, 2).contiguous(), None
+
+    with _registered(attend):
+        first, second = _first_names(module)
+        out = module(**{first: hidden, second: (cos, sin)}, attention_mask=None, kv=mark)
+    (found,) = seen
+    query, key, value = (
+        projection(hidden).unflatten(-1, (-1, width)).transpose(1, 2)
+        for projection in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if norms is not None:
+        query, key = normed_heads(query, key, norms)
+    query, key = rotate_reference(query, cos, sin), rotate_reference(key, cos, sin)
+    handed_on = found.module is module and found.mask is None and found.named.pop("kv", None) is mark
+    tensors = zip((found.query, found.key, found.value), (query, key, value), strict=True)
+    pair = isinstance(out, tuple)
+    alike = handed_on and all(same(one, other) for one, other in tensors)
+    ends = same(out[0] if pair else out, module.o_proj(query.transpose(1, 2).flatten(-2)))
+    return _AttentionForm(found.named, pair) if alike and ends else None
+
+
+@contextmanager
+def _registered(attend: Callable[..., Any]) -> Iterator[None]:
+    """In the place of draftkit's attention function."""
+    AttentionInterface.register(NAME, attend)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, slot_attention)
+
+
+class FusedLayer:
+    """The forward of a decoder layer whose sums are made together with the norm that reads them.
+
+    `next_norm`: the one that the rows go to after the layer, of the next layer or of the model.
+    """
+
+    def __init__(self, module: Any, form: NormForm):
+        self._module = module
+        self._norm = FusedNorm(module.post_attention_layernorm, form)
+        self.next_norm: FusedNorm | None = None
+
+    @classmethod
+    def of(cls, module: Any) -> FusedLayer | None:
+        names = dict(module.named_children()).keys()
+        if names != {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}:
+            return None
+        form = norm_form(module.post_attention_layernorm)
+        try:
+            return cls(module, form) if form is not None and _adds_what_it_normed(module) else None
+        except REFUSALS:
+            return None
+
+    def __call__(self, hidden_states: Tensor, **named: Any) -> Tensor:
+        own = self._module
+        if torch.is_grad_enabled() or not uses_triton(hidden_states):
+            return type(own).forward(own, hidden_states, **named)
+        attended, _ = own.self_attn(hidden_states=own.input_layernorm(hidden_states), **named)
+        total, normed = self._norm.of_sum(attended, hidden_states)
+        out = own.mlp(normed)
+        return total + out if self.next_norm is None else self.next_norm.ahead(out, total)
+
+
+def _adds_what_it_normed(module: Any) -> bool:
+    """Whether a layer is that of Llama around its attention and its MLP, and hands on all that it is told."""
+    weight = module.input_layernorm.weight
+    hidden = random_rows(1, SAMPLE, len(weight), like=weight)
+    told = {name: object() for name in ("position_embeddings", "kv", "past_key_values")} | {"attention_mask": None}
+    seen: list[dict[str, Any]] = []
+
+    def attend(hidden_states: Tensor, **named: Any) -> tuple[Tensor, None]:
+        seen.append(named)
+        return 2 - hidden_states, None
+
+    with _standing_in(module.self_attn, attend), _standing_in(module.mlp, lambda x: x * 3):
+        found = module(hidden, **told)
+    (heard,) = seen
+    if any(heard.get(name) is not value for name, value in told.items()):
+        return False
+    total = hidden + (2 - module.input_layernorm(hidden))
+    return same(found, total + module.post_attention_layernorm(total) * 3)
+
+
+@contextmanager
+def _standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """In the place of a module's forward."""
+    own = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if own is not None:
+            vars(module)["forward"] = own

@@ -1,0 +1,75 @@
+"""RMSNorms of transformers' models in one kernel, together with the sum that they read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from draftkit.runtime.ops.backend import uses_triton
+from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
+
+SAMPLE = 3  # rows of random input
+
+
+class NormForm(NamedTuple):
+    """The eps of an RMSNorm, and whether its factor is 1 + its weight."""
+
+    eps: float
+    one_plus: bool
+
+
+def norm_form(module: Any) -> NormForm | None:
+    """None of modules that are no RMSNorm, or round elsewhere."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    alone = isinstance(module, nn.Module) and dict(module.named_parameters()).keys() == {"weight"}
+    if not alone or list(module.children()) or not isinstance(weight, Tensor) or weight.dim() != 1:
+        return None
+    if not isinstance(eps, float):
+        return None
+    x = torch.randn(SAMPLE, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    try:
+        own = module(x)
+    except (TypeError, RuntimeError):  # it wants something else
+        return None
+    for one_plus in (False, True):
+        if isinstance(own, Tensor) and torch.equal(own, rms_norm_reference(x, weight, eps, one_plus)):
+            return NormForm(eps, one_plus)
+    return None
+
+
+class FusedNorm:
+    """The forward of an RMSNorm `module`."""
+
+    def __init__(self, module: nn.Module, form: NormForm):
+        self._module, self._form = module, form
+        self._sum: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        known, self._sum = self._sum, None
+        if known is not None and known[0] is x:
+            return known[1]
+        if not self._takes(x):
+            return type(self._module).forward(self._module, x)
+        return rms_norm(x, self._weight, self._form.eps, one_plus=self._form.one_plus)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """`x` + `residual`, and its norm."""
+        if not self._takes(x) or x.dtype != residual.dtype:
+            total = residual + x
+            return total, type(self._module).forward(self._module, total)
+        return add_rms_norm(x, residual, self._weight, self._form.eps, one_plus=self._form.one_plus)
+
+    def ahead(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`x` + `residual`, whose norm is kept for the call that asks for it next."""
+        self._sum = self.of_sum(x, residual)
+        return self._sum[0]
+
+    def _takes(self, x: Tensor) -> bool:
+        return not torch.is_grad_enabled() and x.dtype == self._weight.dtype and uses_triton(x)
+
+    @property
+    def _weight(self) -> Any:
+        return self._module.weight
