@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.errors import DraftkitError
     from draftkit.evaluate.evaluate import evaluate_draft
+    from draftkit.evaluate.server import ServerSettings, evaluate_server
     from draftkit.finding import Finding
     from draftkit.layout.folder import Draft
     from draftkit.loading import load_drafter
@@ -54,6 +55,7 @@ __all__ = [
     "ResultFile",
     "Sample",
     "SamplingParameters",
+    "ServerSettings",
     "Settings",
     "Sweep",
     "Target",
@@ -65,6 +67,7 @@ __all__ = [
     "convert_checkpoint",
     "diagnose_draft",
     "evaluate_draft",
+    "evaluate_server",
     "inspect_checkpoint",
     "load_draft",
     "load_drafter",
@@ -92,6 +95,7 @@ _HOMES = {
     "ResultFile": ("draftkit.results.saved", "ResultFile"),
     "Sample": ("draftkit.data.samples", "Sample"),
     "SamplingParameters": ("draftkit.requests", "SamplingParameters"),
+    "ServerSettings": ("draftkit.evaluate.server", "ServerSettings"),
     "Settings": ("draftkit.results.settings", "Settings"),
     "Sweep": ("draftkit.results.settings", "Sweep"),
     "Target": ("draftkit.models.target", "Target"),
@@ -102,6 +106,7 @@ _HOMES = {
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
+    "evaluate_server": ("draftkit.evaluate.server", "evaluate_server"),
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "load_draft": ("draftkit.loading", "open_draft"),
     "load_drafter": ("draftkit.loading", "load_drafter"),

@@ -88,6 +88,8 @@ class Request:
     """A prompt as token ids, how many tokens to generate at most, how to draw them, and what ends them early.
 
     `stop_token_ids` end the generation as the model's own end-of-sequence tokens do; `ignore_eos` ignores the latter.
+    For servers alone: `messages`, role and text, instead of a prompt where there is no tokenizer here, with the chat
+    template's `thinking`; `alternatives`, of how many of the likeliest tokens the log-probabilities are wanted.
     """
 
     id: str
@@ -96,6 +98,9 @@ class Request:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    messages: tuple[tuple[str, str], ...] = ()
+    thinking: bool | None = None
+    alternatives: int = 0
 
     @property
     def max_length(self) -> int:

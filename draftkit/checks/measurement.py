@@ -80,6 +80,17 @@ def loops(cell: Cell, settings: Settings) -> Iterator[Finding]:
 
 
 @check
+def estimated(cell: Cell) -> Iterator[Finding]:
+    if cell.estimated:
+        yield Finding(
+            "acceptance-estimated",
+            "warning",
+            f"{cell.draft}, concurrency {cell.concurrency}: the server does not say what it accepts; told from the "
+            "sizes of the chunks that it streams, which are longer than rounds where it puts several together",
+        )
+
+
+@check
 def beyond_positions(cell: Cell) -> Iterator[Finding]:
     if beyond := cell.num_drafts_beyond:
         yield Finding(

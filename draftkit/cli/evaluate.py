@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,6 @@ from draftkit.cli.shared import (
     DtypeOption,
     JsonOption,
     ProgressLines,
-    TargetOption,
     TrustOption,
     console,
     print_json,
@@ -36,14 +35,23 @@ if TYPE_CHECKING:
 
 CERTIFIED_PROMPTS = 8
 PROMPTS, DRAFTING, SAMPLING = "Prompts", "Drafting", "Sampling of the target"
-SPEED, VLLM = "What is told of it", "vLLM"
+SPEED, SERVER, VLLM = "What is told of it", "A running server", "vLLM"
 
 
 def evaluate(
-    target: TargetOption,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="The target model: a folder, org/name[@revision] or zoo:target. With --server only its tokenizer, or "
+            "none: the server renders messages."
+        ),
+    ] = None,
     draft: Annotated[
-        list[str], typer.Option(help="A draft of any format, ngram[:MIN-MAX] or suffix; repeat to compare.")
-    ],
+        list[str] | None,
+        typer.Option(
+            help="A draft of any format, ngram[:MIN-MAX] or suffix; repeat to compare. With --server only its name."
+        ),
+    ] = None,
     k: Annotated[
         str,
         typer.Option(
@@ -202,6 +210,17 @@ def evaluate(
             "--eager", rich_help_panel=MACHINE, help="On a GPU, launch every kernel instead of replaying CUDA graphs."
         ),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SERVER,
+            help="Measure the server at this address, as http://host:8000, with the draft that it runs with.",
+        ),
+    ] = None,
+    server_baseline: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=SERVER, help="A server with the same target and no draft, for the speed-up."),
+    ] = None,
     engine: Annotated[
         Literal["draftkit", "vllm"] | None,
         typer.Option(
@@ -261,6 +280,7 @@ def evaluate(
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
     from draftkit.evaluate.options import parse_floats, parse_integers, parse_object, parse_rates, parse_schedule
+    from draftkit.evaluate.server import ServerSettings, evaluate_server
     from draftkit.report.tables import memory_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
     from draftkit.results.record import result_json
@@ -319,29 +339,46 @@ def evaluate(
             vllm_url,
             vllm_baseline_url,
         )
+    drafts = draft or []
+    if server is not None or server_baseline is not None:
+        beyond = {
+            "--advise": advise, "--predict": predict, "--records": records is not None, "--plan-memory": plan_memory,
+            "--engine": engine is not None or wants_vllm, "--resume": resume, "--certify": certify,
+            "--verification": verification != "rejection", "--k-by-batch": settings.k_by_batch is not None,
+        }  # fmt: skip
+        _check_server_options(server, drafts, [name for name, there in beyond.items() if there])
+    if server is None and (target is None or not drafts):
+        raise typer.BadParameter(f"Missing option '{'--target' if target is None else '--draft'}' (or --server).")
     if plan_memory:
-        plans = plan_evaluation(target, draft, sweep.largest)
+        assert target is not None
+        plans = plan_evaluation(target, drafts, sweep.largest)
         if as_json:
             print_json({source: plan.to_dict() for source, plan in plans.items()})
         for source, plan in plans.items() if not as_json else ():
             console().print(memory_table(source, plan, ks[-1]))
         return
-    asked_of_certificates = _certificate_settings(target, sweep) if certify else None
+    asked_of_certificates = _certificate_settings(target, sweep) if certify and target is not None else None
     saved = None if out is None else ResultFile(out, resume=resume)
     with _prompt_progress() as on_progress:
-        result = evaluate_draft(
-            target,
-            draft,
-            sweep,
-            on_progress,
-            advise=advise,
-            predict=predict,
-            saved=saved,
-            records=records,
-            vllm=vllm,
-            fall_back=engine is None,
-        )
-    certificates = [] if asked_of_certificates is None else _certificates(target, draft, asked_of_certificates)
+        if server is not None:
+            name = drafts[0] if drafts else None
+            servers = ServerSettings(server, server_baseline)
+            result = evaluate_server(servers, sweep, on_progress, target=target, draft=name, saved=saved)
+        else:
+            assert target is not None
+            result = evaluate_draft(
+                target,
+                drafts,
+                sweep,
+                on_progress,
+                advise=advise,
+                predict=predict,
+                saved=saved,
+                records=records,
+                vllm=vllm,
+                fall_back=engine is None,
+            )
+    certificates = [] if asked_of_certificates is None else _certificates(target or "", drafts, asked_of_certificates)
     as_file = result.to_dict()
     if certify:
         as_file["certificates"] = [certificate.to_dict() for certificate in certificates]
@@ -359,6 +396,16 @@ def evaluate(
         raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
     if require_al is not None:
         _require_acceptance(result, require_al)
+
+
+def _check_server_options(server: str | None, drafts: Sequence[str], beyond: Sequence[str]) -> None:
+    """Raise `DraftkitError` for what a running server is not asked: `beyond` are such options that were given."""
+    if server is None:
+        raise DraftkitError("--server-baseline without --server", hint="add --server, the one with the draft")
+    if beyond:
+        raise DraftkitError(f"{', '.join(beyond)} with --server, which runs as it was started", hint="leave it out")
+    if len(drafts) > 1:
+        raise DraftkitError(f"{len(drafts)} drafts for one server", expected="one --draft, its name, or none")
 
 
 def _require_acceptance(result: Result, floor: float) -> None:

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from draftkit.engines.vllm.client import CompletionsClient, RejectedRequest
+from draftkit.engines.http import Api, RejectedRequest
+from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.errors import SourceError
 from draftkit.loading import load_model, require_runtime
 from draftkit.models.devices import device_named, dtype_named, limit_threads
@@ -99,10 +100,12 @@ class EndpointResponder:
 
     def __init__(self, endpoint: str, sampling: Sampling, concurrency: int, model: str | None = None):
         self.client = CompletionsClient(
-            endpoint,
-            timeout=TIMEOUT,
-            pauses=PAUSES,
-            hint="check address, model name and OPENAI_API_KEY; the same command goes on where this one stopped",
+            Api(
+                endpoint,
+                timeout=TIMEOUT,
+                pauses=PAUSES,
+                hint="check address, model name and OPENAI_API_KEY; the same command goes on where this one stopped",
+            )
         )
         self.sampling = sampling
         self.concurrency = concurrency
@@ -124,7 +127,7 @@ class EndpointResponder:
         if len(names) != 1:
             raise SourceError(
                 f"the endpoint serves {', '.join(names) or 'no models'}",
-                where=self.client.api,
+                where=self.client.api.root,
                 hint="say which one with --served-model",
             )
         return names[0]
@@ -133,6 +136,6 @@ class EndpointResponder:
         drawn = replace(self.sampling.parameters, seed=prompt.seed)
         request = Request(prompt.id, prompt.tokens, self.sampling.max_new_tokens, drawn)
         try:
-            return self.client.complete(self.model, request, self.sampling.end_ids).tokens
+            return self.client.complete(self.model, request, self.sampling.end_ids).ids
         except RejectedRequest as error:
             return Refusal(error.said)

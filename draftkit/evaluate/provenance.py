@@ -30,9 +30,22 @@ def provenance(
     settings: Settings,
 ) -> dict[str, object]:
     """Versions, machine, prompts and settings of a run; the settings that a sweep varies are in its cells."""
+    return environment(device, dtype) | asked(prompts, settings) | seen_by(tokenizer, first_ids)
+
+
+def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dict[str, object]:
+    """How a target sees the prompts."""
+    return {
+        "first_prompt_ids": list(first_ids[:SHOWN_IDS]),
+        "chat_template_sha256": template_sha256(tokenizer),
+    }
+
+
+def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
+    """Prompts and settings."""
     shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
     del shared["sampling"]["temperature"]
-    return environment(device, dtype) | {
+    return {
         "convention": "acceptance_length = 1 + accepted draft tokens / all rounds",
         "prompts": settings.prompts,
         "dataset": {
@@ -44,8 +57,6 @@ def provenance(
             "turns": settings.turns,
             "thinking": settings.thinking,
         },
-        "first_prompt_ids": list(first_ids[:SHOWN_IDS]),
-        "chat_template_sha256": template_sha256(tokenizer),
         "settings": shared,
     }
 
@@ -53,9 +64,7 @@ def provenance(
 def environment(device: str, dtype: torch.dtype) -> dict[str, object]:
     """Date, versions and machine."""
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "draftkit": __version__,
+    return made_by() | {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
@@ -64,6 +73,11 @@ def environment(device: str, dtype: torch.dtype) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
     }
+
+
+def made_by() -> dict[str, object]:
+    """Date and version."""
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "draftkit": __version__}
 
 
 def processor() -> str:

@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import accumulate
-from math import inf, isfinite
-from statistics import fmean
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.engines.records import Lane
+from draftkit.engines.servers.connect import server_of
+from draftkit.engines.servers.kinds.vllm import VllmServer
+from draftkit.engines.servers.lane import server_lane
 from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
 from draftkit.engines.vllm.offline import OfflineEngine, engine_arguments, offline_lane
 from draftkit.engines.vllm.process import find_python
-from draftkit.engines.vllm.records import Answer, DraftCounts, Lane, VllmRun
 from draftkit.engines.vllm.request import warm_up
 from draftkit.engines.vllm.serve import speculative_config
-from draftkit.engines.vllm.server import server_lane
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.by_turns import block_sizes, by_turns, sides, speedup_interval
+from draftkit.evaluate.engine_cell import measured_by
 from draftkit.evaluate.measure import Progress
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
@@ -32,9 +31,8 @@ from draftkit.models.pretrained import describe
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import end_token_ids
 from draftkit.requests import Request
-from draftkit.results.record import Cell, Heading, Interval, PromptRecord
+from draftkit.results.record import Cell, Heading
 from draftkit.results.settings import Settings
-from draftkit.results.statistics import bootstrap_length, conditional_rates, known, percentiles, quantiles, repetition
 
 BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --vllm-url with a server of it"
 
@@ -79,36 +77,13 @@ def measure_with_vllm(
         drafting = _on_server(draft, vllm.url, target, requests, settings, on_progress, speculates=True)
         # How the server's draft is built, drawn and verified, its metrics do not say.
         heading = replace(_heading(target, draft, "served", settings), draft_sampling=None, verification=None)
-        return _measured(heading, requests, settings, plain, drafting, categories, settings.repeats)
+        return measured_by(heading, requests, settings, plain, drafting, categories, settings.repeats)
     with (
         served_draft(draft, target, settings) as served,
         _offline(draft, target, requests, settings, vllm, served.speculative, on_progress) as drafting,
     ):
         heading = _heading(target, draft, served.method, settings)
-        return _measured(heading, requests, settings, plain, drafting, categories, _repeats(settings, vllm))
-
-
-def _measured(
-    heading: Heading,
-    requests: Sequence[Request],
-    settings: Settings,
-    plain: Lane | None,
-    drafting: Lane,
-    categories: Sequence[str] | None,
-    repeats: int,
-) -> tuple[Cell, tuple[str, ...]]:
-    if plain is None:
-        run = drafting(requests)
-        return vllm_cell(heading, run, None, settings, categories), run.concerns
-    sizes = block_sizes(len(requests), settings.concurrency)
-    blocks = [requests[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
-    if repeats:
-        passes, error = by_turns(blocks, plain, drafting, repeats)
-    else:
-        passes, error = [[(plain(requests), drafting(requests))]], inf
-    without, run = (VllmRun.joined(runs) for runs in sides(passes))
-    cell = vllm_cell(heading, run, without, settings, categories, error)
-    return replace(cell, passes=len(passes) if repeats else None), run.concerns
+        return measured_by(heading, requests, settings, plain, drafting, categories, _repeats(settings, vllm))
 
 
 @contextmanager
@@ -188,7 +163,7 @@ def _on_server(
     speculates: bool,
 ) -> Lane:
     return server_lane(
-        url,
+        server_of(VllmServer, url),
         _warming(requests, settings),
         end_token_ids(locate(target, weights=False).path),
         concurrency=settings.concurrency,
@@ -253,125 +228,3 @@ def _drawing(settings: Settings) -> dict[str, object]:
     if settings.verification == "block":
         fields["rejection_sample_method"] = "block"
     return fields
-
-
-def vllm_cell(
-    heading: Heading,
-    run: VllmRun,
-    plain: VllmRun | None,
-    settings: Settings,
-    categories: Sequence[str] | None = None,
-    pace_error: float = inf,
-) -> Cell:
-    """The cell of a run with a draft; `plain`: the same requests without one; `categories`: one for each request.
-    `pace_error` as of `by_turns`.
-
-    Where vLLM counts only all requests together, there is no interval, `interval_known` is false and `by_category`
-    empty. Raises `DraftkitError` for a run that drafted nothing.
-    """
-    drafts = run.drafts
-    if drafts is None or not drafts.num_drafts:
-        raise DraftkitError("vLLM has drafted nothing", hint="are the prompts and --max-new-tokens too short?")
-    own = run.counted_by_request
-    num_rounds = drafts.num_drafts + sum(answer.skipped for answer in run.answers)
-    length = Interval(1 + drafts.num_accepted_tokens / num_rounds, None, None)
-    by_category = {} if own is None or categories is None else _by_category(run.answers, categories)
-    ttft = [a.ttft for a in run.answers if a.ttft is not None]
-    tpot = [a.tpot for a in run.answers if a.tpot is not None]
-    itl = [gap for a in run.answers for gap in a.gaps or ()]
-    counted = replace(heading, num_speculative_tokens=len(drafts.num_accepted_tokens_per_pos))
-    cell = Cell(
-        **vars(counted),
-        engine_version=run.version,
-        num_prompts=len(run.answers),
-        output_tokens=run.output_tokens,
-        num_rounds=num_rounds,
-        num_drafts=drafts.num_drafts,
-        num_draft_tokens=drafts.num_draft_tokens,
-        num_accepted_tokens=drafts.num_accepted_tokens,
-        num_accepted_tokens_per_pos=drafts.num_accepted_tokens_per_pos,
-        acceptance_per_pos=tuple(n / drafts.num_drafts for n in drafts.num_accepted_tokens_per_pos),
-        conditional_acceptance_per_pos=tuple(conditional_rates(drafts.num_accepted_tokens_per_pos, drafts.num_drafts)),
-        acceptance_length=length if own is None else _length(run.answers),
-        drafted_acceptance_length=(
-            None if num_rounds == drafts.num_drafts else Interval(drafts.acceptance_length, None, None)
-        ),
-        interval_known=own is not None,
-        acceptance_length_by_convention=_by_convention(run, drafts, by_category),
-        by_category={**by_category},
-        runtime_s=run.seconds,
-        tokens_per_second=run.tokens_per_second,
-        ttft_ms=percentiles(ttft),
-        tpot_ms=percentiles(tpot),
-        itl_ms=percentiles(itl),
-        ttft_quantiles_ms=quantiles(ttft),
-        tpot_quantiles_ms=quantiles(tpot),
-        itl_quantiles_ms=quantiles(itl),
-        repetition=fmean(repetition(answer.tokens) for answer in run.answers),
-    )
-    return cell if plain is None else _beside(cell, run, plain, settings, pace_error)
-
-
-def _length(answers: Sequence[Answer]) -> Interval:
-    """The acceptance length with its interval, from the counts of each prompt."""
-    counted = [(a.drafts.num_accepted_tokens, a.rounds) for a in answers if a.drafts]
-    return bootstrap_length([(accepted, rounds) for accepted, rounds in counted if rounds])
-
-
-def _by_category(answers: Sequence[Answer], categories: Sequence[str]) -> dict[str, Interval | None]:
-    return {
-        name: known(_length([a for a, category in zip(answers, categories, strict=True) if category == name]))
-        for name in sorted(set(categories))
-    }
-
-
-def _by_convention(
-    run: VllmRun, drafts: DraftCounts, by_category: dict[str, Interval | None]
-) -> dict[str, float | None]:
-    """Those conventions that can be had without the record of each round."""
-    lengths: dict[str, float | None] = {
-        "vllm": drafts.acceptance_length,
-        "sglang": run.output_tokens / drafts.num_drafts,
-    }
-    own = [counts.acceptance_length for counts in run.counted_by_request or () if counts.num_drafts]
-    if own:
-        lengths["macro by prompt"] = fmean(own)
-    if by_category:
-        lengths["macro by category"] = fmean(interval.mean for interval in by_category.values() if interval)
-    return lengths
-
-
-def _beside(cell: Cell, run: VllmRun, plain: VllmRun, settings: Settings, pace_error: float) -> Cell:
-    """The cell with speed and output of plain decoding."""
-    by_prompt = _by_prompt(run, plain)
-    speedup = run.tokens_per_second / plain.tokens_per_second
-    matching = sum(a.tokens == b.tokens for a, b in zip(run.answers, plain.answers, strict=True))
-    return replace(
-        cell,
-        baseline_tokens_per_second=plain.tokens_per_second,
-        baseline_ttft_ms=percentiles([a.ttft for a in plain.answers if a.ttft is not None]),
-        baseline_output_tokens=plain.output_tokens,
-        speedup=speedup,
-        speedup_interval=speedup_interval(speedup, by_prompt, pace_error),
-        pace_error=pace_error if isfinite(pace_error) else None,
-        by_prompt=by_prompt or None,
-        matches_greedy=matching == len(run.answers) if settings.sampling.temperature == 0 else None,
-        num_matching_prompts=matching if settings.exact else None,
-    )
-
-
-def _by_prompt(run: VllmRun, plain: VllmRun) -> tuple[PromptRecord, ...]:
-    """Empty where vLLM did not count each request by itself."""
-    return tuple(
-        PromptRecord(
-            str(number),
-            answer.rounds,
-            answer.drafts.num_accepted_tokens,
-            len(answer.tokens),
-            answer.latency,
-            len(other.tokens),
-            other.latency,
-        )
-        for number, (answer, other) in enumerate(zip(run.answers, plain.answers, strict=True))
-        if answer.drafts is not None
-    )

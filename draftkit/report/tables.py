@@ -54,7 +54,7 @@ def show_evaluation(
         if isinstance(ids, list) and ids:
             console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
         console.print(category_table(result.cells))
-    if any(cell.engine == "vllm" for cell in result.cells):
+    if any(cell.engine == "vllm" for cell in result.cells) and "server" not in result.provenance:
         console.print(engines_table(result.cells))
     for model in result.speed_models:
         show_speed_model(console, model)
@@ -80,7 +80,8 @@ def evaluation_table(result: Result) -> Table:
     cells, provenance = result.cells, result.provenance
     first, varied = cells[0], _varied(cells)
     fixed = [f"{name}={value(first)}" for name, value in VARIED.items() if name not in (*varied, "prompts")]
-    title = [first.target, *fixed, f"{provenance.get('dtype')} on {provenance.get('device')}"]
+    where = f"{provenance.get('dtype')} on {provenance.get('device')}"
+    title = [first.target, *fixed, "a running server" if "server" in provenance else where]
     if "prompts" not in varied:
         title.append(f"{first.num_prompts} prompts")
     drafted = any(cell.drafted_acceptance_length for cell in cells)
@@ -140,7 +141,8 @@ def _varied(cells: Sequence[Cell]) -> list[str]:
 
 
 def _draft(cell: Cell) -> str:
-    return cell.draft if cell.engine == "draftkit" else f"{cell.draft} in {cell.engine}"
+    name = cell.draft if cell.engine == "draftkit" else f"{cell.draft} in {cell.engine}"
+    return f"{name}, estimated" if cell.estimated else name
 
 
 def category_table(cells: Sequence[Cell]) -> Table:

@@ -31,7 +31,7 @@ DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
 OPTIONAL = {"optional": True}  # a field that a file has only where there is something to say
 VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
 OWN = {"engine": "draftkit"}  # one that only this engine's cells have
-VLLM = {"engine": "vllm"}
+OTHERS = {"engine": "other"}  # one that only other engines' cells have
 
 
 @dataclass(frozen=True)
@@ -240,14 +240,15 @@ class Cell(Heading):
 
     The acceptance length is over all `num_rounds`, also those in which nothing was drafted, as n-gram lookup may find
     nothing; `drafted_acceptance_length`, there where it differs, over the `num_drafts` that had a draft, and so are
-    `acceptance_per_pos` and the length of older files, which lack `num_rounds`. `interval_known`: whether vLLM counted
-    each request by itself; else there is no interval. What begins with `baseline` is of plain decoding. `passes`: how
+    `acceptance_per_pos` and the length of older files, which lack `num_rounds`. `interval_known`: whether the engine
+    counted each request by itself; else there is no interval. `estimated`: what was accepted is told from the sizes of
+    streamed chunks. What begins with `baseline` is of plain decoding. `passes`: how
     often the prompts were run by turns without a draft and with it; `pace_error`: how well, as a share of itself, that
     tells what a round costs against a plain step; both lack where the baseline was run before. `by_prompt`: the sums
     from which everything over prompts follows.
     """
 
-    engine_version: str | None = field(default=None, metadata=VLLM)
+    engine_version: str | None = field(default=None, metadata=OTHERS)
     num_prompts: int | None = None
     output_tokens: int | None = None
     num_rounds: int | None = field(default=None, metadata=OPTIONAL)
@@ -260,7 +261,8 @@ class Cell(Heading):
     conditional_acceptance_per_pos: tuple[float | None, ...] | None = None
     acceptance_length: Interval | None
     drafted_acceptance_length: Interval | None = field(default=None, metadata=OPTIONAL)
-    interval_known: bool | None = field(default=None, metadata=VLLM)
+    interval_known: bool | None = field(default=None, metadata=OTHERS)
+    estimated: bool | None = field(default=None, metadata=OPTIONAL)
     expected_acceptance_length: Interval | None = None
     acceptance_length_by_convention: dict[str, float | None] = field(default_factory=dict)
     by_category: dict[str, Interval | None] = field(default_factory=dict)
@@ -477,7 +479,7 @@ def _fields(record: Any) -> dict[str, Any]:
 def _written(record: Any, item: dataclasses.Field[Any]) -> bool:
     if item.metadata == OPTIONAL and getattr(record, item.name) is None:
         return False
-    return "engine" not in item.metadata or item.metadata["engine"] == record.engine
+    return "engine" not in item.metadata or (item.metadata == OWN) == (record.engine == OWN["engine"])
 
 
 def _plain(value: object) -> object:

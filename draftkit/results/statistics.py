@@ -207,7 +207,7 @@ def is_looping(share: float) -> bool:
     return share > LOOPING
 
 
-def repetition(tokens: Sequence[int]) -> float:
+def repetition(tokens: Sequence[object]) -> float:
     """The share of a text's pairs of neighboring tokens that it has had before; 0 of fewer than two pairs."""
     pairs = list(itertools.pairwise(tokens))
     return 1 - len(set(pairs)) / len(pairs) if len(pairs) > 1 else 0.0

@@ -86,6 +86,8 @@ SURFACE = {
         "--resume",
         "--records",
         "--eager",
+        "--server",
+        "--server-baseline",
         "--engine",
         "--vllm-python",
         "--vllm-url",

@@ -42,7 +42,7 @@ def test_the_options_of_eval_are_in_panels(draftkit: Command) -> None:
     panels = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert panels == [
         "Options:", "Drafting:", "Prompts:", "Machine:", "Sampling of the target:", "Output:", "What is told of it:",
-        "vLLM:", "Example:",
+        "A running server:", "vLLM:", "Example:",
     ]  # fmt: skip
     for name, option in (("Prompts:", "--dataset"), ("Machine:", "--device"), ("vLLM:", "--vllm-url")):
         begin = shown.index(f"\n{name}\n")

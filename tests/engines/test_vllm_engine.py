@@ -26,9 +26,10 @@ from transformers import CONFIG_MAPPING
 import draftkit
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.patient import changed
-from draftkit.engines.vllm.metrics import MetricSample, draft_counts, parse_samples, total
+from draftkit.engines.prometheus import MetricSample, parse_samples, total
+from draftkit.engines.records import DraftCounts
+from draftkit.engines.vllm.metrics import draft_counts
 from draftkit.engines.vllm.process import visible_devices
-from draftkit.engines.vllm.records import DraftCounts
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.engines.vllm.metrics import Metrics
+from draftkit.engines.records import Answer, Counters, DraftCounts, EngineRun, Lane, Progress
 from draftkit.engines.vllm.process import read_metrics, vllm_process
-from draftkit.engines.vllm.records import Answer, DraftCounts, Lane, Progress, VllmRun
 from draftkit.engines.vllm.request import sampling_fields
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.engines.vllm.worker import Output, PromptTokens, WorkerAnswer
@@ -78,10 +77,10 @@ def offline_lane(engine: OfflineEngine, warming: Sequence[Request], on_progress:
     with vllm_process(engine.python, engine.arguments, engine.device) as process:
         before = read_metrics(process.ask([_prompt(request, engine) for request in warming])["after"])
 
-        def run(requests: Sequence[Request]) -> VllmRun:
+        def run(requests: Sequence[Request]) -> EngineRun:
             nonlocal before
 
-            def report(metrics: Metrics) -> None:
+            def report(metrics: Counters) -> None:
                 on_progress((metrics.finished or 0) - (before.finished or 0), _length(_since(before, metrics)))
 
             result = process.ask([_prompt(request, engine) for request in requests], report)
@@ -97,12 +96,12 @@ def _prompt(request: Request, engine: OfflineEngine) -> PromptTokens:
     return {"tokens": list(request.prompt), "sampling": sampling_fields(request, engine.end_ids)}
 
 
-def _run(result: WorkerAnswer) -> VllmRun:
+def _run(result: WorkerAnswer) -> EngineRun:
     counted = _since(read_metrics(result["before"]), read_metrics(result["after"]))
-    return VllmRun(tuple(map(_answer, result["outputs"])), result["seconds"], counted, result["version"])
+    return EngineRun(tuple(map(_answer, result["outputs"])), result["seconds"], counted, result["version"])
 
 
-def _since(before: Metrics, after: Metrics) -> DraftCounts | None:
+def _since(before: Counters, after: Counters) -> DraftCounts | None:
     """What was drafted between two times; None without a draft."""
     return None if before.drafts is None or after.drafts is None else after.drafts - before.drafts
 

@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from draftkit.engines.vllm.metrics import Metrics, MetricSample, metrics_of
+from draftkit.engines.prometheus import MetricSample
+from draftkit.engines.records import Counters
+from draftkit.engines.vllm.metrics import counters_of
 from draftkit.engines.vllm.worker import PromptTokens, Samples, WorkerAnswer
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import temporary_folder
@@ -31,7 +33,7 @@ class VllmProcess:
         self._log = log
 
     def ask(
-        self, prompts: Sequence[PromptTokens], on_metrics: Callable[[Metrics], None] = lambda _: None
+        self, prompts: Sequence[PromptTokens], on_metrics: Callable[[Counters], None] = lambda _: None
     ) -> WorkerAnswer:
         """The answers to prompts; `on_metrics` is told vLLM's counters meanwhile.
 
@@ -60,9 +62,9 @@ class VllmProcess:
         return DraftkitError(f"vLLM has failed:\n{end}", where=self._python)
 
 
-def read_metrics(samples: Samples) -> Metrics:
+def read_metrics(samples: Samples) -> Counters:
     """What the counters of the offline engine say; a server shows the same ones under names with `_total`."""
-    return metrics_of(
+    return counters_of(
         [
             MetricSample(f"{name}_total", {} if position is None else {"position": str(position)}, value)
             for name, position, value in samples

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from draftkit.engines.stream import endings, logprobs_of, prompt_of, sampling_of
 from draftkit.requests import Request
 
 # What a vLLM server takes from the target's generation config where a request leaves it out: the names that
@@ -22,30 +23,19 @@ SERVER_DEFAULTS = (
 )
 
 
-def sampling_fields(request: Request, end_ids: frozenset[int]) -> dict[str, object]:
+def sampling_fields(request: Request, end_ids: frozenset[int] | None) -> dict[str, object]:
     """The fields that `SamplingParams` and `/v1/completions` share, those of `SERVER_DEFAULTS` among them.
 
     Every token that ends the output is a stop token here, those of `end_ids` unless the request ignores them.
     """
-    drawn = request.sampling
-    fields: dict[str, object] = {
-        "max_tokens": request.max_new_tokens,
-        "temperature": drawn.temperature,
-        "top_p": drawn.top_p,
-        "top_k": drawn.top_k or -1,
-        "min_p": drawn.min_p,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "stop_token_ids": sorted(request.stop_token_ids | (frozenset() if request.ignore_eos else end_ids)),
-        "ignore_eos": True,
-    }
-    return fields | ({"seed": drawn.seed % 2**63} if drawn.temperature else {})
+    return sampling_of(request) | endings(request, end_ids)
 
 
-def completion_body(model: str, request: Request, end_ids: frozenset[int], *, stream: bool) -> dict[str, object]:
-    """The whole body of a request to `/v1/completions`, by token ids in both directions."""
-    body: dict[str, object] = {"model": model, "prompt": list(request.prompt), "return_token_ids": True}
+def completion_body(model: str, request: Request, end_ids: frozenset[int] | None, *, stream: bool) -> dict[str, object]:
+    """The whole body of a request to `/v1/completions`, by token ids in both directions; of messages, to the chat."""
+    body: dict[str, object] = {"model": model, **prompt_of(request), "return_token_ids": True}
+    if request.alternatives:
+        body |= logprobs_of(request) | {"return_tokens_as_token_ids": True}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}  # vLLM's counts of the request come with it
     return body | sampling_fields(request, end_ids)
