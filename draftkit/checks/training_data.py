@@ -256,7 +256,8 @@ def loops(data: Data) -> Iterator[Finding]:
             f"{data.share(survey.looping)} repeat themselves in most tokens of the loss mask",
             data.place(survey.looping),
             "the draft learns loops, which are easy to draft, and its acceptance length is measured on them",
-            "regenerate them at the temperature that will be served, with fewer --max-new-tokens, or leave them out",
+            "regenerate them at the temperature that will be served, with fewer --max-new-tokens, or leave them "
+            "out: draftkit data prepare SOURCE OUT --drop-loops",
         )
     else:
         yield Finding("loops", "ok", f"{data.share(survey.looping)} repeat themselves")

@@ -68,6 +68,9 @@ def prepare(
     revision: RevisionOption = None,
     limit: LimitOption = None,
     max_length: Annotated[int, typer.Option(min=2, help="Cut samples at this many tokens.")] = 4096,
+    drop_loops: Annotated[
+        bool, typer.Option("--drop-loops", help="Leave out answers that repeat themselves in most of their tokens.")
+    ] = False,
     system: SystemOption = None,
     template_options: TemplateOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
@@ -90,10 +93,10 @@ def prepare(
         rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)
         if dry_run:
             report = Report()
-            for _ in samples_of(rows, renderer, report, max_length):
+            for _ in samples_of(rows, renderer, report, max_length, drop_loops=drop_loops):
                 pass
         else:
-            report = prepare(rows, renderer, out, max_length=max_length, force=force)
+            report = prepare(rows, renderer, out, max_length=max_length, drop_loops=drop_loops, force=force)
     result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)} | report.to_dict()
     if as_json:
         print_json(result)

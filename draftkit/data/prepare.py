@@ -11,32 +11,49 @@ from draftkit.data.rows import Conversation, Refused, Row, Served
 from draftkit.data.samples import Sample, SamplesOrigin, Span, write_samples
 from draftkit.errors import FormatError
 from draftkit.models.chat import TemplateRejection
+from draftkit.results.statistics import is_looping, repetition
 
 
 def prepare(
-    rows: Iterable[Row], renderer: Renderer, out: Path, *, max_length: int | None = None, force: bool = False
+    rows: Iterable[Row],
+    renderer: Renderer,
+    out: Path,
+    *,
+    max_length: int | None = None,
+    drop_loops: bool = False,
+    force: bool = False,
 ) -> Report:
-    """Write the samples of all rows to a file, which appears complete or not at all.
+    """Write the samples of all rows to a file, which appears complete or not at all; otherwise as `samples_of`.
 
     Raises `FormatError` when no row makes a sample, and what reading the rows and writing the file raise.
     """
     report = Report()
     target = renderer.target
     origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length)
-    write_samples(out, samples_of(rows, renderer, report, max_length), origin, force=force)
+    samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
+    write_samples(out, samples, origin, force=force)
     return report
 
 
 def samples_of(
-    rows: Iterable[Row], renderer: Renderer, report: Report, max_length: int | None = None
+    rows: Iterable[Row],
+    renderer: Renderer,
+    report: Report,
+    max_length: int | None = None,
+    *,
+    drop_loops: bool = False,
 ) -> Iterator[Sample]:
     """The samples of rows, counted in `report`; those longer than `max_length` tokens lose their end.
 
+    `drop_loops`: those are left out that repeat themselves in most of their loss mask, as `data check` counts them.
     Raises `FormatError` after the last row when there was no sample.
     """
     for row in rows:
         report.rows += 1
         for sample in _documents(row, renderer, report, max_length):
+            if drop_loops and is_looping(repetition(sample.tokens[sample.loss_mask].tolist())):
+                report.note(Reason.LOOPS, row.id)
+                continue
             report.add(sample)
             yield sample
     if not report.samples:

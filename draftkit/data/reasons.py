@@ -22,6 +22,7 @@ class Reason(StrEnum):
     ALTERED = "answer changed by the template"
     UNPROMPTED = "generation prompt not repeated"
     NO_END = "no end of turn"
+    LOOPS = "repeats itself"
 
 
 CONSEQUENCES = {
@@ -33,6 +34,7 @@ CONSEQUENCES = {
     Reason.REWRITTEN: "split where a later prompt reads earlier turns differently: samples are what the target reads",
     Reason.ALTERED: "kept as rendered: the template drops or changes a part, as the thought; regenerated rows keep it",
     Reason.UNPROMPTED: "kept: what the target reads before its answer is not all in the rendered turn, as <think>",
+    Reason.LOOPS: "left out: most of what it would teach is a repetition",
     Reason.NO_END: "kept, without a label that ends the turn",
 }
 

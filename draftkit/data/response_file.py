@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from draftkit.data.rows import REGENERATED
@@ -19,7 +19,7 @@ class ResponseFile:
     """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids.
 
     Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
-    made with other settings, `FormatError` naming any other damaged line. `format`: what the first line says it is.
+    made with other settings (of absolute paths only the last name counts), `FormatError` naming any other damaged line. `format`: what the first line says it is.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object], format: str = REGENERATED):
@@ -103,7 +103,7 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
     made_with = header.get("settings")
     if header.get("format") != format or not isinstance(made_with, dict):
         raise _not_ours(path)
-    differing = [key for key in {**made_with, **settings} if made_with.get(key) != settings.get(key)]
+    differing = [key for key in {**made_with, **settings} if _placed(made_with.get(key)) != _placed(settings.get(key))]
     if differing:
         raise DraftkitError(
             "the file was begun with other settings:"
@@ -111,6 +111,13 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
             where=path,
             hint="give the same settings to go on with it, or write to another file",
         )
+
+
+def _placed(setting: object) -> object:
+    """A setting, an absolute path by its last name: the source and the target may have been moved since, together with
+    the file. What is in the target, the digests among the settings say.
+    """
+    return PurePath(setting).name if isinstance(setting, str) and PurePath(setting).is_absolute() else setting
 
 
 def _not_ours(path: Path) -> DraftkitError:

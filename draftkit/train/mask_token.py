@@ -18,19 +18,28 @@ HINT = "set mask_token_id to an id of the vocabulary that no text contains"
 def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int, used: Collection[int] = ()) -> int:
     """The last unused id below `vocab_size`: one without a token, or a special token whose name says that it is spare.
 
-    Never one of `used`, nor a token with a role, as the end token. Raises `DraftkitError` where there is none.
+    Where there is neither, the last special token without a role that the chat template does not write, as SmolLM2's
+    `<empty_output>`, which is for notebooks. Never one of `used`, nor a token with a role, as the end token. Raises
+    `DraftkitError` where there is none.
     """
     known = set(tokenizer.get_vocab().values())
-    for token in reversed(range(vocab_size)):
-        if token not in used and (token not in known or _spare(tokenizer, token)):
-            return token
+    idle = _idle_tokens(tokenizer)
+    spare = {token for token, text in idle.items() if RESERVED.search(text)}
+    for unused in (set(range(vocab_size)) - known | spare, set(idle)):
+        if free := [token for token in unused if token < vocab_size and token not in used]:
+            return max(free)
     raise DraftkitError("the tokenizer has no unused token", where=tokenizer.name_or_path, hint=HINT)
 
 
-def _spare(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
-    added = tokenizer.added_tokens_decoder.get(token)
+def _idle_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The special tokens that have no role and that no chat template writes, by id."""
     roles = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
-    return added is not None and added.special and token not in roles and RESERVED.search(added.content) is not None
+    templates = str(tokenizer.chat_template)  # a text, or several by name
+    return {
+        token: added.content
+        for token, added in tokenizer.added_tokens_decoder.items()
+        if added.special and token not in roles and added.content not in templates
+    }
 
 
 def default_mask_token(folder: str | Path, vocab_size: int) -> int:

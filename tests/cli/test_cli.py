@@ -208,6 +208,7 @@ SURFACE = {
         "--revision",
         "--limit",
         "--max-length",
+        "--drop-loops",
         "--system",
         "--template-option",
         "--dry-run",

@@ -173,6 +173,17 @@ def test_truncation_cuts_the_end_and_is_counted() -> None:
     assert report.tallies[Reason.TRUNCATED].count == 1
 
 
+def test_answers_that_repeat_themselves_are_left_out_where_that_is_asked() -> None:
+    rows = [row(conversation([("q", "round and " * 40, False)])), row(conversation([("q", "once", False)]))]
+    renderer = Renderer(tokenizer(templates.CHATML))
+    (_, spoken_once), report = run(rows, renderer)
+    assert Reason.LOOPS not in report.tallies
+    report = Report()
+    (kept,) = samples_of(rows, renderer, report, drop_loops=True)
+    assert kept.tokens.tolist() == spoken_once.tokens.tolist()
+    assert (report.samples, report.tallies[Reason.LOOPS].count) == (1, 1)
+
+
 def test_plain_text_is_supervised_but_for_its_first_token() -> None:
     renderer = Renderer(tokenizer(None))
     ((sample,), _) = run([Row("t", "all", "test", "some words here")], renderer)

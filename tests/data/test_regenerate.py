@@ -201,6 +201,15 @@ def test_other_settings_files_and_damage_are_refused(tmp_path: Path) -> None:
         assert path.read_text() == foreign
 
 
+def test_a_file_goes_on_where_source_and_target_were_moved(tmp_path: Path) -> None:
+    path = tmp_path / "responses.jsonl"
+    answer(path, Echo(), ROWS[:2], source="/a/prompts.jsonl", target="/a/target")
+    answer(path, Echo(), ROWS, source="/b/c/prompts.jsonl", target="/b/c/target")
+    assert {json.loads(line).get("id") for line in path.read_text().splitlines()[1:]} == {row.id for row in ROWS}
+    with pytest.raises(DraftkitError, match="target: '/a/target', now '/b/other'"):
+        answer(path, Echo(), source="/b/c/prompts.jsonl", target="/b/other")
+
+
 def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     strict = Renderer(tokenizer(templates.STRICT))

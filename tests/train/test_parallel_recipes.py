@@ -555,6 +555,8 @@ def test_the_mask_token_is_one_that_no_text_contains(tmp_path: Path) -> None:
         pick_mask_token(tokenizer, size)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>", "<|tool|>"]})
     assert pick_mask_token(tokenizer, size + 2) == size
+    assert pick_mask_token(tokenizer, size + 2, used={size}) == size + 1  # no template writes it
+    tokenizer.chat_template = "{{ '<|tool|>' }}"
     with pytest.raises(DraftkitError, match="no unused token"):
         pick_mask_token(tokenizer, size + 2, used={size})
 
