@@ -39,7 +39,7 @@ def match_vocabularies(donor: Vocabulary, target: Vocabulary) -> list[Match]:
     Special tokens go by their role first, then tokens by what they stand for. A row of the donor is given once: of
     several target tokens for the same bytes the tokenizer writes only the first, and a copy at another of them would
     tie with it in every prediction. The others take what is left of the donor's own duplicates, then the average.
-    Raises `FormatError` for a donor whose tokenizer cannot write every byte.
+    Raises `FormatError` for a donor whose tokens do not go down to bytes.
     """
     segmenter = Segmenter(donor.tokenizer, donor.name)
     rows: dict[int, Match] = {}

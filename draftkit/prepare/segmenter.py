@@ -10,14 +10,14 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.errors import FormatError
 from draftkit.models.tokens import CHARACTER_OF, SPACE, is_byte_level, words_of
 
-NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+ASCII = set(range(0x20, 0x7F))
 
 
 class Segmenter:
     """Cuts bytes into a tokenizer's tokens with its merges or scores alone.
 
     Normalization and pre-tokenization, with the space that some tokenizers put before a text, belong to texts and not
-    to the tokens that a text consists of. Raises `FormatError` for tokenizers that cannot write every byte.
+    to the tokens that a text consists of. Raises `FormatError` for tokenizers whose tokens do not go down to bytes.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str):
@@ -29,14 +29,15 @@ class Segmenter:
         alphabet = CHARACTER_OF if self._byte_level else {byte: f"<0x{byte:02X}>" for byte in range(0x100)}
         self._bytes = {byte: self._ids[word] for byte, word in alphabet.items() if word in self._ids}
         falls_back = self._byte_level or json.loads(backend.to_str())["model"].get("byte_fallback")
-        if not falls_back or not set(range(0x100)) - self._bytes.keys() <= NEVER_IN_UTF8:
+        if not falls_back or not self._bytes.keys() >= ASCII:  # rare bytes are missing in many, as 0xF1 in SmolLM2's
             raise FormatError(
                 f"the tokenizer of {name} has no tokens for single bytes, so there is text that it cannot write",
                 expected="byte-level BPE, or BPE or unigrams with byte fallback",
             )
 
     def pieces(self, text: bytes) -> tuple[int, ...]:
-        """The tokens that `text` is cut into; bytes that are not UTF-8 are tokens of their own."""
+        """The tokens that `text` is cut into; bytes that are not UTF-8 are tokens of their own. Without those bytes that
+        no token stands for."""
         if self._byte_level:
             return self._cut("".join(CHARACTER_OF[byte] for byte in text))
         try:

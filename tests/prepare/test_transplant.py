@@ -26,7 +26,7 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.models.tokens import same_vocabulary, token_names
+from draftkit.models.tokens import CHARACTER_OF, same_vocabulary, token_names
 from draftkit.prepare.causal_lm_transplant import plan_transplant, transplant_tokenizer
 from draftkit.prepare.causal_lm_trim import evenly_spread, parse_layers
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
@@ -350,6 +350,17 @@ def test_a_donor_must_be_able_to_write_every_text(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no tokens for single bytes"):
         plan_transplant(partial, good)
     assert count_kinds(plan_transplant(good, partial).matches)["exact"] > 10  # as a target it is no problem
+
+
+def test_rare_bytes_that_are_no_tokens_do_not_matter(tmp_path: Path) -> None:
+    whole = byte_level()
+    state = json.loads(whole.backend_tokenizer.to_str())
+    words = state["model"]["vocab"]
+    words["never"] = words.pop(CHARACTER_OF[0xF1])  # which SmolLM2's lacks too
+    partial = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token=whole.eos_token)
+    donor, target = save(tmp_path / "donor", partial), save(tmp_path / "target", whole)
+    assert count_kinds(plan_transplant(donor, donor).matches)["average"] == 0
+    assert count_kinds(plan_transplant(donor, target).matches)["average"] == 1  # the byte itself
 
 
 @pytest.mark.parametrize(
