@@ -13,7 +13,7 @@ from draftkit.engines.http import Api, RejectedRequest
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.errors import SourceError
 from draftkit.loading import load_model, require_runtime
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
@@ -87,7 +87,7 @@ def engine_responder(
     require_runtime(target, f"vllm serve {target}, and --endpoint http://HOST:PORT/v1 of that server")
     place = device_named(device)
     model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
-    limit_threads(model)
+    tune_for_cpu(model)
     return EngineResponder(model, sampling, concurrency)
 
 

@@ -26,7 +26,7 @@ from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import OWN_HEAD, load_model, open_draft, runtime_refusal
 from draftkit.models.chat import load_tokenizer
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.ends import load_ends
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.record import Interval
@@ -106,7 +106,7 @@ def diagnose_draft(
         refusal = runtime_refusal(target)
         unable = refusal_to_run(unified.spec) if refusal is None else refusal.problem
         model, tokenizer = _loaded(target, device, dtype_named(dtype, device), whole=unable is None)
-        limit_threads(model)
+        tune_for_cpu(model)
         asked = load_prompts(prompts, limit)
         requests = [
             Request(p.id, encode_prompt(p, tokenizer), max_new_tokens, SamplingParameters(TEMPERATURE, seed=number))

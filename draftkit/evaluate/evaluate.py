@@ -44,7 +44,7 @@ from draftkit.loading import (
     runtime_refusal,
 )
 from draftkit.models.chat import template_sha256
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.positions import Positions
 from draftkit.models.target import Target, read_target_config
 from draftkit.results.record import Cell, Heading, Predicted, Result, ResultVerdict, ResultWarning, SpeedModel
@@ -282,7 +282,7 @@ class _Evaluation:
         self.sweep = sweep
         self.on_progress = on_progress
         self.records = records
-        limit_threads(self.model)
+        tune_for_cpu(self.model)
 
     def cells(self, done: set[tuple[object, ...]]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
         """All cells but those that are done; nothing is wrong with them that could be told already."""

@@ -32,7 +32,7 @@ from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file
 from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.loading import open_draft
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.requests import SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length, contrast, gain
@@ -379,5 +379,5 @@ def _judged_by(run: TrainConfig, samples: _Samples) -> TrainConfig:
 def _load(settings: AdaptSettings) -> PreTrainedModel:
     place = device_named(settings.device)
     target = load_training_target(settings.target, device=place, dtype=dtype_named(None, place))
-    limit_threads(target)
+    tune_for_cpu(target)
     return target

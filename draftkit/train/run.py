@@ -36,7 +36,7 @@ from draftkit.io.records import to_dict
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft, require_runtime
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.pace import token_seconds
 from draftkit.models.pretrained import describe, empty_model, read_model_config
 from draftkit.models.states import FINAL, TappedModel
@@ -211,7 +211,7 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
         arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
         dtype = dtype_named(config.target_dtype or None, device)
         target = load(config.target, device=device, dtype=dtype)
-        limit_threads(target)
+        tune_for_cpu(target)
         set_seed(config.seed)  # after the target, whose loading draws numbers of its own
         check_lengths(samples, target.config)
         start = config.draft or recipe_class(config.recipe).starts_from

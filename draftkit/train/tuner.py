@@ -20,7 +20,7 @@ from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.errors import DraftkitError
 from draftkit.loading import open_draft
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.results.record import Interval
 from draftkit.results.statistics import Sums, bootstrap_length
 from draftkit.train.batch import TrainingBatch
@@ -85,7 +85,7 @@ class DraftTuner:
         if isinstance(target, str):
             place = device_named(device)
             target = load_training_target(target, device=place, dtype=dtype_named(None, place))
-            limit_threads(target)
+            tune_for_cpu(target)
         self.target = target
         self.tokens_per_row = tokens_per_row
         self.settings = optimization or Optimization()

@@ -38,7 +38,7 @@ from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.pretrained import describe
 from draftkit.models.states import AuxLayers
 
@@ -357,7 +357,7 @@ def _extractor(
     if settings.vllm_python is None:
         device = device_named(settings.device)
         model = load_training_target(settings.target, device=device, dtype=dtype)
-        limit_threads(model)
+        tune_for_cpu(model)
         yield TargetExtractor(model, manifest.layers, settings.tokens_per_row)
         return
     with vllm_extractor(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.devices import device_named, dtype_named, limit_threads
+from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.drafters.protocol import Drafter
@@ -83,7 +83,7 @@ def open_pair(target: str, draft: str, settings: CertificateSettings) -> Iterato
     prompts = load_prompts(settings.prompts, settings.limit)
     with open_draft(draft, target) as opened:
         model, tokenizer = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
-        limit_threads(model)
+        tune_for_cpu(model)
         drafter = load_drafter(opened, model, tokenizer)
         texts = [
             (prompt.id, encode_prompt(prompt, tokenizer, settings.thinking, settings.template)) for prompt in prompts
