@@ -19,7 +19,8 @@ class ResponseFile:
     """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids.
 
     Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
-    made with other settings (of absolute paths only the last name counts), `FormatError` naming any other damaged line. `format`: what the first line says it is.
+    made with other settings (of absolute paths the last name counts), `FormatError` naming any other damaged line.
+    `format`: what the first line says it is.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object], format: str = REGENERATED):

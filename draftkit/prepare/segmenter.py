@@ -36,8 +36,8 @@ class Segmenter:
             )
 
     def pieces(self, text: bytes) -> tuple[int, ...]:
-        """The tokens that `text` is cut into; bytes that are not UTF-8 are tokens of their own. Without those bytes that
-        no token stands for."""
+        """The tokens that `text` is cut into; bytes that are not UTF-8 are tokens of their own. Bytes that
+        no token stands for are missing."""
         if self._byte_level:
             return self._cut("".join(CHARACTER_OF[byte] for byte in text))
         try:
