@@ -14,7 +14,6 @@ from torch import Tensor
 
 from draftkit.io.records import Bounds
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.ranges import Share, Size
 
@@ -104,13 +103,6 @@ def partitions(kept: Tensor, number: int) -> list[Tensor]:
 def bounded_partitions(drafted: Tensor) -> list[Tensor]:
     """Parts of bool [K, N] with about `ROWS_AT_ONCE` mask rows at most, or one anchor."""
     return partitions(drafted, min(-(-drafted.numel() // ROWS_AT_ONCE), drafted.shape[1]))
-
-
-def joined(parts: list[LinearLoss]) -> LinearLoss:
-    """The loss of all parts: their sum, and their rows one after the other."""
-    value, loss, agree, *others = zip(*parts, strict=True)
-    alpha, oov, ratio = (None if rows[0] is None else torch.cat(rows) for rows in others)
-    return LinearLoss(torch.stack(value).sum(), torch.cat(loss), torch.cat(agree), alpha, oov, ratio)
 
 
 def drafts_of(parts: list[ParallelRows]) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from math import exp, log
+from math import exp, log, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from draftkit.train.losses import linear, teacher
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, Term, parse_loss
+from draftkit.train.losses.reach import Reach, marginal, reached
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.table import FAMILIES, LOSSES
 from draftkit.train.losses.teacher import TargetHead
@@ -194,6 +195,7 @@ def straight(given: Problem, text: str) -> LinearLoss:
     emitted, used = given.emitted[:, None], given.weights != 0
     return LinearLoss(
         value=loss @ given.weights.to(loss.dtype),
+        weights=given.weights.to(loss.dtype),
         loss=loss.detach() * used,
         agree=(q.argmax(-1) == p.argmax(-1)) & used,
         alpha=torch.minimum(p, q).sum(-1) * used,
@@ -351,6 +353,39 @@ def test_steps_in_one_call() -> None:
     apart = torch.autograd.grad(sum(step.value for step in steps), [hidden, given.head.weight])
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def products(chances: Tensor) -> Tensor:
+    """Of each draft of chains [M, K], the chance that those before it are right."""
+    rows = [[prod(chain[:depth]) for depth in range(len(chain))] for chain in chances.tolist()]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("factors", "together"), [(reached, 1), (marginal, 3)])
+@pytest.mark.parametrize(("draft_vocab", "temperature"), [(None, 1.0), (7, 0.6)])
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_weights_by_the_chance_of_getting_there(
+    factors: Any, together: int, draft_vocab: int | None, temperature: float, chunk: int
+) -> None:
+    """Four chains of three drafts; they are constants of the gradient, and a draft without weight ends its chain."""
+    given, alpha = problem(draft_vocab=draft_vocab, temperature=temperature, bias=False), 0.2
+    given = given._replace(weights=torch.tensor([1.0, 2, 1, 1, 1, 0, 0.5, 0, 0, 1, 1, 1]))
+    reach = Reach(torch.arange(12), (4, 3), factors, together=together, alpha=alpha)
+    found = given.run("kl", reach=reach, chunk=chunk, labels=None)
+    target = given.states @ given.target.head.weight.T
+    choice = target[:, given.target.d2t_ids if draft_vocab else slice(None)].argmax(-1)
+    chance = (given.hidden @ given.head.weight.T / temperature).softmax(-1)[torch.arange(12), choice].detach()
+    chances = (((1 - alpha) * chance + alpha) * (given.weights > 0)).view(4, 3)
+    expected = products(chances)
+    if factors is marginal:
+        right = expected * chances
+        expected = torch.stack([right[:, depth:].sum(1) for depth in range(3)], dim=1)
+    weights = expected.flatten() * given.weights
+    torch.testing.assert_close(found.weights, weights, atol=1e-6, rtol=1e-6)  # chances are float32
+    plain = given._replace(weights=weights).run("kl", labels=None)
+    torch.testing.assert_close(found.value, plain.value, atol=1e-6, rtol=1e-6)
+    for one, other in zip(given.gradients(found.value), given.gradients(plain.value), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
 def test_labels_alone() -> None:

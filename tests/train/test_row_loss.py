@@ -95,7 +95,7 @@ def test_through_the_head(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         head = OutputHead(weight.requires_grad_())
         teacher = TargetHead(rows, ids, 0.8).teacher(states)
         found = linear_loss(hidden.requires_grad_(), head, teacher, weights, parse_loss(text), chunk=4)
-        return [*found[:5], *torch.autograd.grad(found.value, [hidden, weight])]  # type: ignore[list-item]
+        return [*found[:6], *torch.autograd.grad(found.value, [hidden, weight])]  # type: ignore[list-item]
 
     kernel = run()
     monkeypatch.setattr(row_loss, "uses_triton", lambda _: False)

@@ -15,16 +15,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from draftkit.errors import DraftkitError
-from draftkit.train.kernels.row_loss import row_loss
+from draftkit.train.kernels.row_loss import RowLoss, row_loss
 from draftkit.train.losses.head import OutputHead, compute_dtype, product, rows_at_once, widened
 from draftkit.train.losses.parse import Loss
+from draftkit.train.losses.reach import Reach
 from draftkit.train.losses.teacher import Teacher
 
 
 class LinearLoss(NamedTuple):
     """`value`: Σ weights·loss, to be differentiated. The others are detached, [N], and zero where the weight is.
 
-    - `loss`: the unweighted loss.
+    - `weights`: what each row counted. `loss`: the unweighted loss.
     - `agree` bool: the draft's choice is the target's over its whole vocabulary (without a teacher: is the label).
     - `alpha`: Σ_v min(p_v, q_v) with the target's whole vocabulary; the probability that a draft token is accepted.
     - `oov`: the target's mass outside the draft vocabulary, which no draft can win.
@@ -35,11 +36,19 @@ class LinearLoss(NamedTuple):
     """
 
     value: Tensor
+    weights: Tensor
     loss: Tensor
     agree: Tensor
     alpha: Tensor | None
     oov: Tensor | None
     ratio: Tensor | None
+
+
+def joined(parts: list[LinearLoss]) -> LinearLoss:
+    """The losses of several calls as one: their sum, and their rows one after the other."""
+    values, *columns = zip(*parts, strict=True)
+    rows = (None if column[0] is None else torch.cat(column) for column in columns)
+    return LinearLoss._make([torch.stack(values).sum(), *rows])
 
 
 def linear_loss(
@@ -52,6 +61,7 @@ def linear_loss(
     labels: Tensor | None = None,
     emitted: Tensor | None = None,
     frozen: int = 0,
+    reach: Reach | None = None,
     chunk: int | None = None,
 ) -> LinearLoss:
     """Σ_i weights_i·loss_i of `hidden` [N, H], differentiable by it and by the head unless gradients are off.
@@ -61,6 +71,7 @@ def linear_loss(
       target's choice within the draft vocabulary.
     - `emitted` int64 [N]: the tokens that the target emitted, by its own ids.
     - `frozen`: so many of the head's first columns do not change, and get zeros for their gradient at no cost.
+    - `reach`: what the weights are multiplied by, as a constant, from the draft's probability of the label.
     - `chunk`: rows at a time; the result does not depend on it.
 
     A call keeps one gradient of the head: give all steps of a training-time test to one call, as rows one after the
@@ -83,8 +94,9 @@ def linear_loss(
         used = labels[rows]
         if ((used < 0) | (used >= len(head.weight))).any():
             raise DraftkitError("a label outside the draft vocabulary", hint="give its row the weight 0")
-    chunk = chunk or rows_at_once(len(head.weight), hidden.device)
-    task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, chunk)
+    together = 1 if reach is None else reach.together
+    chunk = max((chunk or rows_at_once(len(head.weight), hidden.device)) // together, 1) * together
+    task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, reach, chunk)
     if torch.is_grad_enabled():
         return LinearLoss(*_Linear.apply(hidden, *head, task))
     return task.run(hidden, head, (False, False, False))[0]
@@ -111,6 +123,7 @@ class _Linear(torch.autograd.Function):
 class _Statistics(NamedTuple):
     """Those of `LinearLoss`, of the rows [n] of a chunk."""
 
+    weights: Tensor
     loss: Tensor
     agree: Tensor
     alpha: Tensor | None = None
@@ -129,6 +142,7 @@ class _Task:
     emitted: Tensor | None
     rows: Tensor
     frozen: int
+    reach: Reach | None
     chunk: int
 
     def run(self, hidden: Tensor, head: OutputHead, wanted: tuple[bool, ...]) -> tuple[LinearLoss, Gradients]:
@@ -142,7 +156,7 @@ class _Task:
         by_bias = torch.zeros_like(head.bias, dtype=sums) if wanted[2] and head.bias is not None else None
         parts = []
         with torch.autocast(hidden.device.type, enabled=False):
-            for rows in self.rows.split(self.chunk):
+            for rows in self._chunks():
                 states = hidden[rows].to(dtype)
                 logits = cast.logits(states)
                 parts.append(self._measure(rows, logits, any(wanted)))
@@ -156,7 +170,7 @@ class _Task:
                 if by_bias is not None:
                     by_bias += gradient.sum(0, dtype=sums)
         statistics = _Statistics._make(self._whole(column, len(hidden)) for column in zip(*parts, strict=True))
-        result = LinearLoss(torch.dot(self.weights.to(sums), statistics.loss), *statistics)
+        result = LinearLoss(torch.dot(statistics.weights.to(sums), statistics.loss), *statistics)
         return result, (by_hidden, _like(head.weight, by_weight), _like(head.bias, by_bias))
 
     def _whole(self, parts: tuple[Tensor | None, ...], size: int) -> Tensor | None:
@@ -167,25 +181,30 @@ class _Task:
         values = torch.cat(present)
         return values.new_zeros(size).index_copy_(0, self.rows, values)
 
+    def _chunks(self) -> tuple[Tensor, ...]:
+        """The rows with a weight, of `chunk` rows those at a time."""
+        return self.rows.split(torch.bincount(self.rows // self.chunk, minlength=1).tolist())
+
     def _measure(self, rows: Tensor, draft: Tensor, differentiate: bool) -> _Statistics:
         """Put the weighted gradient, if there is to be one, in the place of the logits `draft` [n, Vd]."""
         labels = None if self.labels is None else self.labels[rows]
-        weights = self.weights[rows].to(draft.dtype) if differentiate else None
         if self.teacher is None:
             assert labels is not None
-            found = row_loss(draft, None, None, labels, weights, self.loss)
-            return _Statistics(found.loss, found.draft.best == labels)
+            weights, found = self._row_loss(rows, draft, None, None, labels, 1.0 if differentiate else None)
+            return _Statistics(weights, found.loss, found.draft.best == labels)
         head, positions = self.teacher.head, self.teacher.of(rows)
         target, whole = self.teacher.logits(positions), self.teacher.whole_distribution(positions)
         head.scale(draft)
-        weights = None if weights is None else weights / head.temperature
         log_ratio = None if self.emitted is None else _log_ratio(head.to_draft(self.emitted[rows]), draft, target)
-        found = row_loss(draft, target, None if whole is None else whole.log_sum, labels, weights, self.loss)
+        log_sum = None if whole is None else whole.log_sum
+        scale = 1 / head.temperature if differentiate else None
+        weights, found = self._row_loss(rows, draft, target, log_sum, labels, scale)
         assert found.target is not None
         whole = whole or found.target
         if log_ratio is not None:
             log_ratio += whole.log_sum - found.draft.log_sum
         return _Statistics(
+            weights,
             found.loss,
             agree=head.to_target(found.draft.best) == whole.best,
             alpha=found.alpha,
@@ -193,11 +212,40 @@ class _Task:
             ratio=None if log_ratio is None else log_ratio.clamp(max=0).exp(),
         )
 
+    def _row_loss(
+        self,
+        rows: Tensor,
+        draft: Tensor,
+        target: Tensor | None,
+        log_sum: Tensor | None,
+        labels: Tensor | None,
+        scale: float | None,
+    ) -> tuple[Tensor, RowLoss]:
+        """What the rows count, and `row_loss` of them, its gradient times `scale`; None for no gradient."""
+        weights = self.weights[rows].to(draft.dtype)
+        scaled = None if scale is None else weights * scale
+        if self.reach is None:
+            return weights, row_loss(draft, target, log_sum, labels, scaled, self.loss)
+        if labels is None:
+            assert target is not None
+            labels = target.argmax(-1)
+        chosen = _of(draft, labels)
+        found = row_loss(draft, target, log_sum, labels, scaled, self.loss)
+        factors = self.reach.of(rows, chosen - found.draft.log_sum)
+        if scale is not None:
+            draft *= factors[:, None]
+        return weights * factors, found
+
 
 def _log_ratio(token: Tensor, draft: Tensor, target: Tensor) -> Tensor:
     """[n]: the difference of both logits [n, Vd] of one token per row, −∞ where it is −1."""
-    draft_logit, target_logit = (logits.gather(-1, token.clamp(min=0)[:, None])[:, 0] for logits in (draft, target))
-    return torch.where(token < 0, -torch.inf, draft_logit - target_logit)
+    known = token.clamp(min=0)
+    return torch.where(token < 0, -torch.inf, _of(draft, known) - _of(target, known))
+
+
+def _of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[n] of logits [n, Vd]: those of one token per row."""
+    return logits.gather(-1, tokens[:, None])[:, 0]
 
 
 def _like(parameter: Tensor | None, gradient: Tensor | None) -> Tensor | None:

@@ -21,14 +21,14 @@ from draftkit.models.states import FINAL, AuxLayers
 from draftkit.models.target import load_target
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.head import OutputHead, rows_at_once
-from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
 from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
 from draftkit.train.masked_attention import rows_of_chains
-from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, joined, row_weights, spread
+from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, row_weights, spread
 from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
 from draftkit.train.recipes.bases.eagle import INITIAL_STD

@@ -18,19 +18,20 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel, load_eagle
 from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.losses.linear import LinearLoss
+from draftkit.train.losses.linear import LinearLoss, joined
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
+from draftkit.train.losses.reach import Reach, reached
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
 from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
 from draftkit.train.masked_attention import rows_of_chains
 from draftkit.train.parallel import (
+    SMALLEST_SUM,
     ConditionalDrop,
     ParallelRows,
     bounded_partitions,
     drafts_of,
-    joined,
     partitions,
     row_weights,
     spread,
@@ -52,7 +53,7 @@ class PEagleOptions:
       same. For samples so long that their rows do not fit.
     - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
     - `reached` α: a row counts the chance that the drafts before it stand, so that serving gets to it, from the draft's
-      own probabilities p ← (1 − α)·p + α; None for 1. One forward pass more, without gradients.
+      own probabilities p ← (1 − α)·p + α; None for 1.
     - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
     - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them. A
       new draft has an embedding of its own only if it does, or if its EAGLE-3 has one.
@@ -100,31 +101,31 @@ class PEagle(EagleFamily):
         if self.options.out_of_vocabulary == "drop":
             counted = kept & self.drawable(teacher, kept)
         rows = [ParallelRows(part, batch) for part in partitions(kept, self.options.partitions)]
-        weights = counted
-        if self.options.reached is not None:
-            weights = counted * self.reached(batch, rows, teacher, kept, self.options.reached)
-        weights = row_weights(weights, self.options.reduction)
+        weights = row_weights(counted, self.options.reduction)
         measure = self.measure
         if self.options.partitions > 1:
             measure = partial(checkpoint, self.measure, use_reentrant=False)
-        found = joined([measure(batch, part, teacher, weights, self.loss) for part in rows])
-        return StepOutcome(found.value, step_statistics(found, *drafts_of(rows), counted))
-
-    @torch.no_grad()
-    def reached(
-        self, batch: TrainingBatch, rows: list[ParallelRows], teacher: Teacher, kept: Tensor, alpha: float
-    ) -> Tensor:
-        """float32 [K, N]: the chance that all drafts of a chain before each are the target's own choices."""
-        found = joined([self.measure(batch, part, teacher, kept.float(), parse_loss("ce")) for part in rows])
-        right = torch.ones_like(kept, dtype=torch.float32)
-        right[drafts_of(rows)] = (1 - alpha) * torch.exp(-found.loss.float()) + alpha
-        return torch.cat((torch.ones_like(right[:1]), right.cumprod(0)[:-1]))
+        alpha = self.options.reached
+        found = joined([measure(batch, part, teacher, weights, self.loss, alpha) for part in rows])
+        value = found.value * (weights.sum() / found.weights.sum().clamp(min=SMALLEST_SUM))
+        return StepOutcome(value, step_statistics(found, *drafts_of(rows), counted))
 
     def measure(
-        self, batch: TrainingBatch, rows: ParallelRows, teacher: Teacher, weights: Tensor, loss: Loss
+        self,
+        batch: TrainingBatch,
+        rows: ParallelRows,
+        teacher: Teacher,
+        weights: Tensor,
+        loss: Loss,
+        alpha: float | None = None,
     ) -> LinearLoss:
-        """The rows of a pass that draft, against the target's distribution."""
-        return self.compare(batch, ChainRows(*rows.drafts, self.hidden(batch, rows)), teacher, weights, loss)
+        """The rows of a pass that draft, against the target's distribution. `alpha`: as the option `reached`."""
+        drafts = ChainRows(*rows.drafts, self.hidden(batch, rows))
+        reach = None
+        if alpha is not None:  # depths of a chain come one after the other
+            k, size = weights.shape
+            reach = Reach(drafts.positions * k + drafts.steps, (size, k), reached, together=1, alpha=alpha)
+        return self.compare(batch, drafts, teacher, weights, loss, reach)
 
     def hidden(self, batch: TrainingBatch, rows: ParallelRows) -> Tensor:
         """What the head reads of the rows that draft: [M, H]."""

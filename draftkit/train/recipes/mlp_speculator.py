@@ -20,7 +20,7 @@ from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculat
 from draftkit.models.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.head import OutputHead
-from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
@@ -150,13 +150,6 @@ class MlpSpeculator(Recipe):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         super().load({name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
-
-
-def joined(found: list[LinearLoss]) -> LinearLoss:
-    """The losses of several heads as one: their values added up, their rows one after the other."""
-    values, *columns = zip(*found, strict=True)
-    whole = (None if column[0] is None else torch.cat(column) for column in columns)
-    return LinearLoss._make([torch.stack(values).sum(), *whole])
 
 
 def mlp_speculator_spec(origin: Origin, options: MlpSpeculatorOptions) -> MlpSpeculatorSpec:

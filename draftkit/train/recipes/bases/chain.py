@@ -17,6 +17,7 @@ from draftkit.train.chain import Step, chain_steps
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, parse_loss
+from draftkit.train.losses.reach import Reach
 from draftkit.train.losses.teacher import TargetHead, Teacher
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe
 from draftkit.train.teaching import target_head
@@ -48,7 +49,13 @@ class ChainRecipe(Recipe):
         return ChainRows(torch.cat(number), torch.cat([step.rows for step in steps]), hidden)
 
     def compare(
-        self, batch: TrainingBatch, rows: ChainRows, teacher: Teacher, weights: Tensor, loss: Loss
+        self,
+        batch: TrainingBatch,
+        rows: ChainRows,
+        teacher: Teacher,
+        weights: Tensor,
+        loss: Loss,
+        reach: Reach | None = None,
     ) -> LinearLoss:
         """The draft's distribution of every row against the target's; `weights` float32 [K, N]."""
         size = batch.tokens.shape[1]
@@ -63,6 +70,7 @@ class ChainRecipe(Recipe):
             weights[rows.steps, rows.positions],
             loss,
             emitted=batch.tokens[0, (taught + 1) % size],
+            reach=reach,
         )
 
     def drawable(self, teacher: Teacher, drafted: Tensor) -> Tensor:

@@ -26,11 +26,12 @@ from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.block_attention import NAME as BLOCK_ATTENTION
 from draftkit.train.block_attention import Blocks
 from draftkit.train.losses.head import OutputHead
-from draftkit.train.losses.linear import LinearLoss, linear_loss
+from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
+from draftkit.train.losses.reach import Reach, marginal
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
-from draftkit.train.parallel import SMALLEST_SUM, joined
+from draftkit.train.parallel import SMALLEST_SUM
 from draftkit.train.ranges import Index, Positive, Repeats, Share, Size
 from draftkit.train.recipes.bases.eagle import INITIAL_STD, check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
@@ -121,14 +122,14 @@ class BlockRecipe(Recipe):
         counted = torch.zeros_like(drafted)
         counted[:, anchors] = drafted[:, anchors]
         rows = self.rows(batch, anchors, len(drafted))
-        weights = self._weights(batch, rows, teacher, counted)
-        found = self.compare(batch, rows, teacher, weights, self.loss)
-        value, statistics = found.value, step_statistics(found, rows.steps, rows.anchors, counted)
+        found = self.compare(batch, rows, teacher, self._weights(batch, counted), self.loss, self._reach(rows, counted))
+        total = found.weights.sum().clamp(min=SMALLEST_SUM)
+        value, statistics = found.value / total, step_statistics(found, rows.steps, rows.anchors, counted)
         if rows.confidence is not None and self.confidence_weight:
             alpha = found.alpha
             assert alpha is not None
             each = binary_cross_entropy_with_logits(rows.confidence.float(), alpha.float(), reduction="none")
-            confidence = (each * weights[rows.steps, rows.anchors]).sum()
+            confidence = (each * found.weights).sum() / total
             value = value + self.confidence_weight * confidence
             statistics["confidence"] = confidence.detach()
         return StepOutcome(value, statistics)
@@ -179,7 +180,13 @@ class BlockRecipe(Recipe):
         return torch.stack(latents, dim=1)
 
     def compare(
-        self, batch: TrainingBatch, rows: BlockRows, teacher: Teacher, weights: Tensor, loss: Loss
+        self,
+        batch: TrainingBatch,
+        rows: BlockRows,
+        teacher: Teacher,
+        weights: Tensor,
+        loss: Loss,
+        reach: Reach | None = None,
     ) -> LinearLoss:
         """The draft's distribution of every row against the target's; `weights` float32 [K, N]."""
         size = batch.tokens.shape[1]
@@ -200,29 +207,23 @@ class BlockRecipe(Recipe):
             loss,
             emitted=batch.tokens[0, (taught + 1) % size],
             frozen=frozen,
+            reach=reach,
         )
 
-    def _weights(self, batch: TrainingBatch, rows: BlockRows, teacher: Teacher, counted: Tensor) -> Tensor:
-        """float32 [K, N]: what each row counts; they sum to 1."""
-        step = torch.arange(len(counted), device=counted.device)[:, None]
-        weights = counted * torch.exp(-step / self.options.decay_length)
+    def _weights(self, batch: TrainingBatch, counted: Tensor) -> Tensor:
+        """float32 [K, N]: what each draft counts, but for its marginal effect."""
+        weights = batch.weighted(counted).float()
         if self.options.dpace is not None:
-            weights = self._marginal(batch, rows, teacher, counted, self.options.dpace)
-        weights = batch.weighted(weights)
-        return weights / weights.sum().clamp(min=SMALLEST_SUM)
+            return weights
+        step = torch.arange(len(counted), device=counted.device)[:, None]
+        return weights * torch.exp(-step / self.options.decay_length)
 
-    @torch.no_grad()
-    def _marginal(
-        self, batch: TrainingBatch, rows: BlockRows, teacher: Teacher, counted: Tensor, alpha: float
-    ) -> Tensor:
-        """D-PACE: of draft t the sum over m ≥ t of the chance that all drafts up to m are right."""
-        found = self.compare(batch, rows, teacher, counted.float(), parse_loss("ce"))
-        right = torch.ones_like(counted, dtype=torch.float32)
-        right[rows.steps, rows.anchors] = torch.where(
-            counted[rows.steps, rows.anchors], (1 - alpha) * torch.exp(-found.loss.float()) + alpha, 1.0
-        )
-        reached = right.cumprod(0) * counted
-        return reached.flip(0).cumsum(0).flip(0) * counted
+    def _reach(self, rows: BlockRows, counted: Tensor) -> Reach | None:
+        if self.options.dpace is None:
+            return None
+        k = len(counted)
+        places = torch.arange(len(rows.steps), device=counted.device)  # block by block
+        return Reach(places, (len(places) // k, k), marginal, together=k, alpha=self.options.dpace)
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
