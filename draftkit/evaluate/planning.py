@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from transformers import PretrainedConfig
 from draftkit.layout.folder import Draft
 from draftkit.models.device_map import room_from
 from draftkit.models.footprint import Footprint, footprint
+from draftkit.models.packing import is_little, kept_twice, packs
+from draftkit.models.pretrained import empty_model
 from draftkit.models.quantized import stays_quantized
 from draftkit.models.spreading import spreads_targets
 from draftkit.models.target import read_target_config
@@ -43,6 +45,8 @@ def plan_memory(
     for source, draft in drafts.items():
         if draft.tensors:
             fixed[f"weights of {source}"] = sum(math.prod(t.shape) for t in draft.tensors.values()) * dtype.itemsize
+    if device.type == "cpu":
+        fixed["packed copies"] = dtype.itemsize * _kept_twice(config, drafts.values(), dtype)
     available = sum(room_from(str(device)).values()) if spreads_targets() else available_memory(device)
     plans = {}
     for source, draft in drafts.items():
@@ -64,3 +68,15 @@ def _weight_bytes(folder: Path, config: PretrainedConfig, own: Footprint, dtype:
     if stays_quantized(config):
         return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return own.parameters * dtype.itemsize
+
+
+def _kept_twice(config: PretrainedConfig, drafts: Iterable[Draft], dtype: torch.dtype) -> int:
+    """How many numbers of linear layers the CPU keeps both plain and packed."""
+    count = 0 if stays_quantized(config) else kept_twice(empty_model(config, dtype), dtype)
+    for draft in drafts:
+        if draft.tensors and draft.spec.architecture.own_model:
+            count += kept_twice(empty_model(read_target_config(draft.path), dtype), dtype)
+        else:
+            sizes = (math.prod(tensor.shape) for tensor in draft.tensors.values() if len(tensor.shape) == 2)
+            count += sum(size for size in sizes if packs(dtype) and is_little(size, dtype))
+    return count

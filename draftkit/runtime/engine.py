@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.models.finite import has_finite_peak
+from draftkit.models.packing import pack
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.batch import Batch, SamplingTensors
@@ -87,10 +88,9 @@ class Engine:
             )
         if k_by_batch and not all(0 <= k <= num_speculative_tokens for k in k_by_batch.values()):
             raise DraftkitError(f"K by batch {dict(k_by_batch)}", expected=f"values from 0 to {num_speculative_tokens}")
-        if target.device.type == "cuda":
-            for module in (target.model, None if drafter is None else drafter.module):
-                if module is not None:
-                    fuse(module)
+        for module in (target.model, None if drafter is None else drafter.module):
+            if module is not None:
+                (fuse if target.device.type == "cuda" else pack)(module)
         self.target = target
         self.drafter = drafter
         self.k = num_speculative_tokens

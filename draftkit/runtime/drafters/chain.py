@@ -30,6 +30,7 @@ class ChainDrafter(ABC, Generic[Model]):
 
     def __init__(self, model: Model):
         self.model = model
+        self.dtype = next(model.parameters()).dtype
         self.cache = SlotCache(0, 0)
 
     @property

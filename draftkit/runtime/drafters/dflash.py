@@ -25,6 +25,7 @@ class DFlashDrafter:
 
     def __init__(self, model: DFlashModel, num_layers: int):
         self.model = model
+        self.dtype = next(model.parameters()).dtype
         self.cache = SlotCache(0, 0)
         self.max_tokens = model.spec.draft_tokens
         self.max_positions = model.spec.max_positions
@@ -42,7 +43,7 @@ class DFlashDrafter:
         return self.model
 
     def slot_bytes(self, capacity: int, k: int) -> int:
-        return capacity * self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
+        return capacity * self.model.spec.decoder.cached_numbers * self.dtype.itemsize
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
@@ -80,7 +81,7 @@ class DFlashDrafter:
         rows = k + 1 if self.fill_in else k
         positions = first[:, None] + torch.arange(rows, device=anchor.device)
         masks = anchor.new_full((len(anchor), rows - 1), self.model.spec.parallel.mask_token_id)
-        hidden = self.model.embed(torch.cat((anchor, masks), dim=1), self.model.fc.weight.dtype)
+        hidden = self.model.embed(torch.cat((anchor, masks), dim=1), self.dtype)
         return self.model(hidden, positions, kv=self.cache.rows(committed.slots, positions, committed.length))
 
     def _drafted(self, previous: Tensor, output: Tensor, draw: Draw) -> Proposal:

@@ -21,7 +21,7 @@ class EagleDrafter(ChainDrafter[EagleModel]):
         return AuxLayers(self.model.spec.aux_layer_ids or (FINAL,))
 
     def slot_bytes(self, capacity: int, k: int) -> int:
-        return capacity * self.model.spec.decoder.cached_numbers * next(self.model.parameters()).itemsize
+        return capacity * self.model.spec.decoder.cached_numbers * self.dtype.itemsize
 
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> EagleDrafter:

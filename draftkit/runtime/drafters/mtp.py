@@ -27,7 +27,7 @@ class MtpDrafter(ChainDrafter[MtpModel]):
         return AuxLayers((FINAL if self.model.spec.hidden_state == "after_norm" else self._num_layers,))
 
     def slot_bytes(self, capacity: int, k: int) -> int:
-        return capacity * self._slot_numbers * next(self.model.parameters()).itemsize
+        return capacity * self._slot_numbers * self.dtype.itemsize
 
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> MtpDrafter:
