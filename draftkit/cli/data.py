@@ -28,6 +28,7 @@ from draftkit.cli.shared import (
     print_json,
     quiet_transformers,
     refuse_inputs,
+    settled_dtype,
 )
 from draftkit.errors import DraftkitError
 
@@ -149,6 +150,7 @@ def regenerate(
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
+    dtype = settled_dtype(dtype, device)
     tokenizer = load_tokenizer(target)
     settings = RegenerateSettings(
         source=source,
@@ -221,6 +223,7 @@ def synthesize(
     from draftkit.data.synthesize import synthesize as write_prompts
     from draftkit.data.tokenizer import load_tokenizer
 
+    dtype = settled_dtype(dtype, device)
     settings = SynthesizeSettings(
         target=target,
         served_by="endpoint" if endpoint else "draftkit",
@@ -279,6 +282,7 @@ def check(
     from draftkit.checks.preflight import check_data
     from draftkit.report.data import show_checkup
 
+    dtype = settled_dtype(dtype, device)
     checkup = check_data(samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
     result = {"file": str(samples), "target": target, "draft": draft} | checkup.to_dict()
     print_json(result) if as_json else show_checkup(console(), result)
@@ -318,6 +322,7 @@ def states(
     from draftkit.io.records import to_dict
     from draftkit.report.data import states_plan, ways_table
 
+    dtype = settled_dtype(dtype, device)
     if vllm_python is not None and device_map is not None:
         raise DraftkitError("--device-map spreads a target in this process", hint="vLLM takes --tensor-parallel")
     settings = StatesSettings(

@@ -19,6 +19,7 @@ from draftkit.cli.shared import (
     console,
     print_json,
     quiet_transformers,
+    settled_dtype,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def doctor(
     from draftkit.doctor.diagnose import diagnose_draft
     from draftkit.report.diagnosis import show_diagnosis
 
+    dtype = settled_dtype(dtype, device)
     with _trial_progress() as on_progress:
         diagnosis = diagnose_draft(
             target,

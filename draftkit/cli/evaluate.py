@@ -22,6 +22,7 @@ from draftkit.cli.shared import (
     console,
     print_json,
     quiet_transformers,
+    settled_dtype,
 )
 from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSamplingMode, Turns, Verification
@@ -288,6 +289,7 @@ def evaluate(
     from draftkit.results.settings import Settings
     from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 
+    dtype = settled_dtype(dtype, device)
     try:
         ks = parse_integers("--k", k, 1, MAX_SPECULATIVE_TOKENS)
         concurrencies = parse_integers("--concurrency", concurrency, 1)

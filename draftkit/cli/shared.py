@@ -26,9 +26,13 @@ OptionalTargetOption = Annotated[str | None, TARGET]
 DeviceOption = Annotated[
     str | None, typer.Option(rich_help_panel=MACHINE, help="cpu, cuda or cuda:N; default: cuda where there is one.")
 ]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DtypeOption = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(rich_help_panel=MACHINE, help="Default: bfloat16 on a GPU, float32 on the CPU."),
+    DtypeName | None,
+    typer.Option(
+        rich_help_panel=MACHINE,
+        help="Default: bfloat16 on a GPU, float32 on the CPU; auto: bfloat16 where the CPU is fast at it too.",
+    ),
 ]
 ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Sequences decoded, or requests sent, together.")]
 EndpointOption = Annotated[
@@ -46,6 +50,17 @@ RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit 
 FormatOption = Annotated[
     str | None, typer.Option("--from", help="The format of the source, a name that `draftkit formats` lists.")
 ]
+
+
+def settled_dtype(dtype: DtypeName | None, device: str | None) -> DtypeName | None:
+    """The dtype that a user means on a device; of `auto`, it says which that is."""
+    if dtype != "auto":
+        return dtype
+    from draftkit.models.devices import device_named, fast_dtype
+
+    name, reason = fast_dtype(device_named(device))
+    print(f"dtype: {name}, as {reason}", file=sys.stderr)
+    return name
 
 
 def _trust(context: typer.Context, trusted: bool) -> bool:

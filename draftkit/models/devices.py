@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import sys
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -58,6 +59,17 @@ def dtype_named(name: str | None, device: str) -> torch.dtype:
     if name not in DTYPES:
         raise DraftkitError(f"dtype {name!r}", expected=", ".join(DTYPES))
     return DTYPES[name]
+
+
+def fast_dtype(device: str) -> tuple[Literal["bfloat16", "float32"], str]:
+    """The name of the fastest dtype for language models on a device of `device_named`, and why it is."""
+    if device != "cpu":
+        return "bfloat16", "GPUs are fast at it"
+    if torch.cpu._is_amx_tile_supported():
+        return "bfloat16", "the CPU has AMX"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "bfloat16", "the CPU has AVX512_BF16"
+    return "float32", "the CPU has neither AMX nor AVX512_BF16"
 
 
 def tune_for_cpu(model: PreTrainedModel) -> None:

@@ -17,6 +17,7 @@ from fixtures.zoo_models import zoo_target
 from transformers import AutoModelForCausalLM
 
 from draftkit.checks.preflight import check_data
+from draftkit.cli.shared import settled_dtype
 from draftkit.data.responders import Sampling, engine_responder
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.write import StatesSettings, open_states_job
@@ -25,7 +26,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.models import ends
-from draftkit.models.devices import KEPT_BYTES, device_named, tune_for_cpu, use_device
+from draftkit.models.devices import KEPT_BYTES, device_named, fast_dtype, tune_for_cpu, use_device
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
 from draftkit.train import run
@@ -210,3 +211,25 @@ def test_memory_of_large_tensors_is_kept_for_the_next() -> None:
         torch.ones(KEPT_BYTES // 64)  # 64 MB, dropped at once
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert faults[-1] < 8  # fetched anew it takes 32 pages of 2 MB, or 16,384 of 4 KB
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx", "found"),
+    [
+        (True, True, ("bfloat16", "AMX")),
+        (False, True, ("bfloat16", "AVX512_BF16")),
+        (False, False, ("float32", "neither")),
+    ],
+)
+def test_the_fast_dtype_of_a_cpu_and_why(
+    amx: bool, avx: bool, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
+    name, why = found
+    assert settled_dtype("auto", "cpu") == name
+    said = capsys.readouterr().err
+    assert name in said
+    assert why in said
+    assert settled_dtype(None, "cpu") is None
+    assert fast_dtype("cuda:0")[0] == "bfloat16"
