@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 def convert(
     source: SourceArgument,
     out: Annotated[
-        Path | None, typer.Argument(help="The folder to write; default: the source's name-draftkit.")
+        Path | None,
+        typer.Argument(help="The folder to write, OUT.gguf for --to gguf; default: the source's name-draftkit."),
     ] = None,
     target: OptionalTargetOption = None,
     revision: RevisionOption = None,
     to: Annotated[str, typer.Option(help="The layout to write; `draftkit formats` lists all.")] = "unified",
+    stored: Annotated[
+        str | None,
+        typer.Option("--type", help="How the matrices of a GGUF file are stored: f32, f16, bf16, q8_0, q4_0."),
+    ] = None,
     format: FormatOption = None,
     part: Annotated[
         str | None, typer.Option(help="Take this part out of a target: mtp, its multi-token prediction heads.")
@@ -81,6 +86,7 @@ def convert(
         overrides=overrides,
         ignored_keys=ignored_keys or (),
         digest=digest,
+        stored=stored,
     )
     if check:
         conversion.check_finite()

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
-from draftkit.convert.destinations import UNIFIED, VLLM, alternatives, export_to
+from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to
 from draftkit.convert.detect import detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
+from draftkit.convert.gguf_writing import file_tensors, write_file
 from draftkit.convert.mtp_heads import TargetHeads, find_heads
 from draftkit.convert.mtp_put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
@@ -43,7 +44,8 @@ class Conversion:
     """A planned conversion; nothing has been written.
 
     `reading` is None for a unified source. `draft` is the source in the layout, its tensors not read yet; None while
-    facts are missing, which `reading.plan.missing` lists. `export` is None for the unified layout itself.
+    facts are missing, which `reading.plan.missing` lists. `export` is None for the unified layout itself. `stored`: how
+    the matrices of a GGUF file are stored, None as the draft's are.
     """
 
     source: Located
@@ -52,6 +54,7 @@ class Conversion:
     reading: Reading | None
     draft: Draft | None
     export: Export | None
+    stored: str | None = None
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -90,7 +93,10 @@ class Conversion:
             raise self._lossy(draft)
         if self.export is not None:
             outgoing = Outgoing(draft, self.target, self.destination)
-            write_export(out, outgoing, self.export, force=force, on_bytes=on_bytes)
+            if self.destination == GGUF:
+                write_file(out, outgoing, self.export, self.stored, force=force, on_bytes=on_bytes)
+            else:
+                write_export(out, outgoing, self.export, force=force, on_bytes=on_bytes)
         else:
             write_draft(out, draft, force=force, on_bytes=on_bytes)
         return out
@@ -111,7 +117,10 @@ class Conversion:
         draft = self.require_draft()
         if self.export is None:
             return sum(tensor.nbytes for tensor in draft.tensors.values())
-        return sum(t.nbytes for t in results(Outgoing(draft, self.target, self.destination), self.export).values())
+        outgoing = Outgoing(draft, self.target, self.destination)
+        if self.destination == GGUF:
+            return sum(tensor.nbytes for tensor in file_tensors(outgoing, self.export, self.stored))
+        return sum(tensor.nbytes for tensor in results(outgoing, self.export).values())
 
 
 def plan_conversion(
@@ -124,6 +133,7 @@ def plan_conversion(
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
     digest: bool = False,
+    stored: str | None = None,
 ) -> Conversion:
     """Find a checkpoint, recognize its format and plan its conversion.
 
@@ -131,15 +141,17 @@ def plan_conversion(
     is read, unless the destination stores a copy of its tensors. `format` is a name that `draftkit formats` lists,
     recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
     unknown, and which are dropped all the same; that is recorded as a loss. `digest`: take the SHA-256 of large local
-    files too. Raises `DraftkitError`.
+    files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. Raises `DraftkitError`.
     """
-    located = locate(source, revision=revision)
+    if stored is not None and to != GGUF:
+        raise DraftkitError(f"--type {stored} is for GGUF files", expected=f"--to {GGUF}")
+    located = locate(source, revision=revision, as_file=True)
     if not is_unified(located.path):
         reading = read_foreign(located, target, format, overrides, ignored_keys)
         draft = None
         if reading.plan.spec is not None or reading.plan.problems:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
-        return _plan_destination(located, to, reading.target, reading, draft)
+        return _plan_destination(located, to, reading.target, reading, draft, stored)
     if to == UNIFIED and not overrides:
         raise LayoutError(
             f"{located.name} is a unified draft already", where=located.path, hint=f"draftkit inspect {source}"
@@ -149,7 +161,7 @@ def plan_conversion(
     draft = read_draft(located.path)
     if overrides:
         draft = _overridden(draft, overrides)
-    return _plan_destination(located, to, _target_facts(target or draft.provenance.target), None, draft)
+    return _plan_destination(located, to, _target_facts(target or draft.provenance.target), None, draft, stored)
 
 
 def read_foreign(
@@ -199,6 +211,7 @@ def convert_checkpoint(
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
+    stored: str | None = None,
     force: bool = False,
     allow_lossy: bool = False,
     on_bytes: Callable[[int], None] | None = None,
@@ -217,6 +230,7 @@ def convert_checkpoint(
         format=format,
         overrides=overrides,
         ignored_keys=ignored_keys,
+        stored=stored,
     )
     out = out or default_output(conversion)
     return conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
@@ -225,8 +239,8 @@ def convert_checkpoint(
 def target_with_heads(source: str, *, revision: str | None = None) -> tuple[Checkpoint, TargetHeads] | None:
     """A target and the multi-token prediction heads that its config promises or its weights hold; None for anything
     else. Reads headers alone. Raises `DraftkitError`."""
-    located = locate(source, revision=revision)
-    if is_unified(located.path):
+    located = locate(source, revision=revision, as_file=True)
+    if is_unified(located.path) or located.path.is_file():
         return None
     checkpoint = open_source(located)
     heads = None if checkpoint.adapter is not None else find_heads(checkpoint)
@@ -258,6 +272,8 @@ def default_output(conversion: Conversion) -> Path:
     """
     source = conversion.source
     name = source.repo.split("/")[1] if source.repo else Path(os.path.abspath(source.path)).name
+    if conversion.destination == GGUF:
+        return Path(f"{name}.gguf")
     name += "-draftkit" if conversion.destination == UNIFIED else f"-{conversion.destination}"
     if conversion.require_draft().spec.method == "eagle":
         return Path(name)
@@ -282,7 +298,7 @@ def describe_checkpoint(
     source: str, *, target: str | None = None, revision: str | None = None, format: str | None = None
 ) -> Draft | Reading:
     """As `inspect_checkpoint`; a checkpoint that contradicts itself has what could be read, and a `plan.refusal`."""
-    located = locate(source, revision=revision)
+    located = locate(source, revision=revision, as_file=True)
     if not is_unified(located.path):
         return describe_foreign(located, target, format)
     try:
@@ -302,7 +318,12 @@ def _describe_refused(located: Located, refusal: LayoutError) -> Reading:
 
 
 def _plan_destination(
-    source: Located, to: str, target: TargetFacts | None, reading: Reading | None, draft: Draft | None
+    source: Located,
+    to: str,
+    target: TargetFacts | None,
+    reading: Reading | None,
+    draft: Draft | None,
+    stored: str | None,
 ) -> Conversion:
     if draft is not None and target is not None:
         _check_captured_layers(draft, target)
@@ -311,7 +332,7 @@ def _plan_destination(
         draft = for_vllm(draft, target)
     elif draft is not None and to != UNIFIED:
         export = export_to(to, draft, target)
-    return Conversion(source, to, target, reading, draft, export)
+    return Conversion(source, to, target, reading, draft, export, stored)
 
 
 def _check_captured_layers(draft: Draft, target: TargetFacts) -> None:

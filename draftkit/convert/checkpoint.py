@@ -9,6 +9,7 @@ from pathlib import Path
 from draftkit.engines.speculators import KIND
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.locate import Located, locate
+from draftkit.io.gguf_file import read_gguf
 from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
 from draftkit.io.safetensors_file import read_safetensors
@@ -35,7 +36,8 @@ class Adapter:
 class Checkpoint:
     """What a format recognizes and plans from.
 
-    With an `adapter`, `config` is its base model's, and `tensors` are both's; the adapter's begin with `ADAPTER`.
+    With an `adapter`, `config` is its base model's, and `tensors` are both's; the adapter's begin with `ADAPTER`. Of a
+    GGUF file, `config` is the metadata, an object for each first word of its keys.
     """
 
     source: Located
@@ -71,7 +73,14 @@ class Checkpoint:
     @property
     def config_path(self) -> Path:
         """The file that `config` was read from."""
-        return (self.adapter.base if self.adapter else self.source).path / "config.json"
+        path = (self.adapter.base if self.adapter else self.source).path
+        return path if path.is_file() else path / "config.json"
+
+    @property
+    def gguf_architecture(self) -> str | None:
+        """What a GGUF file calls its model; None of anything else."""
+        general = self.config.get("general")
+        return str(general.get("architecture")) if self.source.path.is_file() and isinstance(general, dict) else None
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -114,10 +123,21 @@ class Checkpoint:
 
 def open_source(source: Located) -> Checkpoint:
     """Open a located checkpoint. Raises `SourceError`/`FormatError` for what is missing or damaged."""
+    if source.path.is_file():
+        return _open_gguf(source)
     if (source.path / ADAPTER_CONFIG).is_file():
         return _open_adapter(source)
     config = read_object(source.path / "config.json")
     return Checkpoint(source, config, _open_tensors(source.path) | _mask_embedding(source.path, config))
+
+
+def _open_gguf(source: Located) -> Checkpoint:
+    file = read_gguf(source.path)
+    config: dict[str, dict[str, object]] = {}
+    for key, value in file.metadata.items():
+        holder, _, name = key.partition(".")
+        config.setdefault(holder, {})[name] = value
+    return Checkpoint(source, dict(config), _by_name(file.tensors))
 
 
 def _open_tensors(folder: Path) -> dict[str, TensorHandle]:

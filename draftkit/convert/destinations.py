@@ -15,7 +15,7 @@ from draftkit.io.records import did_you_mean
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
 
-UNIFIED, VLLM = "unified", "vllm"
+UNIFIED, VLLM, GGUF = "unified", "vllm", "gguf"  # the last is one file, and the others folders
 
 
 class Exporter(Format, Protocol):

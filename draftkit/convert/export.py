@@ -30,13 +30,14 @@ class Export:
     """What will be written: the foreign config, and moves from unified tensors (`target:` ones are the target's).
 
     `losses`: what of the draft this layout cannot say. `torch_files`: file → the tensors that lie there, by
-    destination, instead of among the other weights.
+    destination, instead of among the other weights. `computed`: tensors that follow from the facts alone.
     """
 
     config: dict[str, object]
     moves: tuple[Move, ...]
     losses: tuple[str, ...] = ()
     torch_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    computed: Mapping[str, TensorHandle] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def kept(outgoing: Outgoing, runs: Architecture, renames: Mapping[str, str], wit
 def results(outgoing: Outgoing, export: Export) -> dict[str, TensorHandle]:
     """The tensors that an export writes, by name; none is read yet."""
     names = {name for move in export.moves for name in move.sources}
-    return carry_out(export.moves, {name: outgoing.tensor(name) for name in names})
+    return carry_out(export.moves, {name: outgoing.tensor(name) for name in names}) | dict(export.computed)
 
 
 def write_export(

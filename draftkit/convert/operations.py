@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Operation = Literal[
     "copy", "drop", "reshape", "first_rows", "offset_to_index", "index_to_offset", "offset_to_mask", "fill",
     "mask_to_offset", "widen", "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed",
-    "add_dora", "add_dora_transposed", "fold_bias",
+    "add_dora", "add_dora_transposed", "fold_bias", "interleave", "part_halves", "cast",
 ]  # fmt: skip
 MAX_FOLD_ERROR = 0.03  # of what fc makes of the embedding and its bias
 FOLD_SAMPLE = 1024  # embedding rows on which that error is measured
@@ -37,7 +37,8 @@ class Move:
     """How one tensor of the result comes about, or why a source tensor is dropped (`destination` is None).
 
     `dtype` and `shape` are those of the result, of the source where it is dropped. `number` is the scale of
-    `add_lora`, `add_dora` and their transposed kinds, and the value of `fill`. `reason` is told to the user.
+    `add_lora`, `add_dora` and their transposed kinds, the value of `fill`, and the heads of `interleave` and
+    `part_halves`. `reason` is told to the user.
     """
 
     operation: Operation
@@ -241,6 +242,41 @@ def _bias_shift(
     return best, least
 
 
+def _interleave(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """Queries or keys that rotate pairs of rows half a head apart → pairs of neighbors; `part_halves` the way back.
+
+    In the dtype of the result.
+    """
+    import numpy
+
+    assert move.number is not None
+    source = sources[0]
+    row = tensor_bytes(source.dtype, move.shape[1:])
+    rows = move.shape[0] // int(move.number)
+    order = numpy.arange(rows).reshape(2, -1).T.ravel()  # of the rows of a head, as they are to stand
+    order = order if move.operation == "interleave" else order.argsort()
+    for heads in source.blocks(rows * row):
+        ordered = numpy.frombuffer(heads, numpy.uint8).reshape(-1, rows, row)[:, order]
+        yield from _in_dtype(ordered.tobytes(), source.dtype, move.dtype)
+
+
+def _cast(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """The same numbers in another dtype, rounded to nearest."""
+    for numbers in sources[0].blocks(tensor_bytes(sources[0].dtype, (1,))):
+        yield from _in_dtype(numbers, sources[0].dtype, move.dtype)
+
+
+def _in_dtype(numbers: bytes, before: str, after: str) -> Iterator[Chunk]:
+    import torch
+
+    from draftkit.io.dtypes import torch_dtype
+
+    if before == after:
+        yield numbers
+    else:
+        yield raw_memory(torch.frombuffer(bytearray(numbers), dtype=torch_dtype(before)).to(torch_dtype(after)))
+
+
 STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]]] = {
     "first_rows": _first_rows,
     "offset_to_index": _offset_to_index,
@@ -256,6 +292,9 @@ STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]
     "add_dora": _add_dora,
     "add_dora_transposed": _add_dora,
     "fold_bias": _fold_bias,
+    "interleave": _interleave,
+    "part_halves": _interleave,
+    "cast": _cast,
 }
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from draftkit import zoo
-from draftkit.engines import sglang, speculators
+from draftkit.engines import llama_cpp, sglang, speculators
 from draftkit.engines.vllm import serve as vllm
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
@@ -34,7 +34,7 @@ def serve_commands(
     tokens = k or stated_tokens(draft) or usual_tokens(draft.spec)
     if local:
         target, folder = local_name(target), folder.absolute()
-    engines = {"vLLM": vllm, "SGLang": sglang}
+    engines = {"vLLM": vllm, "SGLang": sglang, "llama.cpp": llama_cpp}
     return {
         name: engine.serve_command(draft.spec, target, folder, tokens)
         for name, engine in engines.items()
@@ -53,7 +53,7 @@ def local_name(source: str) -> str:
     """A source as other programs on this machine find it: the path of a zoo model, an absolute one for a folder."""
     if source.startswith("zoo:"):
         return str(zoo.path(source.removeprefix("zoo:")))
-    return os.path.abspath(source) if os.path.isdir(source) else source
+    return os.path.abspath(source) if os.path.exists(source) else source
 
 
 def usual_tokens(spec: DraftSpec) -> int:

@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftkit.errors import DraftkitError, FormatError, SourceError
+from draftkit.errors import FormatError
 from draftkit.io.atomic import temporary_folder
+from draftkit.io.gguf_file import open_reader, value_of
 from draftkit.io.jsonfile import dump
 
 if TYPE_CHECKING:
@@ -43,47 +44,22 @@ def folder_of_gguf(file: Path) -> Path:
 
 @cache
 def _folder_of(file: Path, changed: int, size: int) -> Path:
-    reader = _open(file)
+    reader = open_reader(file)
     folder = _folders.enter_context(temporary_folder()) / file.stem
     folder.mkdir()
     (folder / file.name).symlink_to(file)
     _write_config(reader, file, folder)
     _write_tokenizer(reader, file, folder)
-    ends = {_value(reader, f"tokenizer.ggml.{name}") for name in ENDS} - {None}
+    ends = {value_of(reader, f"tokenizer.ggml.{name}") for name in ENDS} - {None}
     (folder / "generation_config.json").write_text(dump({"eos_token_id": sorted(ends)} if ends else {}))
     return folder
-
-
-def _open(file: Path) -> GGUFReader:
-    """The file, whole as far as its header says."""
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError as error:
-        raise DraftkitError(
-            "GGUF files are read with the package gguf", where=file, hint="pip install 'draftkit[gguf]'"
-        ) from error
-    try:
-        reader = GGUFReader(file)
-    except Exception as error:  # whatever it stumbles over: it believes what it reads
-        raise FormatError(
-            f"{file.name} is no GGUF file, or is damaged or cut short: {_first_line(error)}",
-            where=file,
-            hint="fetch it again",
-        ) from error
-    if (parts := _value(reader, "split.count") or 1) > 1:
-        raise SourceError(
-            f"{file.name} is one of {parts} parts, and transformers reads a GGUF file in one",
-            where=file,
-            hint="llama-gguf-split --merge joins them",
-        )
-    return reader
 
 
 def _write_config(reader: GGUFReader, file: Path, folder: Path) -> None:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    architecture = _value(reader, "general.architecture")
+    architecture = value_of(reader, "general.architecture")
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # what is missing in a file shows in many types
@@ -92,7 +68,7 @@ def _write_config(reader: GGUFReader, file: Path, folder: Path) -> None:
             where=file,
             hint=ORIGINAL,
         ) from error
-    stated = _value(reader, f"{architecture}.rope.scaling.type") not in (None, "none")
+    stated = value_of(reader, f"{architecture}.rope.scaling.type") not in (None, "none")
     scaled = stated or any(tensor.name in ROPE_FACTORS for tensor in reader.tensors)
     if scaled and not _scales_rope(getattr(config.get_text_config(), "rope_parameters", None) or {}):
         raise FormatError(
@@ -117,7 +93,7 @@ def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as known
     except ImportError:  # of older releases, which split texts as the class of tokenizer does
         known = {}
-    splits = _value(reader, "tokenizer.ggml.pre")
+    splits = value_of(reader, "tokenizer.ggml.pre")
     if splits not in (None, "default", "gpt-2", *DIGIT_BY_DIGIT, *known):
         _log.warning("%s: transformers does not know how %s splits text, and may tokenize otherwise", file.name, splits)
     try:
@@ -130,12 +106,6 @@ def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
         whole = tokenizer.backend_tokenizer
         whole.pre_tokenizer = Sequence([Digits(individual_digits=True), whole.pre_tokenizer])
     tokenizer.save_pretrained(folder)
-
-
-def _value(reader: GGUFReader, key: str) -> Any:
-    """What the file says under a key, None where it says nothing."""
-    field = reader.get_field(key)
-    return None if field is None else field.contents()
 
 
 def _first_line(error: Exception) -> str:

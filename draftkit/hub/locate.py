@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Located:
-    """A source and the local folder that holds it, or stands for it where that is a GGUF file."""
+    """A source and the local folder that holds it, or stands for it where that is a GGUF file, or this itself."""
 
     path: Path
     name: str  # what the user would call it: 'org/name', 'zoo:eagle' or the path
@@ -53,12 +53,15 @@ class Located:
     default_target: str | None = None  # for zoo drafts
 
 
-def locate(source: str, *, revision: str | None = None, weights: bool = True, tokenizer: bool = True) -> Located:
+def locate(
+    source: str, *, revision: str | None = None, weights: bool = True, tokenizer: bool = True, as_file: bool = False
+) -> Located:
     """Find `source` and return its local folder, downloading what is missing from the Hugging Face Hub.
 
     `source` is `zoo:NAME`, a folder, a GGUF file, `org/name`, `org/name@revision` or `hf://org/name[@revision]`; an
     existing folder wins over a repository of the same name. From the Hub come the config and, where wanted, the
-    tokenizer and one kind of weights. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
+    tokenizer and one kind of weights. `as_file`: a GGUF file stays one, instead of a folder that stands for it as that
+    of a model which transformers reads. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
 
     Raises `SourceError` when the source cannot be had: missing, private or gated, no such revision, offline, no
     network, disk full.
@@ -70,7 +73,7 @@ def locate(source: str, *, revision: str | None = None, weights: bool = True, to
         return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
     if os.path.exists(os.path.expanduser(source)) or _looks_like_path(source):
         _refuse_revision(source, revision)
-        return _in_folder(source)
+        return _in_folder(source, as_file)
     return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
 
 
@@ -110,16 +113,18 @@ def _in_zoo(source: str) -> Located:
     return Located(path, source, default_target=None if source == target else target)
 
 
-def _in_folder(source: str) -> Located:
+def _in_folder(source: str, as_file: bool) -> Located:
     path = Path(os.path.expanduser(source))
     if os.path.isfile(path) and path.suffix == ".gguf":
-        return Located(folder_of_gguf(path), source)
+        return Located(path if as_file else folder_of_gguf(path), source)
     if os.path.isfile(path):
         raise SourceError(f"{source} is a file", where=path, hint=f"pass the folder: {path.parent}")
     if not os.path.isdir(path):  # unlike the method of a path, False for a name that is too long
         raise SourceError(f"there is no folder {source}", where=path, hint="check the path; a Hub id is org/name")
     file = gguf_file(path)
-    return Located(path if file is None else folder_of_gguf(file), source)
+    if file is None:
+        return Located(path, source)
+    return Located(file if as_file else folder_of_gguf(file), source)
 
 
 def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool) -> Located:

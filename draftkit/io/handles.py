@@ -64,6 +64,16 @@ class TensorHandle:
         """The tensor's little-endian bytes in row-major order, at most `size` at a time."""
         return self.reader(size)
 
+    def blocks(self, block: int) -> Iterator[bytes]:
+        """The same in pieces of whole blocks, of `block` bytes each: about `CHUNK_BYTES`, one block at least."""
+        size, held = max(CHUNK_BYTES // block, 1) * block, bytearray()
+        for chunk in self.chunks(size):
+            held += chunk
+            whole = len(held) // block * block
+            if whole:
+                yield bytes(held[:whole])
+                del held[:whole]
+
     def load(self) -> torch.Tensor:
         """The tensor on the CPU, of `dtype` and `shape`, in memory of its own."""
         import torch
@@ -121,3 +131,15 @@ def damaged(path: Path, found: int, expected: str, reason: str | None = None) ->
         expected=expected,
         hint="download or copy the file again",
     )
+
+
+def file_chunks(path: Path, start: int, nbytes: int, size: int) -> Iterator[bytes]:
+    """Bytes of a file from `start` on, at most `size` at a time. Raises `FormatError` where it has shrunk since."""
+    with open_source(path) as file:
+        file.seek(start)
+        while nbytes:
+            chunk = file.read(min(size, nbytes))
+            if not chunk:
+                raise damaged(path, file.tell(), f"{nbytes:,} bytes more: the file has shrunk since it was opened")
+            nbytes -= len(chunk)
+            yield chunk

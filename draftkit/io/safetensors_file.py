@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.atomic import start_write_back
 from draftkit.io.dtypes import DTYPES, tensor_bytes
-from draftkit.io.handles import Chunk, TensorHandle, TensorToWrite, damaged, open_source
+from draftkit.io.handles import Chunk, TensorHandle, TensorToWrite, damaged, file_chunks, open_source
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
@@ -46,7 +46,7 @@ def read_safetensors(path: Path) -> list[TensorHandle]:
     """
     data_start, regions = read_regions(path)
     return [
-        TensorHandle(r.name, r.dtype, r.shape, path, partial(_stream, path, data_start + r.begin, r.end - r.begin))
+        TensorHandle(r.name, r.dtype, r.shape, path, partial(file_chunks, path, data_start + r.begin, r.end - r.begin))
         for r in regions
     ]
 
@@ -131,17 +131,6 @@ def _check_cover(regions: Sequence[Region], path: Path) -> None:
         if region.begin != end:
             raise _bad_entry(region.name, f"begins at byte {region.begin}, where the one before it ends at {end}", path)
         end = region.end
-
-
-def _stream(path: Path, start: int, nbytes: int, size: int) -> Iterator[bytes]:
-    with open_source(path) as file:
-        file.seek(start)
-        while nbytes:
-            chunk = file.read(min(size, nbytes))
-            if not chunk:
-                raise damaged(path, file.tell(), f"{nbytes:,} bytes more: the file has shrunk since it was opened")
-            nbytes -= len(chunk)
-            yield chunk
 
 
 def write_safetensors(

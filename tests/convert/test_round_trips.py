@@ -20,7 +20,7 @@ from fixtures.published.layers import VD, H, V, vocabulary_map
 from safetensors.torch import save_file
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
-from draftkit.convert.destinations import destinations
+from draftkit.convert.destinations import GGUF, destinations
 from draftkit.convert.unified import config_of
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import LayoutError
@@ -225,6 +225,7 @@ def whole_target(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = pico.save_target_config(tmp_path_factory.mktemp("target"))
     tables = {"model.embed_tokens.weight": (V, H), "lm_head.weight": (V, H)}
     save_file(randoms(tables, torch.float16, seed=5), folder / "model.safetensors")
+    pico.save_tokenizer(folder)
     return str(folder)
 
 
@@ -264,8 +265,8 @@ def _any(draft: Draft, names: str) -> bool:
 
 
 TAKEN = {
-    "eagle": {"eagle", "sglang", "vllm"}, "eagle3": {"eagle", "sglang", "speculators", "vllm"},
-    "p-eagle": {"speculators", "vllm"}, "draft-model": {"hf", "vllm"}, "pard": {"pard", "vllm"}, "pard-2": {"pard"},
+    "eagle": {"eagle", "sglang", "vllm"}, "eagle3": {"eagle", "gguf", "sglang", "speculators", "vllm"},
+    "p-eagle": {"speculators", "vllm"}, "draft-model": {"gguf", "hf", "vllm"}, "pard": {"pard", "vllm"}, "pard-2": {"pard"},
     "mlp-speculator": {"mlp-speculator"}, "medusa": {"vllm"}, "dflash": {"dflash", "speculators", "vllm"},
     "dspark": {"deepspec", "speculators", "vllm"}, "dflash2": {"dflash", "speculators", "vllm"},
 }  # fmt: skip
@@ -283,7 +284,8 @@ def test_every_fact_comes_back_or_is_said_to_be_lost(
         to: dict[str, Any] = {"to": destination, "target": whole_target}
         try:
             losses = plan_conversion(source, **to).losses
-            out = convert_checkpoint(source, tmp_path / str(number), **to, allow_lossy=True)
+            name_of_file = f"{number}.gguf" if destination == GGUF else str(number)
+            out = convert_checkpoint(source, tmp_path / name_of_file, **to, allow_lossy=True)
         except LayoutError:
             continue
         back = read_draft(out) if is_unified(out) else plan_conversion(str(out), target=whole_target).require_draft()

@@ -43,6 +43,7 @@ class CausalLMSpec(Architecture):
     SERVED_AS: ClassVar = {
         "vllm": {"draft-model": "draft_model", "pard": "draft_model", "pard-2": "draft_model"},
         "sglang": {"draft-model": "STANDALONE"},
+        "llama.cpp": {"draft-model": "draft-simple"},
     }
     own_model: ClassVar = True
 

@@ -45,6 +45,7 @@ class EagleSpec(Architecture):
     SERVED_AS: ClassVar = {
         "vllm": {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3"},
         "sglang": {"eagle": "EAGLE", "eagle3": "EAGLE3"},
+        "llama.cpp": {"eagle3": "draft-eagle3"},
     }
 
     decoder: Decoder

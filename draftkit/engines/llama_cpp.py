@@ -1,0 +1,64 @@
+"""llama.cpp (b11434): the drafts that it runs from GGUF files, the targets that it runs them with, and how."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftkit.errors import TargetError
+from draftkit.layout.spec import DraftSpec
+from draftkit.layout.target import TargetFacts, language_model
+
+# By `model_type`, the targets whose graph hands out the inputs of its layers (`t_layer_inp` in `src/models/`).
+WITH_LAYER_INPUTS = (
+    "bailing_moe_v3", "deepseek_v4", "gemma4", "gemma4_text", "gpt_oss", "hunyuan_vl", "lfm2", "llama", "mimo_v2",
+    "minimax", "minimax_m2", "mistral", "muse_glimmer", "nanbeige", "nemotron_h", "qwen3", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text",
+)  # fmt: skip
+WITHOUT_LAST_STATE = ("llama", "mistral")  # whose graph keeps no state after its last layer for a draft
+
+
+def loads(spec: DraftSpec, layout: str) -> bool:
+    """Whether llama.cpp runs a draft's file: one of GGUF."""
+    return layout == "gguf" and spec.method in spec.architecture.SERVED_AS.get("llama.cpp", {})
+
+
+def check_target(spec: DraftSpec, target: TargetFacts) -> None:
+    """Raise `TargetError` for a target whose graph hands out none of the states that a draft reads: it aborts."""
+    kind = _kind(target)
+    if spec.architecture.aux_layer_ids is not None and kind not in WITH_LAYER_INPUTS:
+        raise TargetError(
+            f"llama.cpp b11434 does not hand out the layer inputs of {kind} targets, which this draft reads: the "
+            "server aborts",
+            where=target.name,
+            expected="a target of " + ", ".join(WITH_LAYER_INPUTS),
+        )
+
+
+def last_state_of(target: TargetFacts, ids: Sequence[int]) -> str | None:
+    """What llama.cpp makes of the state after the target's last layer, where a draft reads it and that is another."""
+    last = target.num_hidden_layers
+    if max(ids) < last:
+        return None
+    found = "stale memory" if _kind(target) in WITHOUT_LAST_STATE else "another state, or none"
+    return f"the draft reads the state after layer {last}, the target's last, and llama.cpp gives it {found}"
+
+
+def serve_command(spec: DraftSpec, target: str, file: Path, tokens: int) -> str:
+    """The command that serves the target with a draft that proposes at most `tokens` a round.
+
+    TARGET.gguf where the target is no GGUF file. Chains over captured states lose drafts under several requests with
+    the default sampling in the backend, so that is switched off.
+    """
+    target = target if target.endswith(".gguf") else "TARGET.gguf"
+    architecture = spec.architecture
+    options = ["-m", target, "-md", str(file), "--spec-type", architecture.SERVED_AS["llama.cpp"][spec.method]]
+    options += ["--spec-draft-n-max", str(tokens)]
+    if architecture.aux_layer_ids is not None and architecture.parallel is None:
+        options.append("--no-spec-draft-backend-sampling")
+    return " ".join(("llama-server", *map(shlex.quote, options)))
+
+
+def _kind(target: TargetFacts) -> str:
+    return str(language_model(target.config).get("model_type"))
