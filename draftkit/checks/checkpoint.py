@@ -43,7 +43,7 @@ def findings_of_reading(reading: Reading) -> list[Finding]:
         tensors=carry_out(plan.moves, checkpoint.tensors),
         target=reading.target,
     )
-    return findings(evidence, "checkpoint")
+    return findings(evidence, "checkpoint", *(["gguf"] if checkpoint.gguf_architecture else []))
 
 
 def findings_of_draft(draft: Draft, target: TargetFacts | None = None) -> list[Finding]:
@@ -64,7 +64,7 @@ def not_run(spec: DraftSpec) -> Iterator[Finding]:
         yield Finding("not-run", "note", reason, source="draftkit")
 
 
-@check_unless("d2t")
+@check_unless("d2t", "gguf-d2t-offsets")
 def zero_d2t(tensors: Tensors) -> Iterator[Finding]:
     if "d2t" in tensors and not any(integers(tensors["d2t"])):
         yield Finding(
@@ -76,7 +76,7 @@ def zero_d2t(tensors: Tensors) -> Iterator[Finding]:
         )
 
 
-@check_unless("d2t")
+@check_unless("d2t", "gguf-d2t-offsets")
 def vocabulary_map(architecture: Architecture, tensors: Tensors) -> Iterator[Finding]:
     yield from problems_of_map(tensors, architecture.vocab_size)
 

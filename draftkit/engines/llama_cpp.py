@@ -24,16 +24,18 @@ def loads(spec: DraftSpec, layout: str) -> bool:
     return layout == "gguf" and spec.method in spec.architecture.SERVED_AS.get("llama.cpp", {})
 
 
-def check_target(spec: DraftSpec, target: TargetFacts) -> None:
-    """Raise `TargetError` for a target whose graph hands out none of the states that a draft reads: it aborts."""
+def refusal_of_target(spec: DraftSpec, target: TargetFacts) -> str | None:
+    """Why llama.cpp aborts with a target: its graph hands out none of the states that the draft reads; or None."""
     kind = _kind(target)
-    if spec.architecture.aux_layer_ids is not None and kind not in WITH_LAYER_INPUTS:
-        raise TargetError(
-            f"llama.cpp b11434 does not hand out the layer inputs of {kind} targets, which this draft reads: the "
-            "server aborts",
-            where=target.name,
-            expected="a target of " + ", ".join(WITH_LAYER_INPUTS),
-        )
+    if spec.architecture.aux_layer_ids is None or kind in WITH_LAYER_INPUTS:
+        return None
+    return f"llama.cpp b11434 hands out no layer inputs of {kind} targets, which this draft reads: the server aborts"
+
+
+def check_target(spec: DraftSpec, target: TargetFacts) -> None:
+    """Raise `TargetError` for a target with which llama.cpp aborts."""
+    if problem := refusal_of_target(spec, target):
+        raise TargetError(problem, where=target.name, expected="a target of " + ", ".join(WITH_LAYER_INPUTS))
 
 
 def last_state_of(target: TargetFacts, ids: Sequence[int]) -> str | None:
@@ -45,19 +47,23 @@ def last_state_of(target: TargetFacts, ids: Sequence[int]) -> str | None:
     return f"the draft reads the state after layer {last}, the target's last, and llama.cpp gives it {found}"
 
 
-def serve_command(spec: DraftSpec, target: str, file: Path, tokens: int) -> str:
-    """The command that serves the target with a draft that proposes at most `tokens` a round.
+def draft_arguments(spec: DraftSpec, file: Path, tokens: int) -> list[str]:
+    """What `llama-server` is told of a draft that proposes at most `tokens` a round.
 
-    TARGET.gguf where the target is no GGUF file. Chains over captured states lose drafts under several requests with
-    the default sampling in the backend, so that is switched off.
+    Without `--spec-type` it loads most drafts and does not use them. Chains over captured states lose drafts under
+    several requests with sampling in the backend, its default, so that is switched off.
     """
-    target = target if target.endswith(".gguf") else "TARGET.gguf"
     architecture = spec.architecture
-    options = ["-m", target, "-md", str(file), "--spec-type", architecture.SERVED_AS["llama.cpp"][spec.method]]
-    options += ["--spec-draft-n-max", str(tokens)]
-    if architecture.aux_layer_ids is not None and architecture.parallel is None:
-        options.append("--no-spec-draft-backend-sampling")
-    return " ".join(("llama-server", *map(shlex.quote, options)))
+    kind = architecture.SERVED_AS["llama.cpp"][spec.method]
+    found = ["-md", str(file), "--spec-type", kind, "--spec-draft-n-max", str(tokens)]
+    chain = architecture.aux_layer_ids is not None and architecture.parallel is None
+    return [*found, "--no-spec-draft-backend-sampling"] if chain else found
+
+
+def serve_command(spec: DraftSpec, target: str, file: Path, tokens: int) -> str:
+    """The command that serves the target with a draft; TARGET.gguf where the target is no GGUF file."""
+    target = target if target.endswith(".gguf") else "TARGET.gguf"
+    return shlex.join(("llama-server", "-m", target, *draft_arguments(spec, file, tokens)))
 
 
 def _kind(target: TargetFacts) -> str:

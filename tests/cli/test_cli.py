@@ -32,6 +32,7 @@ SURFACE = {
         "--target",
         "--revision",
         "--to",
+        "--type",
         "--from",
         "--part",
         "--into",

@@ -26,6 +26,7 @@ from draftkit.layout.spec import DraftSpec
 ALL = all_published()
 FORMATS = {module.NAME: module for module in all_formats()}
 each = pytest.mark.parametrize("published", [pytest.param(p, id=name) for name, p in ALL.items()])
+IN_A_FILE = {name for name in FORMATS if name.startswith("gguf-")}  # no folders: test_gguf_drafts.py
 BACK = [p for p in ALL.values() if p.back and destination_of(FORMATS[p.format]) is not None]
 # Keys that a layout may write differently, or not at all, without another meaning.
 EQUIVALENT = {"architectures", "dtype", "rope_parameters", "rope_scaling", "torch_dtype", "transformers_version"}
@@ -194,6 +195,7 @@ def test_the_readme_lists_every_format_and_where_its_drafts_go() -> None:
     methods = {name: {p.method for p in ALL.values() if p.format == name} for name in FORMATS} | {
         "lora": {"draft-model"}
     }
+    methods |= {name: set(FORMATS[name].METHODS) for name in IN_A_FILE}  # type: ignore[attr-defined]
     exporters = [module for module in FORMATS.values() if destination_of(module) is not None]
     for formats, written in named:
         of_row = set().union(*(methods[name] for name in formats))
@@ -203,4 +205,4 @@ def test_the_readme_lists_every_format_and_where_its_drafts_go() -> None:
 
 def test_every_format_has_a_published_checkpoint() -> None:
     adapters = {"lora"}  # of two folders: test_lora.py
-    assert {published.format for published in ALL.values()} == set(FORMATS) - adapters
+    assert {published.format for published in ALL.values()} == set(FORMATS) - adapters - IN_A_FILE

@@ -16,12 +16,12 @@ import torch
 from fixtures import pico
 from fixtures.published.checkpoint import randoms
 from fixtures.published.eagle3 import YARN
-from fixtures.published.layers import VD, H, V, vocabulary_map
+from fixtures.published.layers import VD, H, V
+from fixtures.unified import write_unified
 from safetensors.torch import save_file
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import GGUF, destinations
-from draftkit.convert.unified import config_of
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import Architecture, ParallelDrafting
@@ -33,13 +33,8 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import Draft, is_unified, read_draft
-from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
 
-PROVENANCE = Provenance(
-    source="a test", source_revision=None, format="a test", files=(), target=None, target_revision=None, facts=(),
-    dropped_config={}, losses=(), draftkit_version="0",
-)  # fmt: skip
 MASK = ParallelDrafting(mask_token_id=7, mask_state=True)
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": V, "hidden_size": H,
@@ -204,28 +199,13 @@ def spec_of(name: str) -> DraftSpec:
     return DraftSpec(architecture=DRAFTS[name], dtype="F16")
 
 
-def write_unified(folder: Path, architecture: Architecture) -> str:
-    """A unified draft with random weights."""
-    spec = DraftSpec(architecture=architecture, dtype="F16")
-    schema = spec.tensors()
-    tensors = randoms({n: s.shape for n, s in schema.items() if n not in ("d2t", "token_map")}, torch.float16, seed=7)
-    if "d2t" in schema:
-        tensors |= vocabulary_map(VD, mask=False)
-    if "token_map" in schema:
-        tensors["token_map"] = vocabulary_map(VD, mask=False)["d2t"] + torch.arange(VD)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config_of(spec, PROVENANCE)))
-    save_file(tensors, folder / "model.safetensors")
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def whole_target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The pico target with the two tensors that exporters copy."""
     folder = pico.save_target_config(tmp_path_factory.mktemp("target"))
     tables = {"model.embed_tokens.weight": (V, H), "lm_head.weight": (V, H)}
     save_file(randoms(tables, torch.float16, seed=5), folder / "model.safetensors")
-    pico.save_tokenizer(folder)
+    pico.save_tokenizer(folder, ("a", "b"))
     return str(folder)
 
 
@@ -266,7 +246,8 @@ def _any(draft: Draft, names: str) -> bool:
 
 TAKEN = {
     "eagle": {"eagle", "sglang", "vllm"}, "eagle3": {"eagle", "gguf", "sglang", "speculators", "vllm"},
-    "p-eagle": {"speculators", "vllm"}, "draft-model": {"gguf", "hf", "vllm"}, "pard": {"pard", "vllm"}, "pard-2": {"pard"},
+    "p-eagle": {"speculators", "vllm"}, "draft-model": {"gguf", "hf", "vllm"}, "pard": {"pard", "vllm"},
+    "pard-2": {"pard"},
     "mlp-speculator": {"mlp-speculator"}, "medusa": {"vllm"}, "dflash": {"dflash", "speculators", "vllm"},
     "dspark": {"deepspec", "speculators", "vllm"}, "dflash2": {"dflash", "speculators", "vllm"},
 }  # fmt: skip

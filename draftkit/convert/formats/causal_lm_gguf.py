@@ -92,7 +92,7 @@ def export(outgoing: Outgoing) -> Export:
     scaled = runs_scaling(decoder.rope)
     runs = decoder if scaled else replace(decoder, rope=replace(decoder.rope, scaling=None))
     moves = writing_moves(outgoing, _names(kind), runs, draft.tensors)
-    metadata = {"general.architecture": kind, CONFIG: json.dumps(model.config)}
+    metadata: dict[str, object] = {"general.architecture": kind, CONFIG: json.dumps(model.config)}
     metadata |= layer_metadata(kind, runs, model.vocab_size)
     return Export(metadata, tuple(moves), _losses(model, decoder), computed=rope_factors(outgoing, runs))
 

@@ -25,7 +25,7 @@ from draftkit.convert.gguf_layers import (
 )
 from draftkit.convert.gguf_maps import read_ids
 from draftkit.convert.plan import Plan, common_dtype, make_plan
-from draftkit.engines.llama_cpp import last_state_of
+from draftkit.engines.llama_cpp import check_target, last_state_of
 from draftkit.errors import LayoutError
 from draftkit.finding import Finding
 from draftkit.layout.families.eagle import EagleSpec
@@ -101,6 +101,7 @@ def export(outgoing: Outgoing) -> Export:
     """What its graph has no place for is lost; a file that it does not load is not written."""
     eagle = outgoing.draft.spec.architecture.expect(EagleSpec)
     target = outgoing.need_target("its tokenizer")
+    check_target(outgoing.draft.spec, target)
     _refuse_unloadable(outgoing, eagle)
     runs = _run(eagle)
     moves = writing_moves(outgoing, NAMES, runs.decoder, _kept(outgoing, runs))
