@@ -29,7 +29,7 @@ from rich.table import Table
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_cpp import draft_arguments
-from draftkit.engines.llama_server import EXACT, Completion, llama_server
+from draftkit.engines.llama_server import EXACT, ServerCompletion, llama_server
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
@@ -134,7 +134,7 @@ class Checks:
         row.append(f"{equal} of {len(ours)}")
         return list(map(str, row)), outputs == equal == len(ours)
 
-    def _served(self, arguments: Sequence[str]) -> tuple[list[Completion], int]:
+    def _served(self, arguments: Sequence[str]) -> tuple[list[ServerCompletion], int]:
         """The server's answers, and how many of its steps had a draft."""
         with llama_server(self.options.llama_server, arguments, self.scratch / "server.log") as server:
             answers = [server.complete(request.prompt, request.max_new_tokens) for request in self.requests]

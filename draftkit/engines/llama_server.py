@@ -27,7 +27,7 @@ EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "o
 
 
 @dataclass(frozen=True)
-class Completion:
+class ServerCompletion:
     """The tokens that came, and of the draft tokens that were verified and those that stood, how many.
 
     Under the server's own rules: a draft is cut to the tokens that are left but one, and an accepted token that ends
@@ -40,7 +40,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Counters:
+class DraftCounters:
     """The server's totals so far; `drafts` are the verifying steps that had a draft."""
 
     drafts: int
@@ -48,10 +48,10 @@ class Counters:
     accepted: int
     per_position: tuple[int, ...]
 
-    def since(self, before: Counters) -> Counters:
+    def since(self, before: DraftCounters) -> DraftCounters:
         """What came after another reading."""
         earlier = before.per_position + (0,) * len(self.per_position)
-        return Counters(
+        return DraftCounters(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,
             self.accepted - before.accepted,
@@ -65,7 +65,7 @@ class LlamaServer:
     def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path):
         self._process, self._url, self.log = process, url, log
 
-    def complete(self, prompt: Sequence[int], max_new_tokens: int, *, speculating: bool = True) -> Completion:
+    def complete(self, prompt: Sequence[int], max_new_tokens: int, *, speculating: bool = True) -> ServerCompletion:
         """The greedy continuation of a prompt. Raises `DraftkitError` where the server fails, and where it was to
         speculate and did not: then it counts no draft."""
         asked = {
@@ -80,9 +80,9 @@ class LlamaServer:
                 where=self.log,
                 hint="the log may say why: a vocabulary that differs, a file without --spec-type",
             )
-        return Completion(answer["tokens"], timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+        return ServerCompletion(answer["tokens"], timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
 
-    def counters(self) -> Counters:
+    def counters(self) -> DraftCounters:
         """The totals of what has ended so far."""
         totals: dict[str, int] = {}
         positions: dict[int, int] = {}
@@ -93,7 +93,7 @@ class LlamaServer:
                 totals[name] = round(float(value))
         per_position = tuple(positions[position] for position in sorted(positions))
         drafts, drafted, accepted = (totals.get(name, 0) for name in ("drafts", "draft_tokens", "accepted_tokens"))
-        return Counters(drafts, drafted, accepted, per_position)
+        return DraftCounters(drafts, drafted, accepted, per_position)
 
     def wait_until_ready(self) -> None:
         """Return once the model is loaded. Raises `DraftkitError` where the server ends, or takes too long."""
