@@ -29,6 +29,7 @@ from draftkit.requests import DraftSamplingMode, Turns, Verification
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
+    from draftkit.evaluate.certificate.served import ServedCertificate
     from draftkit.evaluate.certificate.settings import CertificateSettings
     from draftkit.evaluate.measure import Progress
     from draftkit.results.record import Result
@@ -281,7 +282,7 @@ def evaluate(
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
     from draftkit.evaluate.options import parse_floats, parse_integers, parse_object, parse_rates, parse_schedule
-    from draftkit.evaluate.server import ServerSettings, evaluate_server
+    from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
     from draftkit.report.tables import memory_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
     from draftkit.results.record import result_json
@@ -345,7 +346,7 @@ def evaluate(
     if server is not None or server_baseline is not None:
         beyond = {
             "--advise": advise, "--predict": predict, "--records": records is not None, "--plan-memory": plan_memory,
-            "--engine": engine is not None or wants_vllm, "--resume": resume, "--certify": certify,
+            "--engine": engine is not None or wants_vllm, "--resume": resume,
             "--verification": verification != "rejection", "--k-by-batch": settings.k_by_batch is not None,
         }  # fmt: skip
         _check_server_options(server, drafts, [name for name, there in beyond.items() if there])
@@ -359,13 +360,16 @@ def evaluate(
         for source, plan in plans.items() if not as_json else ():
             console().print(memory_table(source, plan, ks[-1]))
         return
-    asked_of_certificates = _certificate_settings(target, sweep) if certify and target is not None else None
+    asked_of_certificates = _certificate_settings(target, sweep) if certify and server is None and target else None
     saved = None if out is None else ResultFile(out, resume=resume)
+    served: ServedCertificate | None = None
     with _prompt_progress() as on_progress:
         if server is not None:
             name = drafts[0] if drafts else None
             servers = ServerSettings(server, server_baseline)
             result = evaluate_server(servers, sweep, on_progress, target=target, draft=name, saved=saved)
+            if certify:
+                served = certify_server(servers, sweep, on_progress, target=target, draft=name)
         else:
             assert target is not None
             result = evaluate_draft(
@@ -383,7 +387,8 @@ def evaluate(
     certificates = [] if asked_of_certificates is None else _certificates(target or "", drafts, asked_of_certificates)
     as_file = result.to_dict()
     if certify:
-        as_file["certificates"] = [certificate.to_dict() for certificate in certificates]
+        certified = certificates if served is None else [served]
+        as_file["certificates"] = [certificate.to_dict() for certificate in certified]
         if saved is not None:
             saved.write(as_file)
     if as_json:
@@ -393,7 +398,9 @@ def evaluate(
 
         print(cells_csv(result), end="")
     else:
-        show_evaluation(console(), result, certificates, details=details)
+        show_evaluation(console(), result, certificates, served=served, details=details)
+    if served is not None and served.verdict == "bug":
+        raise DraftkitError(f"{served.engine} is not lossless with {served.draft}: {served.failures[0]}")
     if bugs := [certificate.draft for certificate in certificates if certificate.verdict == "bug"]:
         raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
     if require_al is not None:

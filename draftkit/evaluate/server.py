@@ -16,6 +16,7 @@ from draftkit.engines.servers.lane import server_lane
 from draftkit.engines.servers.server import Server
 from draftkit.engines.vllm.request import warm_up
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.certificate.served import ServedCertificate, certify_served
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.engine_cell import measured_by
 from draftkit.evaluate.measure import Conversations, Progress
@@ -29,6 +30,8 @@ from draftkit.results.record import Cell, Heading, Result, ResultWarning
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
+
+CERTIFIED_PROMPTS, CERTIFIED_TOKENS = 32, 64
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,47 @@ def evaluate_server(
     if saved is not None:
         saved.write(result.to_dict())
     return result
+
+
+def certify_server(
+    servers: ServerSettings,
+    asked_for: Settings | Sweep,
+    on_progress: Progress = lambda *_: None,
+    *,
+    target: str | None = None,
+    draft: str | None = None,
+) -> ServedCertificate:
+    """Whether a server answers with its draft as without: at temperature 0, and as the user draws, at every temperature
+    of the sweep above 0 (1 where there is none), with as many requests together as it has at most.
+
+    Arguments as of `evaluate_server`; a server without a draft is needed. Raises `DraftkitError`.
+    """
+    sweep = Sweep.of(asked_for)
+    serving = Serving.of(servers)
+    if serving.plain is None:
+        raise DraftkitError("a certificate needs the same target without a draft", hint="add --server-baseline URL")
+    settings = replace(
+        sweep.first.at(concurrency=max(sweep.concurrency)),
+        max_new_tokens=min(sweep.first.max_new_tokens, CERTIFIED_TOKENS),
+    )
+    prompts = load_prompt_set(settings.prompts, min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS))
+    questions = Questions.of(prompts, target, settings)
+    requests = questions.requests(settings)
+    drafting, plain = lanes_of(serving, questions, requests, settings, on_progress)
+    assert plain is not None
+    return certify_served(
+        plain,
+        drafting,
+        requests,
+        [replace(settings.sampling, temperature=t) for t in sweep.temperature if t > 0]
+        or [replace(settings.sampling, temperature=1.0)],
+        names=(
+            target or serving.drafting.model,
+            draft or serving.drafting.draft() or "served",
+            serving.drafting.engine,
+        ),
+        concurrency=settings.concurrency,
+    )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.certificate.controls import Control
     from draftkit.evaluate.certificate.equality import Divergence, Equality
     from draftkit.evaluate.certificate.result import Certificate, Detectable
+    from draftkit.evaluate.certificate.served import ServedCertificate, ServedDivergence
     from draftkit.evaluate.certificate.settings import CertificateSettings
 
 STYLES = {"no difference seen": "bold green", "numerics only": "bold yellow", "bug": "bold red"}
@@ -45,12 +45,7 @@ def _place(bug: Divergence | None) -> str:
 
 
 def _problems(result: Certificate) -> list[Text]:
-    failures = [Text(f"  fails: {failure}", "red") for failure in result.failures]
-    missed = [
-        Text(f"  the planted bug “{name}” was MISSED: nothing is certified about such bugs", "yellow")
-        for name in result.missed
-    ]
-    return failures + missed
+    return [Text(f"  fails: {failure}", "red") for failure in result.failures]
 
 
 def _power(smallest: Detectable) -> Text:
@@ -70,7 +65,6 @@ def _steps(result: Certificate) -> list[tuple[str, str, str]]:
         ("D", fit.name, f"p = {fit.adjusted:.2g} ({fit.p_value:.2g} before Holm), {fit.samples:,} tokens")
         for fit in result.fits
     ]
-    controls = [("E", f"planted: {control.name}", _outcome(control)) for control in result.controls]
     return [
         (
             "A",
@@ -86,9 +80,8 @@ def _steps(result: Certificate) -> list[tuple[str, str, str]]:
         *greedy,
         *[("D", run.name, _equality(run)) for run in result.coupled],
         *fits,
-        *controls,
         (
-            "F",
+            "E",
             "the target as its own draft",
             f"acceptance length {own.acceptance_length:.2f}, {own.required:.2f} required, {own.rounds} rounds",
         ),
@@ -101,11 +94,40 @@ def _equality(run: Equality) -> str:
     return f"{same} of {run.requests} = plain decoding ({size})"
 
 
-def _outcome(control: Control) -> str:
-    outcome = "MISSED" if control.outcome == "missed" else control.outcome
-    if control.p_value is not None:
-        return f"{outcome} (p = {control.p_value:.2g})"
-    return f"{outcome} (margin {_number(control.margin)})"
+def served_certificate(result: ServedCertificate) -> Group:
+    """What was seen of an engine from outside: the verdict, each difference, and what would have been seen."""
+    style = STYLES.get(result.verdict, "bold yellow")
+    head = Text(f"Losslessness of {result.draft} on {result.target} in {result.engine}: ").append(result.verdict, style)
+    steps = Table.grid(padding=(0, 2))
+    same = result.requests - len(result.divergences)
+    steps.add_row("temperature 0", f"{same} of {result.requests} = without the draft ({result.tokens:,} tokens)")
+    if result.floor is not None:
+        steps.add_row("near-tie", f"up to {result.floor:.2g} nats; log-probabilities move by {result.moved:.2g}")
+    for divergence in result.divergences:
+        steps.add_row(f"request {divergence.request}, position {divergence.position}", _difference(divergence))
+    for test in result.tests:
+        steps.add_row(test.name, f"p = {test.adjusted:.2g} ({test.p_value:.2g} before Holm), {test.samples:,} answers")
+    seen = [f"{result.detectable_rate:.2%} of the greedy tokens wrong"]
+    tokens = [test.detectable for test in result.tests if test.name.startswith("token")]
+    likely = [test.detectable for test in result.tests if not test.name.startswith("token")]
+    if tokens:
+        seen.append(f"a total variation of {max(tokens):.2f} in the tokens of a place")
+    if likely and max(likely) < 1:
+        seen.append(f"drawn answers of which one is likelier than one without with a chance of 50 ± {max(likely):.0%}")
+    power = Text(f"  it would have seen, with 95 %: {'; '.join(seen)}; not smaller defects")
+    failures = [Text(f"  fails: {failure}", "red") for failure in result.failures]
+    drawn = [f"T = {s.temperature:g}, top-k {s.top_k}, top-p {s.top_p:g}, min-p {s.min_p:g}" for s in result.samplings]
+    where = Text(f"{result.engine} {result.version or ''}; {'; '.join(drawn)}; concurrency {result.concurrency}")
+    return Group(head, *failures, power, steps, where)
+
+
+def _difference(divergence: ServedDivergence) -> str:
+    """Two tokens and what they were worth."""
+    mine, other = ("the end" if token is None else repr(token) for token in divergence.tokens)
+    if divergence.logprobs is None:
+        return f"{mine} instead of {other}"
+    one, beside = divergence.logprobs
+    return f"{mine} ({one:.4f}) instead of {other} ({beside:.4f}): {_number(divergence.margin)} nats apart"
 
 
 def _number(value: float | None) -> str:

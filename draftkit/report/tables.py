@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.report.certificate import certificate
+from draftkit.report.certificate import certificate, served_certificate
 from draftkit.report.engines import engines_table
 from draftkit.report.format import latencies, length, mean, number, prediction
 from draftkit.report.memory_cost import cost_of
@@ -19,6 +19,7 @@ from draftkit.results.verdict import verdicts_of
 
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
+    from draftkit.evaluate.certificate.served import ServedCertificate
     from draftkit.runtime.memory_plan import MemoryPlan
 
 GIB = 1 << 30
@@ -43,7 +44,12 @@ VARIED: dict[str, Callable[[Cell], str]] = {
 
 
 def show_evaluation(
-    console: Console, result: Result, certificates: Sequence[Certificate] = (), *, details: bool = False
+    console: Console,
+    result: Result,
+    certificates: Sequence[Certificate] = (),
+    *,
+    served: ServedCertificate | None = None,
+    details: bool = False,
 ) -> None:
     """A measurement: the verdict, the cells, what was asked for beside them, and warnings; all else with `details`."""
     show_verdicts(console, result)
@@ -63,6 +69,8 @@ def show_evaluation(
             console.print(prediction_table(cell, result.cells))
     for certified in certificates:
         console.print(certificate(certified))
+    if served is not None:
+        console.print(served_certificate(served))
     for warning in result.warnings:
         console.print(f"warning: {warning.message} [{warning.name}]")
 

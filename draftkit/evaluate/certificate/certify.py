@@ -8,7 +8,6 @@ import torch
 
 from draftkit.evaluate.certificate.contexts import open_contexts
 from draftkit.evaluate.certificate.continuations import continuation_fit
-from draftkit.evaluate.certificate.controls import cache_controls, sampler_controls
 from draftkit.evaluate.certificate.equality import coupled_equality, greedy_equalities
 from draftkit.evaluate.certificate.goodness import holm, poisson_tail
 from draftkit.evaluate.certificate.noise import measure_noise
@@ -31,7 +30,6 @@ STEPS = (
     "drawn tokens with shared noise",
     "distribution of the verifier",
     "distribution of continuations",
-    "planted bugs",
     "the target as its own draft",
 )
 CONTEXTS = 4  # whose distributions the verifier alone is tested on
@@ -96,12 +94,6 @@ def certify_pair(
         for number, context in enumerate(contexts[: settings.continuation_prompts], start=1)
     }
     begin()
-    controls = [
-        control
-        for sampling in samplings
-        for control in sampler_controls(distributions, verify, sampling, texts, settings.false_alarm_rate)
-    ] + cache_controls(pair, noise.floor, most, batch)
-    begin()
     self_draft = measure_self_draft(pair, noise, most, batch)
     # The runs of greedy decoding meet the same ties: what diverges in several counts once.
     places = {(d.request, d.position) for equality in greedy for d in equality.divergences}
@@ -131,6 +123,5 @@ def certify_pair(
                 fits.items(), holm([found.p_value for found in fits.values()]), strict=True
             )
         ),
-        controls=tuple(controls),
         self_draft=self_draft,
     )

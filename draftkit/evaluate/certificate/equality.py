@@ -9,7 +9,7 @@ import torch
 
 from draftkit.errors import NonFiniteError
 from draftkit.evaluate.certificate.pair import Pair
-from draftkit.evaluate.certificate.planted import PoisonedTarget
+from draftkit.evaluate.certificate.poisoned import PoisonedTarget
 from draftkit.evaluate.certificate.replay import Replay
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.records import Generation

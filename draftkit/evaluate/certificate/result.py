@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from draftkit.evaluate.certificate.controls import Control
 from draftkit.evaluate.certificate.equality import Divergence, Equality
 from draftkit.evaluate.certificate.goodness import detectable_rate
 from draftkit.evaluate.certificate.noise import NoiseFloor
@@ -69,7 +68,6 @@ class Certificate:
     coupled: tuple[Equality, ...]
     divergence_p_value: float
     fits: tuple[Fit, ...]
-    controls: tuple[Control, ...]
     self_draft: SelfDraft
 
     @property
@@ -96,11 +94,6 @@ class Certificate:
             max(fit.detectable for fit in self.fits if fit.name.startswith("verifier")),
             max(fit.detectable for fit in self.fits if fit.name.startswith("continuations")),
         )
-
-    @property
-    def missed(self) -> tuple[str, ...]:
-        """Planted bugs that no test noticed: about such bugs the certificate says nothing."""
-        return tuple(control.name for control in self.controls if control.outcome == "missed")
 
     @property
     def first_bug(self) -> Divergence | None:
@@ -141,7 +134,6 @@ class Certificate:
             "failures": list(self.failures),
             "detectable": asdict(self.detectable),
             "first_bug": None if self.first_bug is None else asdict(self.first_bug),
-            "missed": list(self.missed),
             "num_divergences": len(self.divergences),
             "divergence_p_value": self.divergence_p_value,
             "exact": self.exact,
@@ -150,7 +142,6 @@ class Certificate:
             "greedy": [asdict(equality) for equality in self.greedy],
             "coupled": [asdict(equality) for equality in self.coupled],
             "fits": [asdict(fit) for fit in self.fits],
-            "controls": [asdict(control) for control in self.controls],
             "self_draft": asdict(self.self_draft) | {"required": self.self_draft.required},
             "settings": asdict(self.settings),
             "provenance": dict(self.provenance),

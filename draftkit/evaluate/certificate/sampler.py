@@ -63,11 +63,8 @@ def drawn_texts(
     verify: Verify,
     sampling: SamplingParameters,
     texts: int,
-    *,
-    shared_noise: bool = False,
 ) -> Tensor:
-    """int64 [N, P]: texts that rounds of draft and verification make. `shared_noise` plants a bug: drafts are drawn
-    with the noise that the target draws with."""
+    """int64 [N, P]: texts that rounds of draft and verification make."""
     length = len(distributions.target)
     target, draft = (
         torch.cat((rows, rows[:1].expand(DRAFTS, -1))) for rows in (distributions.target, distributions.draft)
@@ -82,8 +79,7 @@ def drawn_texts(
         own, rules = drafts.take(rows), wanted.take(rows)
         probs = target.new_zeros(len(rows), DRAFTS, target.shape[1])
         tokens = [
-            draw(draft[start + i], own, start + i, start, coupled=shared_noise, probs=probs[:, i])
-            for i in range(DRAFTS)
+            draw(draft[start + i], own, start + i, start, coupled=False, probs=probs[:, i]) for i in range(DRAFTS)
         ]
         drafted = Drafted.full(torch.stack(tokens, dim=1), probs)._replace(one_hot=own.greedy)
         verdict = verify(drafted, target[start[:, None] + ahead], rules, start)
@@ -98,13 +94,11 @@ def sampler_fits(
     verify: Verify,
     sampling: SamplingParameters,
     texts: int,
-    *,
-    shared_noise: bool = False,
 ) -> dict[str, ChiSquare]:
     """By kind of draft: the test that every position of its texts follows the target's distribution."""
     found = {}
     for name, pair in distributions.items():
-        drawn = drawn_texts(pair, verify, sampling, texts, shared_noise=shared_noise)
+        drawn = drawn_texts(pair, verify, sampling, texts)
         fits = (
             fit(torch.bincount(column, minlength=pair.target.shape[1]), exact_distribution(row, sampling))
             for column, row in zip(drawn.unbind(1), pair.target, strict=True)

@@ -1,6 +1,6 @@
-"""Targets that misuse their cache, and one that proves that what was rejected is not read.
+"""A target that proves that what was rejected is not read.
 
-They look at values on the host, so their rounds run eagerly. Every forward but those of a prefill is a round.
+It looks at values on the host, so its rounds run eagerly. Every forward but those of a prefill is a round.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from draftkit.models.attention import KeyValues
 from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.recurrent import SlotStates
-from draftkit.runtime.rows import SlotRows
 
 
 class PoisonedTarget(Target):
@@ -63,21 +62,3 @@ class _WatchedRows:
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         self._pools[layer] = self._rows.update(layer, key, value, window)
         return self._pools[layer]
-
-
-class OffByOneTarget(Target):
-    """Stores each round's anchor one entry too early, so that rows read what the last round left in its place."""
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False, **others: Any
-    ) -> TargetOutput:
-        rows = cast(CacheRows, kv)
-        if not last_only:
-            early = torch.zeros_like(positions)
-            early[:, 0] = 1
-            rows.rows = SlotRows(rows.rows.slots, rows.rows.positions - early)
-        return super().forward(tokens, positions, kv, last_only=last_only, **others)
-
-
-class PoisonedOffByOneTarget(OffByOneTarget, PoisonedTarget):
-    """Reads poisoned entries: the proof that poison would be noticed."""
