@@ -8,6 +8,7 @@ from torch import Tensor
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.distribution import distribution
 from draftkit.runtime.ops.random import draft_stream, target_stream
+from draftkit.runtime.ops.row_peaks import best_token
 from draftkit.runtime.ops.sample import sample
 
 
@@ -34,8 +35,7 @@ def draw(
 
 def draw_greedy(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
     """`protocol.Draw` at temperature 0: the most likely token."""
-    best = logits.argmax(-1)
-    return best if ids is None else ids[best]
+    return best_token(logits, ids)[0]
 
 
 class RoundDraw:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftkit.runtime.fused_layers import SAMPLE, FusedAttention, FusedLayer, FusedMLP, JointWeights
+from draftkit.runtime.fused_layers import SAMPLE, FusedAttention, FusedLayer, FusedMLP, JointWeights, same
 from draftkit.runtime.fused_norm import FusedNorm, norm_form
+from draftkit.runtime.ops.angles import angles, angles_reference
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.rotation import rotate, rotate_reference
 
@@ -24,7 +25,8 @@ Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
 def fuse(model: nn.Module) -> None:
-    """Take over the norms, MLPs, attention and decoder layers of `model`, and the rotation in the files of its modules.
+    """Take over the norms, MLPs, attention, decoder layers and rotary embeddings of `model`, and the rotation in the
+    files of its modules.
 
     Weights that one product reads are moved next to each other in memory, and stay the modules' own.
     """
@@ -45,7 +47,10 @@ def _take_over(model: nn.Module) -> None:
         fused = (
             FusedNorm(module, form)
             if form is not None
-            else FusedLayer.of(module) or FusedAttention.of(module, weights) or FusedMLP.of(module, weights)
+            else FusedLayer.of(module)
+            or FusedAttention.of(module, weights)
+            or FusedMLP.of(module, weights)
+            or FusedAngles.of(module)
         )
         if fused is not None:
             vars(module)["forward"] = fused
@@ -62,6 +67,35 @@ def _tell_what_follows(model: Any, layers: list[Any]) -> None:
         taken, follows = vars(layer).get("forward"), vars(norm).get("forward") if norm is not None else None
         if isinstance(taken, FusedLayer) and isinstance(follows, FusedNorm):
             taken.next_norm = follows
+
+
+class FusedAngles:
+    """The forward of a rotary embedding whose frequencies are the same for all sequences."""
+
+    def __init__(self, module: Any):
+        self._module = module
+
+    @classmethod
+    def of(cls, module: Any) -> FusedAngles | None:
+        frequencies, scale = getattr(module, "inv_freq", None), getattr(module, "attention_scaling", None)
+        if not isinstance(frequencies, Tensor) or frequencies.dim() != 1 or not isinstance(scale, (int, float)):
+            return None
+        x = _random(1, SAMPLE, 1).to(frequencies.device)
+        positions = torch.arange(SAMPLE, device=frequencies.device)[None] * 1009
+        try:
+            found = module(x, positions)
+        except (TypeError, RuntimeError, ValueError, KeyError):  # it takes other arguments
+            return None
+        expected = angles_reference(positions, frequencies, scale, x.dtype)
+        return cls(module) if all(same(one, other) for one, other in zip(found, expected, strict=True)) else None
+
+    def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, T, D] of `position_ids` int64 [B, T], of the type of `x`."""
+        own = self._module
+        if torch.is_grad_enabled() or own.inv_freq.device != x.device or not uses_triton(x):
+            found: tuple[Tensor, Tensor] = type(own).forward(own, x, position_ids)
+            return found
+        return angles(position_ids, own.inv_freq, own.attention_scaling, x.dtype)
 
 
 class FusedRotation:

@@ -21,7 +21,8 @@ from draftkit.requests import Verification
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
-from draftkit.runtime.drawing import RoundDraw, draw_greedy
+from draftkit.runtime.drawing import RoundDraw
+from draftkit.runtime.ops.row_peaks import best_token
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
@@ -93,15 +94,23 @@ class Outcome(NamedTuple):
 
 
 class _Watched:
-    """A `Draw` that notes which rows of a round had usable logits: `finite` bool [B]."""
+    """A `Draw`, at temperature 0 where it is given none, that notes which rows of a round had usable logits."""
 
-    def __init__(self, draw: Draw, finite: Tensor):
-        self.draw = draw
-        self.finite = finite
+    def __init__(self, draw: Draw | None):
+        self._draw = draw
+        self._finite: list[Tensor] = []
 
     def __call__(self, step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-        self.finite = self.finite & has_finite_peak(logits)
-        return self.draw(step, logits, ids)
+        if self._draw is None:
+            token, finite = best_token(logits, ids)
+        else:
+            token, finite = self._draw(step, logits, ids), has_finite_peak(logits)
+        self._finite.append(finite)
+        return token
+
+    def finite(self, slots: Tensor) -> Tensor:
+        """bool [B]: the rows `slots` [B] in which all logits so far were usable."""
+        return torch.stack(self._finite).all(0) if self._finite else torch.ones_like(slots, dtype=torch.bool)
 
 
 class Rounds:
@@ -138,15 +147,15 @@ class Rounds:
         """
         state, slots = self.state, batch.slots
         start = state.position[slots] + 1  # of the first draft
-        draw: Draw = draw_greedy
+        draw: RoundDraw | None = None
         if batch.drafts_sampled and k and drafting:
             coupled = self.mode == "coupled"
             draw = RoundDraw(batch.draft, start, k, self.target.vocab_size, coupled=coupled)
-        watched = _Watched(draw, torch.ones_like(slots, dtype=torch.bool))
+        watched = _Watched(draw)
         proposed = self._propose(slots, length, k, watched) if drafting else Proposal(slots.new_zeros(len(slots), k))
         logits = self._score(slots, proposed.tokens, length)
         lengths = torch.full_like(slots, k) if proposed.lengths is None else proposed.lengths
-        probs = draw.probs if isinstance(draw, RoundDraw) else None
+        probs = None if draw is None else draw.probs
         one_hot = batch.draft.greedy if drafting else torch.ones_like(batch.draft.greedy)
         drafted = Drafted(proposed.tokens, lengths, batch.active, one_hot, probs)
         rates = None if self.rates is None else self.rates[:k]
@@ -154,7 +163,7 @@ class Rounds:
             drafted, logits, batch.target, start
         )
         state.commit(slots, verdict)
-        return _packed(verdict, proposed.tokens, lengths, _broken(drafted, watched.finite, logits))
+        return _packed(verdict, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""

@@ -16,7 +16,10 @@ DIGESTS = Path(__file__).parents[2] / "benchmarks/kernels.json"
 MAY_FUSE = {
     "_attention_kernel",
     "_join_kernel",
-    "_statistics_kernel",
+    "_block_peaks_kernel",
+    "_join_peaks_kernel",
+    "_floor_kernel",
+    "_angles_kernel",
     "_row_loss_kernel",
     "_rms_norm_kernel",
 }  # the latter in logarithms

@@ -21,12 +21,13 @@ from transformers.models.llama import modeling_llama
 from draftkit.models.dflash import DFlashModel
 from draftkit.models.eagle import EagleModel
 from draftkit.models.target import Target
-from draftkit.runtime import fused_layers, fused_norm
+from draftkit.runtime import fused_layers, fused_norm, fusion
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.fused_layers import GATE_UP, QUERY_KEY_VALUE, FusedAttention, FusedLayer, FusedMLP
 from draftkit.runtime.fused_norm import FusedNorm
 from draftkit.runtime.fusion import FusedRotation, fuse
+from draftkit.runtime.ops.angles import angles, angles_reference
 from draftkit.runtime.ops.gated import gated, gated_reference
 from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_reference
@@ -68,6 +69,16 @@ def test_rotation(width: int, dtype: torch.dtype) -> None:
         both = zip(rotate(query, key, cos, sin, norms), normed_heads(query, key, norms), strict=True)
         for found, heads in both:
             assert_close(found, rotate_reference(heads, cos, sin), depth=2)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles(dtype: torch.dtype) -> None:
+    positions = torch.tensor([[0, 1, 77, 130_000], [-1, 4, 4095, 9]], device=DEVICE)
+    frequencies = 1e4 ** -torch.linspace(0, 1, 40, device=DEVICE)
+    both = angles(positions, frequencies, 0.9, dtype), angles_reference(positions, frequencies, 0.9, dtype)
+    for found, expected in zip(*both, strict=True):
+        assert_close(found, expected, depth=1)
 
 
 @pytest.mark.interpreter
@@ -130,9 +141,10 @@ def test_a_model_computes_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch
         count(fused_norm, function)
     for function in (rotate, gated):
         count(fused_layers, function)
+    count(fusion, angles)
     assert_close(logits(made), expected, depth=2 * LAYER)
-    whole = {"rms_norm": 1, "add_rms_norm": 4, "rotate": 2, "gated": 2}
-    assert ran == ({"rms_norm": 9, "rotate": 2} if kind == "gemma2" else whole)
+    whole = {"angles": 1, "rms_norm": 1, "add_rms_norm": 4, "rotate": 2, "gated": 2}
+    assert ran == ({"angles": 1, "rms_norm": 9, "rotate": 2} if kind == "gemma2" else whole)
 
 
 @pytest.mark.interpreter

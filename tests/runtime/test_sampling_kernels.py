@@ -23,6 +23,7 @@ from draftkit.runtime.ops import noise, random, residual_mass, sample
 from draftkit.runtime.ops import row_statistics as statistics
 from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
 from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
+from draftkit.runtime.ops.row_peaks import best_token
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
 from draftkit.runtime.verification_synthetic import verify_synthetic
@@ -98,7 +99,7 @@ cuts = st.builds(
 @pytest.mark.interpreter
 @settings(max_examples=300 if NATIVE else 30, deadline=None, derandomize=True)
 @given(
-    st.lists(cuts, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from([1, 5, 33, 8200]), st.booleans(),
+    st.lists(cuts, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from([1, 5, 33, 2100]), st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
 def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse: bool, dtype: torch.dtype) -> None:
@@ -117,6 +118,23 @@ def test_statistics(rows: list[SamplingParameters], seed: int, size: int, coarse
     assert torch.equal(kernel.best, expected.best)
     probs = [probabilities(Distribution(logits, parameters.scale, *found)) for found in (kernel, expected)]
     torch.testing.assert_close(*probs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 4097])
+def test_the_best_token_and_whether_its_logit_is_a_number(size: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(8, size, generator=torch.Generator().manual_seed(0)).round().to(dtype)  # with ties
+    logits[1, 1:] = logits[2] = -torch.inf
+    logits[3, 3] = torch.nan
+    logits[4, 4] = torch.inf
+    logits[5, -1] = 9
+    for ids in (None, torch.arange(size).flip(0) * 3):
+        expected = reference(best_token, logits, ids)
+        token, finite = with_kernels(best_token, logits, ids)
+        assert finite.tolist() == expected[1].tolist() == [True, True, False, False, False, True, True, True]
+        sound = torch.tensor([0, 1, 4, 5, 6, 7])
+        assert torch.equal(token[sound], expected[0][sound])
 
 
 @pytest.mark.interpreter

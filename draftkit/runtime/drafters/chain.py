@@ -68,17 +68,14 @@ class ChainDrafter(ABC, Generic[Model]):
         assert rows.hidden is not None
         head_input, feedback = map(rows.drafting, self._pass(committed, rows.tokens, rows.hidden, rows.positions))
         position = rows.positions.gather(1, rows.sampled)  # [B, 1]
-        drafted = [self._draw(draw, 0, head_input[:, 0])]
+        ids = self.model.target_ids
+        drafted = [draw(0, self.model.logits(head_input[:, 0]), ids)]
         for step in range(1, k):
             head_input, feedback = self._pass(committed, drafted[-1][:, None], feedback, position + step)
-            drafted.append(self._draw(draw, step, head_input[:, 0]))
+            drafted.append(draw(step, self.model.logits(head_input[:, 0]), ids))
         return Proposal(torch.stack(drafted, dim=1))
 
     def _pass(self, committed: Committed, tokens: Tensor, hidden: Tensor, positions: Tensor) -> ChainOutput:
         rows = self.cache.rows(committed.slots, positions, committed.length)
         output: ChainOutput = self.model(tokens, hidden, positions, kv=rows)
         return output
-
-    def _draw(self, draw: Draw, step: int, head_input: Tensor) -> Tensor:
-        """The token [B] drawn from a row [B, H]."""
-        return draw(step, self.model.logits(head_input), self.model.target_ids)

@@ -86,7 +86,7 @@ class DFlashDrafter:
 
     def _drafted(self, previous: Tensor, output: Tensor, draw: Draw) -> Proposal:
         """Draws the drafts from left to right; `previous` int64 [B] is the anchor, `output` [B, K, H] the rows'."""
-        model = self.model
+        model, ids = self.model, self.model.target_ids
         logits, drafted, confidences = model.logits(output), [], []
         state = output[:, 0, :0] if model.markov_head is None else model.markov_head.start(output)
         for step in range(output.shape[1]):
@@ -98,7 +98,7 @@ class DFlashDrafter:
                 row = row + model.markov_head.bias(latent)
             if model.candidate_selector is not None:
                 row = self._selected(previous, row, output[:, step])
-            previous = draw(step, row, model.target_ids)
+            previous = draw(step, row, ids)
             drafted.append(previous)
         return Proposal(torch.stack(drafted, 1), confidences=torch.stack(confidences, 1) if confidences else None)
 

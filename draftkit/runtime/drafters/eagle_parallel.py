@@ -40,5 +40,6 @@ class PEagleDrafter(EagleDrafter):
         )
         assert rows.hidden is not None
         head_input = rows.drafting(self._pass(committed, rows.tokens, rows.hidden, rows.positions).head_input)
-        drafted = [self._draw(draw, step, head_input[:, step]) for step in range(k)]
+        ids = self.model.target_ids
+        drafted = [draw(step, self.model.logits(head_input[:, step]), ids) for step in range(k)]
         return Proposal(torch.stack(drafted, dim=1))

@@ -21,7 +21,8 @@ class MedusaDrafter(LastStateDrafter):
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         _, features = last_state(committed)
-        drafted = [draw(head, self.model(head, features), self.model.target_ids) for head in range(k)]
+        ids = self.model.target_ids
+        drafted = [draw(head, self.model(head, features), ids) for head in range(k)]
         return Proposal(torch.stack(drafted, dim=1))
 
 

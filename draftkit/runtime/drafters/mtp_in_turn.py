@@ -83,7 +83,8 @@ class MtpInTurnDrafter(MtpDrafter):
         for step, cache in enumerate(self.caches):  # all, though fewer be drafted: the next round may draft more
             kv = cache.rows(slots, rows.positions, committed.length)
             head_input, hidden = self.model(tokens, hidden, rows.positions, step=step, kv=kv)
-            drafted.append(self._draw(draw, step, rows.drafting(head_input)[:, 0]) if step < k else tokens[:, 0])
+            row = rows.drafting(head_input)[:, 0]
+            drafted.append(draw(step, self.model.logits(row), self.model.target_ids) if step < k else tokens[:, 0])
             tokens = tokens.roll(-1, 1).scatter(1, last, drafted[-1][:, None])
         modules = self.model.spec.modules_run
         for step in range(steps - modules):
