@@ -30,20 +30,6 @@ def default_taken(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
 
 
 @check
-def layers_as_outputs(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
-    default, ids = target.default_aux_layer_ids(), spec.architecture.aux_layer_ids
-    if ids == tuple(i - 1 for i in default):
-        yield Finding(
-            "gguf-layers-as-outputs",
-            "error",
-            f"target_layers {list(ids)} are the default layers numbered as outputs, and llama.cpp reads states: one "
-            "layer early",
-            fix="--set aux_layer_ids=" + ",".join(map(str, default)),
-            source=SOURCE,
-        )
-
-
-@check
 def last_state(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
     ids = spec.architecture.aux_layer_ids
     problem = None if ids is None else last_state_of(target, ids)

@@ -180,6 +180,14 @@ class Facts:
         value = self._config.get(key)
         return None if value is None else self.as_integers(key, value)
 
+    def flags(self, key: str) -> tuple[bool, ...] | None:
+        """A key that holds a list of true and false, or null. Raises `FormatError` for anything else."""
+        self._used.add(key)
+        value = self._config.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(item, bool) for item in value)):
+            raise FormatError(f"config key {key} is {value!r}", where=self._where, expected="a list of true and false")
+        return None if value is None else tuple(value)
+
     def names(self, key: str) -> tuple[str, ...] | None:
         """A key that holds a list of names or null. Raises `FormatError` for anything else."""
         self._used.add(key)

@@ -56,7 +56,7 @@ def draft_arguments(spec: DraftSpec, file: Path, tokens: int) -> list[str]:
     architecture = spec.architecture
     kind = architecture.SERVED_AS["llama.cpp"][spec.method]
     found = ["-md", str(file), "--spec-type", kind, "--spec-draft-n-max", str(tokens)]
-    chain = architecture.aux_layer_ids is not None and architecture.parallel is None
+    chain = architecture.aux_layer_ids is not None and architecture.parallel is None  # each draft from the one before
     return [*found, "--no-spec-draft-backend-sampling"] if chain else found
 
 

@@ -21,7 +21,7 @@ from draftkit.errors import DraftkitError, LayoutError, TargetError
 from draftkit.io.gguf_file import GgufTensor, read_gguf, write_gguf
 from draftkit.layout.target import read_target_facts
 
-ZOO = ("zoo:eagle3", "zoo:draft-model")
+ZOO = ("zoo:eagle3", "zoo:draft-model", "zoo:dflash", "zoo:dspark")
 
 
 def written(source: str, out: Path, **arguments: object) -> Path:
@@ -159,7 +159,7 @@ def test_defects_are_found_by_name(eagle3: Path, tmp_path: Path) -> None:
         "gguf-layer-order"
     }
     early = rewritten(eagle3, tmp_path / "early.gguf", {"eagle3.target_layers": [1, 4, 6]})
-    assert names_found(early) == {"gguf-layers-as-outputs"}
+    assert names_found(early) == {"layer-ids-as-outputs"}
     last = rewritten(eagle3, tmp_path / "last.gguf", {"eagle3.target_layers": [2, 5, 10]})
     assert names_found(last) == {"gguf-last-state"}
     assert names_found(rewritten(eagle3, tmp_path / "base.gguf", {"eagle3.rope.freq_base": None})) == {

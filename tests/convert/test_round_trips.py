@@ -248,8 +248,8 @@ TAKEN = {
     "eagle": {"eagle", "sglang", "vllm"}, "eagle3": {"eagle", "gguf", "sglang", "speculators", "vllm"},
     "p-eagle": {"speculators", "vllm"}, "draft-model": {"gguf", "hf", "vllm"}, "pard": {"pard", "vllm"},
     "pard-2": {"pard"},
-    "mlp-speculator": {"mlp-speculator"}, "medusa": {"vllm"}, "dflash": {"dflash", "speculators", "vllm"},
-    "dspark": {"deepspec", "speculators", "vllm"}, "dflash2": {"dflash", "speculators", "vllm"},
+    "mlp-speculator": {"mlp-speculator"}, "medusa": {"vllm"}, "dflash": {"dflash", "gguf", "speculators", "vllm"},
+    "dspark": {"deepspec", "gguf", "speculators", "vllm"}, "dflash2": {"dflash", "gguf", "speculators", "vllm"},
 }  # fmt: skip
 
 

@@ -67,7 +67,10 @@ class DFlashSpec(BlockDraft):
     - `embedding_scale`, `logit_scale`, `logit_softcap` (0: none): as applied to the tables' rows and the logits.
     """
 
-    SERVED_AS: ClassVar = {"vllm": {"dflash": "dflash", "dspark": "dspark", "dflash2": "dflash"}}
+    SERVED_AS: ClassVar = {
+        "vllm": {"dflash": "dflash", "dspark": "dspark", "dflash2": "dflash"},
+        "llama.cpp": {"dflash": "draft-dflash", "dspark": "draft-dspark", "dflash2": "draft-dflash"},
+    }
 
     mask_embedding: bool
     attention_sinks: bool
