@@ -46,16 +46,30 @@ KINDS = {
 TEMPERATURES = (0, 0.7)
 PROMPTS = 64  # of each kind at each temperature, in a round of answers
 DTYPE = ("--dtype", "bfloat16")
-# The draft vocabulary is the smallest that costs a draft which is always right less than this share of its length.
-ALLOWED_LOSS = 0.02
-DRAFTS: dict[str, tuple[str, ...]] = {
-    "eagle3": (),
-    "p-eagle": (),
-    "dflash": (),
-    "dspark": (),
-    "mlp-speculator": (),
-    "draft-model": (),
+VOCABULARY = 8192  # of drafts that can have one of their own; `train --plan-vocab` says what it costs
+LAYERS = "2,15,27"  # EAGLE-3's of 30, for the block drafters too, so that the states stored once serve all
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a draft is trained. `start`: the draft that it begins with; `cut` is the target's first and last layers."""
+
+    settings: tuple[str, ...]
+    start: str | None = None
+    reduced: bool = False  # whether it has a vocabulary of its own
+
+
+BLOCK = (f"options.layers=[{LAYERS}]", "options.block_size=5")
+DRAFTS = {
+    "draft-model": Recipe(("optimization.lr=1e-3",), "cut"),
+    "eagle3": Recipe(("options.steps=5",), reduced=True),
+    "dspark": Recipe(BLOCK, reduced=True),
+    "p-eagle": Recipe(("options.steps=5", "options.num_layers=2"), "eagle3"),
+    "pard": Recipe(("optimization.lr=1e-3", "options.steps=4", "options.train_prompt=false"), "draft-model"),
+    "dflash": Recipe(BLOCK, reduced=True),
+    "mlp-speculator": Recipe(("options.inner_size=288",)),
 }
+CUT_LAYERS = "0,1,2,29"
 SETS = {
     "mt-bench": "mt_bench.jsonl",
     "gsm8k": "gsm8k_80.jsonl",
@@ -88,11 +102,10 @@ class Story:
     rounds: int
     drafts: tuple[str, ...]
     steps: int
-    row: int = 1024
     sets: tuple[str, ...] = tuple(SETS)
-    ks: str = "1,2,3,4,6,8"
+    ks: str = "1,2,3,4"
     measured_at: str = "0,1"
-    vocabulary: int | None = None  # of the EAGLE-3 draft; None for what the plan allows
+    tokens: int = 128
     limit: int = 20
     whole: bool = True  # whether the best K is measured on whole sets
 
@@ -105,7 +118,7 @@ class Story:
         return self.own / "samples.jsonl"
 
     def draft(self, recipe: str) -> Path:
-        return self.own / "drafts" / recipe / "draft"
+        return self.own / ("cut" if recipe == "cut" else f"drafts/{recipe}/draft")
 
     def results(self, name: str) -> Path:
         return self.own / "results" / f"{name}.json"
@@ -117,7 +130,7 @@ class Story:
         """A part of everything that takes minutes."""
         return replace(
             self, own=self.cache / "quick", kinds=("general", "code"), temperatures=(0,), rounds=1, drafts=("eagle3",),
-            steps=100, row=512, sets=("mt-bench",), ks="4", measured_at="0", vocabulary=8192, whole=False,
+            steps=100, sets=("mt-bench",), ks="4", measured_at="0", tokens=48, whole=False,
         )  # fmt: skip
 
 
@@ -174,45 +187,51 @@ def _answer(story: Story, kind: str, temperature: float, count: int) -> None:
 
 def train(story: Story) -> None:
     """All drafts on the same tokens for the same steps, or until their acceptance length no longer grows."""
+    states = story.own / "states"
     if not story.samples.exists():
-        draftkit("data", "prepare", story.answers, story.samples, "--target", story.target, "--max-length", 1024)
-        draftkit("data", "check", story.samples, "--target", story.target, *DTYPE)
-    every = max(story.steps // 10, 50)
-    for recipe in story.drafts:
-        run = story.draft(recipe).parent
-        if story.draft(recipe).exists():
-            continue
-        settings = {
-            "optimization.max_steps": story.steps,
-            "optimization.lr": 4e-4,
-            "tokens_per_row": story.row,
-            "target_dtype": "bfloat16",
-            "save_every": every,
-            "keep": 1,
-            "validation.every": every,
-            "validation.share": 0.1,
-            "validation.limit": 24,
-        }
-        if recipe == "eagle3":
-            settings["draft_vocab_size"] = _planned(story) if story.vocabulary is None else story.vocabulary
         draftkit(
-            "train", "--recipe", recipe, "--target", story.target, "--data", story.samples, "--out", run,
-            *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
-            *(word for setting in DRAFTS[recipe] for word in ("--set", setting)),
+            "data", "prepare", story.answers, story.samples, "--target", story.target, "--max-length", 1024,
+            "--drop-loops",
+        )  # fmt: skip
+        draftkit("data", "check", story.samples, "--target", story.target, *DTYPE)
+        draftkit("train", "--recipe", "eagle3", "--plan-vocab", *_data(story), "--out", story.own / "plan")
+    draftkit("data", "states", story.samples, states, "--target", story.target, "--layers", LAYERS, *DTYPE)
+    if "draft-model" in story.drafts and not story.draft("cut").exists():
+        draftkit(
+            "prepare", "transplant", story.target, "--tokenizer-of", story.target, "--out", story.draft("cut"),
+            "--layers", CUT_LAYERS,
+        )  # fmt: skip
+    every = max(story.steps // 10, 50)
+    common = {
+        "optimization.max_steps": story.steps,
+        "optimization.lr": 2e-3,
+        "optimization.warmup": 0.1,
+        "tokens_per_row": 512,
+        "target_dtype": "bfloat16",
+        "save_every": every,
+        "keep": 1,
+        "validation.every": every,
+        "validation.patience": 3,
+        "validation.share": 0.1,
+        "validation.limit": 24,
+    }
+    for name in story.drafts:
+        run, recipe = story.draft(name).parent, DRAFTS[name]
+        if story.draft(name).exists():
+            continue
+        settings = [f"{setting}={value}" for setting, value in common.items()] + list(recipe.settings)
+        if recipe.reduced:
+            settings.append(f"draft_vocab_size={VOCABULARY}")
+        draftkit(
+            "train", "--recipe", name, *_data(story), "--states", states, "--out", run,
+            *(() if recipe.start is None else ("--draft", story.draft(recipe.start))),
+            *(word for setting in settings for word in ("--set", setting)),
             *(("--resume",) if run.exists() else ()),
         )  # fmt: skip
 
 
-def _planned(story: Story) -> int:
-    """The size that `draftkit train --plan-vocab` allows, 0 for all tokens."""
-    quiet_transformers()
-    from draftkit.train.config import read_config
-    from draftkit.train.run import plan_draft_vocabulary
-
-    flags = {"recipe": "eagle3", "target": story.target, "data": str(story.samples), "out": str(story.own / "plan")}
-    *smaller, whole = plan_draft_vocabulary(read_config(None, [], flags))
-    least = (1 - ALLOWED_LOSS) * whole.acceptance_length
-    return next((ceiling.size for ceiling in smaller if ceiling.acceptance_length >= least), 0)
+def _data(story: Story) -> tuple[object, ...]:
+    return "--target", story.target, "--data", story.samples
 
 
 def measure(story: Story) -> None:
@@ -237,7 +256,7 @@ def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *optio
     out.parent.mkdir(parents=True, exist_ok=True)
     draftkit(
         "eval", "--target", story.target, *(word for draft in drafts for word in ("--draft", draft)),
-        "--dataset", story.dataset(dataset), "--max-new-tokens", 128, "--concurrency", 8, *DTYPE, "--out", out,
+        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, "--concurrency", 8, *DTYPE, "--out", out,
         *(("--resume",) if out.exists() else ()), *options,
     )  # fmt: skip
 
@@ -323,8 +342,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help="a folder outside the checkout")
     parser.add_argument("--target", help="the target as a folder or Hub id, instead of the package index")
     parser.add_argument("--data", type=Path, help="a folder with the prompt sets' files, instead of the Hub")
-    parser.add_argument("--rounds", type=int, default=4, help="of answers, to 512 prompts each")
-    parser.add_argument("--steps", type=int, default=2000, help="of training, at most")
+    parser.add_argument("--rounds", type=int, default=1, help="of answers, to 512 prompts each")
+    parser.add_argument("--steps", type=int, default=100, help="of training, at most, of 512 tokens each")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM, to compare with")
     parser.add_argument("--repo", help="the organization on the Hub to push to; without it, what would be is printed")
