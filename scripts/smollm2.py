@@ -256,8 +256,8 @@ def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *optio
     out.parent.mkdir(parents=True, exist_ok=True)
     draftkit(
         "eval", "--target", story.target, *(word for draft in drafts for word in ("--draft", draft)),
-        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, "--concurrency", 8, "--repeats", 1, *DTYPE,
-        "--out", out, *(("--resume",) if out.exists() else ()), *options,
+        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, "--concurrency", 8, "--repeats", 1,
+        *DTYPE, "--out", out, *(("--resume",) if out.exists() else ()), *options,
     )  # fmt: skip
 
 
