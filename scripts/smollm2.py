@@ -345,6 +345,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="of answers, to 512 prompts each")
     parser.add_argument("--steps", type=int, default=100, help="of training, at most, of 512 tokens each")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=tuple(SETS), help="of prompts to measure on")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM, to compare with")
     parser.add_argument("--repo", help="the organization on the Hub to push to; without it, what would be is printed")
     parser.add_argument("--quick", action="store_true", help="a small part of everything, in minutes")
@@ -360,7 +361,7 @@ def main() -> None:
     story = Story(
         cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
         vllm_python=options.vllm_python, repo=options.repo, rounds=options.rounds, drafts=tuple(options.drafts),
-        steps=options.steps,
+        steps=options.steps, sets=tuple(options.sets),
     )  # fmt: skip
     if options.quick:
         story = story.quick()

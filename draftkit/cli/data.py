@@ -302,7 +302,10 @@ def states(
     encoding: Annotated[
         Literal["bf16", "float32", "fp8", "int8", "int8-channel"], typer.Option(help="How numbers are stored.")
     ] = "bf16",
-    tokens_per_row: Annotated[int, typer.Option(min=1, help="Tokens that the target reads at once.")] = 4096,
+    tokens_per_row: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that the target reads at once; default: 4096 on a GPU, 1024 on the CPU."),
+    ] = None,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a file, which is built in memory.")] = 32768,
     vllm_python: Annotated[
         str | None,
@@ -340,7 +343,7 @@ def states(
         plan, manifest = to_dict(job.plan), job.manifest
         if not as_json:
             print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
-        ways = to_dict(job.ways(tokens_per_row))
+        ways = to_dict(job.ways())
         if dry_run and not as_json:
             console().print(ways_table(ways))
         if not dry_run:

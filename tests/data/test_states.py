@@ -595,3 +595,10 @@ def test_vllm_is_told_the_device_and_whom_to_trust(
     assert ran.code == 1
     assert f"GPU {gpu}" in ran.err
     assert f'"trust_remote_code": {str(trusted).lower()}' in ran.err
+
+
+def test_a_row_is_short_on_a_cpu() -> None:
+    on_cpu = StatesSettings(target="zoo:target", device="cpu")
+    assert [on_cpu.row_tokens(longest) for longest in (10, 3000)] == [1024, 3000]
+    assert replace(on_cpu, tokens_per_row=7).row_tokens(3000) == 7
+    assert replace(on_cpu, vllm_python="python").row_tokens(3000) == 4096

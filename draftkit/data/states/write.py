@@ -42,6 +42,7 @@ from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.pretrained import describe
 from draftkit.models.states import AuxLayers
 
+ON_GPU, ON_CPU = 4096, 1024  # tokens of a row
 FILE_BYTES = 4096  # at most, of a shard's header and its line in the manifest
 
 
@@ -239,20 +240,29 @@ class StatesSettings:
     """What is stored and how it is computed.
 
     - `layers` in convention S, EAGLE-3's where None. `shard_tokens`: of a file, which is held in memory meanwhile.
-    - `tokens_per_row`: packed for one forward. `vllm_python`: the interpreter of a vLLM installation that runs the
-      target, on `tensor_parallel` GPUs from `device` on; None runs it in this process, on `device`.
+    - `tokens_per_row`: packed for one forward; None for what suits the device (`row_tokens`). `vllm_python`: the
+      interpreter of a vLLM installation that runs the target, on `tensor_parallel` GPUs from `device` on; None runs it
+      in this process, on `device`.
     - `dtype` of the target; None is bfloat16, and float32 on the CPU in this process.
     """
 
     target: str
     layers: tuple[int, ...] | None = None
     encoding: Encoding = "bf16"
-    tokens_per_row: int = 4096
+    tokens_per_row: int | None = None
     shard_tokens: int = 32768
     vllm_python: str | None = None
     tensor_parallel: int = 1
     device: str | None = None
     dtype: str | None = None
+
+    def row_tokens(self, longest: int) -> int:
+        """Tokens of a row where samples have up to `longest`. A CPU gains nothing from long rows, and computes the
+        attention between their samples too, which the mask then takes away."""
+        if self.tokens_per_row is not None:
+            return self.tokens_per_row
+        on_cpu = self.vllm_python is None and device_named(self.device) == "cpu"
+        return max(longest, ON_CPU) if on_cpu else ON_GPU
 
 
 @dataclass(frozen=True)
@@ -264,12 +274,13 @@ class StateJob:
     manifest: Manifest
     samples: Sequence[Sample]
     extractor: Extractor
+    row_tokens: int
     scratch_bytes: int
 
-    def ways(self, row_tokens: int) -> Ways:
+    def ways(self) -> Ways:
         """What the states of all samples take, by each way to have them, for a run that reads each sample once.
 
-        `row_tokens`: of a row that a stream would hold. The time is from the plan's, 0 where all states are there.
+        The time is from the plan's, 0 where all states are there.
         """
         manifest = self.manifest
         return compare_ways(
@@ -279,7 +290,7 @@ class StateJob:
             size=manifest.hidden_size,
             encoding=manifest.encoding,
             passes=1.0,
-            waiting_tokens=(AHEAD + 1) * row_tokens,
+            waiting_tokens=(AHEAD + 1) * self.row_tokens,
             token_seconds=self.plan.seconds / max(self.plan.tokens, 1),
             estimate=f"from {self.plan.probe_tokens:,} tokens",
         )
@@ -302,11 +313,12 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
     samples = list(read_samples(data))
     longest = max((len(sample) for sample in samples), default=0)
     check_lengths(samples, describe(located.path))
-    check_samples(samples, facts.vocab_size, longest if settings.vllm_python else settings.tokens_per_row)
+    row_tokens = settings.row_tokens(longest)
+    check_samples(samples, facts.vocab_size, longest if settings.vllm_python else row_tokens)
     manifest = begin(out, _manifest(settings, located, facts, data, samples, schema_of(out)))
     with _extractor(settings, located, facts, manifest, longest, out) as extractor:
-        cost = plan(out, manifest, samples, extractor, settings.tokens_per_row)
-        yield StateJob(out, cost, manifest, samples, extractor, _scratch_bytes(settings, manifest))
+        cost = plan(out, manifest, samples, extractor, row_tokens)
+        yield StateJob(out, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
 
 
 def _manifest(
@@ -358,7 +370,7 @@ def _extractor(
         device = device_named(settings.device)
         model = load_training_target(settings.target, device=device, dtype=dtype)
         tune_for_cpu(model)
-        yield TargetExtractor(model, manifest.layers, settings.tokens_per_row)
+        yield TargetExtractor(model, manifest.layers, settings.row_tokens(longest))
         return
     with vllm_extractor(
         settings.vllm_python,
