@@ -197,7 +197,9 @@ class Study:
             return Eagle3.start(Origin(self.target, draft), Eagle3Options())
 
     def begun(self, variant: Variant) -> Studied:
-        common = {"steps": K, "num_layers": 2, "train_embeddings": False, "mask_token_id": mask_token()}
+        common = {
+            "steps": K, "num_layers": 2, "train_embeddings": False, "mask_token_id": mask_token(), "reached": None
+        }  # fmt: skip
         options = from_dict(PEagleOptions, merged(to_dict(PEagleOptions()), common | variant.options), "the variant")
         with open_draft(self.start, TARGET) as draft:
             recipe = Studied.start(Origin(self.target, draft), options)

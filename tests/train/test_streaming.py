@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -17,7 +19,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import Command
 from fixtures import pico
 from fixtures.samples import samples
 from safetensors.torch import load_file
@@ -25,14 +26,17 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.states.final_norm import load_final_norm
 from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
 from draftkit.data.states.stream import DONE, ROWS, WANTED, StreamedStates, begin_stream, finish_stream, serve
+from draftkit.data.states.vllm import VllmExtractor
 from draftkit.data.states.worker import ATTEMPTS, local_worker, run_worker
 from draftkit.data.states.write import TargetExtractor, write_states
+from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.states import FINAL, AuxLayers
-from draftkit.train.config import read_config
-from draftkit.train.run import check_run, train_draft
+from draftkit.train.config import TrainConfig, read_config
+from draftkit.train.run import Trained, check_run, train_draft
 from draftkit.train.streaming import stream_manifest
 
 FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
@@ -178,36 +182,63 @@ def settings() -> list[str]:
     return [f"{name}={value}" for name, value in given.items()]
 
 
-def streamed_config(target: Path, data: Path, out: Path, python: object) -> Any:
+def streamed_config(target: Path, data: Path, out: Path, python: object) -> TrainConfig:
     flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(out)}
     stream = {"python": str(python), "dtype": "float32", "ahead": 3}
     return read_config(None, settings(), flags | {"stream": stream})
 
 
-def test_the_draft_is_that_of_stored_states(target: Path, data: Path, tmp_path: Path) -> None:
-    """With two epochs, accumulation and validations in between; the worker is started elsewhere."""
-    extract = extractor()
+@pytest.fixture(scope="module")
+def extract(target: Path, tmp_path_factory: pytest.TempPathFactory) -> VllmExtractor:
+    """The states that the fake vLLM gives, without its process."""
+    folder = str(tmp_path_factory.mktemp("extraction"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FAKE)
+        extraction = importlib.import_module("extraction").Extraction(
+            {
+                "model": str(target),
+                "dtype": "float32",
+                "kv_transfer_config": {"kv_connector_extra_config": {"shared_storage_path": folder}},
+                "speculative_config": {
+                    "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layer_ids(LAYERS, 6)}}
+                },
+            }
+        )
+    norm = load_final_norm(target, torch.float32)
+    return VllmExtractor(lambda prompts: [Path(extraction(tokens)) for tokens in prompts], LAYERS, 6, norm)
 
-    def one_by_one(wanted: Any) -> Iterator[tuple[int, Tensor]]:
-        for place, sample in enumerate(wanted):
-            yield place, next(iter(extract([sample])))[1]
 
-    config = streamed_config(target, data, tmp_path / "streamed", "")
+@pytest.fixture(scope="module")
+def stored(target: Path, data: Path, extract: VllmExtractor, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Trained on states from files."""
+    folder = tmp_path_factory.mktemp("stored")
+    config = streamed_config(target, data, folder / "out", "")
+    write_states(folder / "states", manifest_of(config), SAMPLES, extract)
+    return train_draft(replace(config, stream=None, states=str(folder / "states")))
+
+
+def manifest_of(config: TrainConfig) -> Manifest:
     assert config.stream is not None
-    manifest = stream_manifest(config, config.stream, AuxLayers(LAYERS), SAMPLES)
-    write_states(tmp_path / "states", manifest, SAMPLES, one_by_one)
-    stored = replace(config, stream=None, states=str(tmp_path / "states"), out=str(tmp_path / "stored"))
-    begin_stream(tmp_path / "streamed" / "stream", manifest)
-    with serving(tmp_path / "streamed" / "stream", one_by_one):
-        trained = [train_draft(run) for run in (stored, config)]
-    assert trained[0].metrics["eval_acceptance_length"] == trained[1].metrics["eval_acceptance_length"]
-    assert_same(*(run.draft for run in trained))
+    return stream_manifest(config, config.stream, AuxLayers(LAYERS), SAMPLES)
+
+
+def test_the_draft_is_that_of_stored_states(
+    target: Path, data: Path, extract: VllmExtractor, stored: Trained, tmp_path: Path
+) -> None:
+    """With two epochs, accumulation and validations in between; the worker is started elsewhere."""
+    config = streamed_config(target, data, tmp_path / "streamed", "")
+    begin_stream(tmp_path / "streamed" / "stream", manifest_of(config))
+    with serving(tmp_path / "streamed" / "stream", extract):
+        trained = train_draft(config)
+    assert trained.metrics["eval_acceptance_length"] == stored.metrics["eval_acceptance_length"]
+    assert_same(stored.draft, trained.draft)
 
 
 @pytest.mark.slow
 def test_two_processes_share_a_worker(target: Path, data: Path, python: Path, tmp_path: Path) -> None:
     """Each reads rows of its own, which the worker of the first one computes."""
     config = streamed_config(target, data, tmp_path / "out", python)
+    config = replace(config, optimization=replace(config.optimization, max_steps=2))
     (tmp_path / "run.yaml").write_text(config.to_yaml())
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -235,6 +266,14 @@ def workers(process: psutil.Process) -> list[psutil.Process]:
     return [child for child in process.children() if "stream" in child.cmdline()]
 
 
+class Kill(TrainerCallback):
+    """Ends the process at once."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == KILLED:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Disturbed(TrainerCallback):
     """Counts what waits in the folder, and kills the worker once, with all of its processes."""
 
@@ -253,36 +292,20 @@ class Disturbed(TrainerCallback):
 
 @pytest.mark.slow
 def test_the_draft_is_that_of_stored_states_whoever_is_killed(
-    target: Path, data: Path, python: Path, tmp_path: Path, draftkit: Command
+    target: Path, data: Path, python: Path, stored: Trained, tmp_path: Path
 ) -> None:
-    command = ("data", "states", data, tmp_path / "states", "--target", target, "--layers", "1,3,5")
-    assert draftkit(*command, "--vllm-python", python, "--dtype", "float32").code == 0
-    flags = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(tmp_path / "stored")}
-    train_draft(read_config(None, settings(), flags | {"states": str(tmp_path / "states")}))
     out = tmp_path / "streamed"
     config = streamed_config(target, data, out, python)
-    (tmp_path / "run.yaml").write_text(config.to_yaml())
     check_run(config)
     assert not out.exists()
-    code = f"""
-import os, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from transformers import TrainerCallback
-from draftkit.train.config import read_config
-from draftkit.train.run import train_draft
-class Kill(TrainerCallback):
-    def on_step_begin(self, args, state, control, **_):
-        if state.global_step == {KILLED}:
-            os.kill(os.getpid(), 9)
-train_draft(read_config(Path({str(tmp_path / "run.yaml")!r}), [], {{}}), callbacks=(Kill(),))
-"""
-    killed = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    forked = get_context("fork").Process(target=train_draft, args=(config,), kwargs={"callbacks": (Kill(),)})
+    forked.start()  # a new interpreter would import everything anew
+    forked.join(300)
+    assert forked.exitcode == -signal.SIGKILL
     assert (out / "checkpoint-4").exists()
     disturbed = Disturbed(out / "stream")
     train_draft(config, resume=True, callbacks=(disturbed,))
-    assert_same(tmp_path / "stored" / "draft", out / "draft")
+    assert_same(stored.draft, out / "draft")
     assert disturbed.killed == 1
     assert 0 < disturbed.most <= 2 * (3 + 2)
     assert left_in(out) == LEFT

@@ -64,40 +64,15 @@ def history(out: Path) -> list[dict[str, float]]:
     return log
 
 
-@pytest.mark.slow
-def test_two_processes_are_one_that_accumulates(given: dict[str, str], tmp_path: Path) -> None:
-    """The norm of the averaged gradient and the loss of every step, and what the validation finds."""
-    runs = {recipe: settings(recipe, given, tmp_path / "two" / recipe) for recipe in recipe_names()}
-    (tmp_path / "runs.json").write_text(json.dumps(list(runs.values())))
-    (tmp_path / "work.py").write_text("""
-import json, sys, torch
-from draftkit.train.config import read_config
-from draftkit.train.run import train_draft
-torch.set_num_threads(1)
-for settings in json.load(open(sys.argv[1])):
-    train_draft(read_config(None, [], settings))
-""")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(
-        [*LAUNCH, str(tmp_path / "work.py"), str(tmp_path / "runs.json")],
-        env=environment, check=False, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    for recipe in runs:
-        train_draft(read_config(None, [], settings(recipe, given, tmp_path / "one" / recipe, accumulation=2)))
-        one, two = history(tmp_path / "one" / recipe), history(tmp_path / "two" / recipe)
-        assert len(one) == len(two) > STEPS
-        for entry, other in zip(one, two, strict=True):
-            for name in {"loss", "grad_norm", "eval_loss", "eval_acceptance_length"} & entry.keys():
-                assert math.isclose(entry[name], other[name], rel_tol=1e-3), (recipe, entry["step"], name, entry, other)
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_process_stops_both_after_the_same_step(given: dict[str, str], tmp_path: Path) -> None:
-    """They would wait for each other without end."""
-    run = settings("eagle3", given, tmp_path / "run", max_steps=400)
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    (tmp_path / "work.py").write_text("""
+@pytest.fixture(scope="module")
+def both(given: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of every recipe in two processes, and at last, in "signaled", one in which the second gets a signal
+    before its fourth step. Started once, as imports take longest."""
+    folder = tmp_path_factory.mktemp("both")
+    runs = [settings(recipe, given, folder / recipe) for recipe in recipe_names()]
+    signaled = settings("eagle3", given, folder / "signaled", max_steps=400)
+    (folder / "runs.json").write_text(json.dumps([runs, signaled]))
+    (folder / "work.py").write_text("""
 import json, os, signal, sys, torch
 from transformers import TrainerCallback
 from draftkit.train.config import read_config
@@ -107,14 +82,35 @@ class Signal(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
         if state.global_step == 3 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
-trained = train_draft(read_config(None, [], json.load(open(sys.argv[1]))), callbacks=(Signal(),))
+runs, signaled = json.load(open(sys.argv[1]))
+for settings in runs:
+    train_draft(read_config(None, [], settings))
+trained = train_draft(read_config(None, [], signaled), callbacks=(Signal(),))
 assert trained.stopped_by == signal.SIGTERM
 """)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(
-        [*LAUNCH, str(tmp_path / "work.py"), str(tmp_path / "run.json")],
-        env=environment, check=False, capture_output=True, text=True, timeout=300,
+        [*LAUNCH, str(folder / "work.py"), str(folder / "runs.json")],
+        env=environment, check=False, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert [folder.name for folder in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-4"]
     assert signal.SIGTERM.name not in ran.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_that_accumulates(given: dict[str, str], both: Path, tmp_path: Path) -> None:
+    """The norm of the averaged gradient and the loss of every step, and what the validation finds."""
+    for recipe in recipe_names():
+        train_draft(read_config(None, [], settings(recipe, given, tmp_path / recipe, accumulation=2)))
+        one, two = history(tmp_path / recipe), history(both / recipe)
+        assert len(one) == len(two) > STEPS
+        for entry, other in zip(one, two, strict=True):
+            for name in {"loss", "grad_norm", "eval_loss", "eval_acceptance_length"} & entry.keys():
+                assert math.isclose(entry[name], other[name], rel_tol=1e-3), (recipe, entry["step"], name, entry, other)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_after_the_same_step(both: Path) -> None:
+    """They would wait for each other without end."""
+    assert [folder.name for folder in (both / "signaled").glob("checkpoint-*")] == ["checkpoint-4"]

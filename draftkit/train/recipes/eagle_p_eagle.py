@@ -67,7 +67,7 @@ class PEagleOptions:
     partitions: Size = 1
     loss: LossText = "kl"
     reduction: Reduction | None = None
-    reached: Share | None = None
+    reached: Share | None = 0.1
     temperature: Positive = 1.0
     out_of_vocabulary: Literal["keep", "drop"] = "keep"
     train_head: bool = True
