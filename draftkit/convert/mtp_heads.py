@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.io.handles import TensorHandle
-from draftkit.layout.mtp import HeadKind, HeadParts, head_kind, heads_promised
+from draftkit.layout.mtp import MOST, HeadKind, HeadParts, head_kind, heads_promised
 from draftkit.layout.target import language_model
 
 PACKED = ("_packed", "qweight", "_blocks")  # how names of packed weights end
 WEIGHTS = (".weight", ".bias", "_bias", "_sinks")
 PROJECTIONS = ("eh_proj", "input_proj", "linear_proj")  # of both halves, side by side
 NORMS = ("enorm", "hnorm", "emb_norm", "embed_norm", "hidden_norm", "final_layernorm")
-MORE = 8  # heads; more than any target has
 LAYER = re.compile(r"(.*\blayers\.)(\d+)\.(.+)")
 
 
@@ -100,7 +99,7 @@ def find_heads(checkpoint: Checkpoint) -> TargetHeads | None:
     prefixes = kind.prefixes(max(promised, 1), layers)
     own = prefixes if kind.beside is None else (*prefixes, kind.beside)
     tensors = {n: handle for n, handle in checkpoint.tensors.items() if n.startswith(own)}
-    later = tuple(set(kind.prefixes(promised + MORE, layers)) - set(prefixes))
+    later = tuple(set(kind.prefixes(promised + MOST, layers)) - set(prefixes))
     unexpected = {n: handle for n, handle in checkpoint.tensors.items() if later and n.startswith(later)}
     trunk, like = _like(checkpoint.tensors, tensors, kind, prefixes)
     return TargetHeads(kind, promised, prefixes, tensors, unexpected, trunk, like, layers)
@@ -108,7 +107,7 @@ def find_heads(checkpoint: Checkpoint) -> TargetHeads | None:
 
 def _held(checkpoint: Checkpoint, kind: HeadKind, layers: int) -> int:
     """Of how many heads there are tensors, where each has a prefix of its own; else one or none."""
-    prefixes = kind.prefixes(MORE, layers)
+    prefixes = kind.prefixes(MOST, layers)
     return sum(any(name.startswith(prefix) for name in checkpoint.tensors) for prefix in prefixes)
 
 

@@ -7,6 +7,7 @@ the target's own, and a last norm before the target's output layer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,6 +21,8 @@ COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"
 COPIES = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 # Under what keys of `quantization_config` quantizers list the modules that they leave as they are.
 LEFT_ALONE = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
+
+MOST = 8  # heads; more than any target has
 
 Concatenation = Literal["embedding_hidden", "hidden_embedding"]
 HiddenState = Literal["after_norm", "before_norm"]
@@ -236,3 +239,14 @@ def heads_promised(config: Mapping[str, object], kind: HeadKind, held: int) -> i
     if stated is None:
         return held if kind.unstated else 0
     return stated[2] - kind.surplus if stated[2] > 1 else stated[2]
+
+
+def head_patterns(config: Mapping[str, object]) -> list[str]:
+    """Regular expressions for the names of the tensors of a target's promised heads, wherever the language model lies;
+    none where it has no heads that draftkit knows."""
+    kind, layers = head_kind(config), language_model(config).get("num_hidden_layers")
+    if kind is None or not isinstance(layers, int):
+        return []
+    own = kind.prefixes(heads_promised(config, kind, MOST), layers)
+    beside = () if kind.beside is None else (kind.beside,)
+    return [rf"^((model|language_model)\.)*{re.escape(prefix.removeprefix('model.'))}" for prefix in (*own, *beside)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from transformers.utils import quantization_config
 from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file
+from draftkit.layout.mtp import head_patterns
 from draftkit.layout.target import language_model
 from draftkit.models.device_map import map_layers, room_from
 from draftkit.models.devices import use_device
@@ -141,16 +143,17 @@ def load_pretrained(
         room = room_from(device, disk=gguf_file(folder) is None)  # transformers keeps nothing of those on the disk
         places = map_layers(empty_model(config, dtype, attention), room)
     try:
-        model, info = auto_class(config).from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=_of_language_model(config, attention),
-            device_map=places,
-            output_loading_info=True,
-            trust_remote_code=trusts_remote_code(),
-            **_dequantizing(gguf_file(folder)),
-        )
+        with _without_heads(config):
+            model, info = auto_class(config).from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=_of_language_model(config, attention),
+                device_map=places,
+                output_loading_info=True,
+                trust_remote_code=trusts_remote_code(),
+                **_dequantizing(gguf_file(folder)),
+            )
     except (OSError, ValueError, SafetensorError) as error:
         raise TargetError(_said(error), where=folder, hint=remote_code_hint(error)) from error
     if info["missing_keys"]:
@@ -163,6 +166,22 @@ def load_pretrained(
     require_finite(here, folder)
     loaded: PreTrainedModel = (model if places else model.to(device)).requires_grad_(False)
     return loaded.eval()
+
+
+@contextmanager
+def _without_heads(config: PretrainedConfig) -> Iterator[None]:
+    """Let transformers leave out the target's own multi-token prediction heads without a word: its classes have no
+    place for them, and draftkit loads them apart. Whatever else is unexpected is reported as ever."""
+    known, patterns = model_class(config), head_patterns(config.to_dict())
+    if known is None or not patterns:
+        yield
+        return
+    usual = known._keys_to_ignore_on_load_unexpected
+    known._keys_to_ignore_on_load_unexpected = [*(usual or ()), *patterns]
+    try:
+        yield
+    finally:
+        known._keys_to_ignore_on_load_unexpected = usual
 
 
 def _dequantizing(file: Path | None) -> dict[str, Any]:

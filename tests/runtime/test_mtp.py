@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures import pico
-from fixtures.mtp_targets import HEADS, RELATIVES, Saved, proposal, save_with_head
+from fixtures.mtp_targets import HEADS, LAYERS, RELATIVES, Saved, proposal, save_with_head
+from safetensors.torch import load_file, save_file
 
 import draftkit
 from draftkit.convert.api import convert_checkpoint
@@ -97,6 +99,21 @@ def test_in_bfloat16_rotations_and_biases_of_experts_are_as_precise_as_the_targe
     if (bias := own.get("e_score_correction_bias")) is not None:
         (stored,) = (h for h in read_draft(folder).tensors.values() if h.name.endswith("e_score_correction_bias"))
         assert torch.equal(bias, stored.load())
+
+
+def test_loading_the_target_reports_what_is_unexpected_but_the_head(
+    saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers' classes have no place for either."""
+    place = Path(shutil.copytree(saved.folder, tmp_path / "target"))
+    load_target(place, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    assert "UNEXPECTED" not in caplog.text
+    tensors = load_file(place / "model.safetensors")
+    beyond = saved.head.layer.replace(f"layers.{LAYERS}.", f"layers.{LAYERS + 1}.").replace("mtp", "mtq")
+    save_file(tensors | {f"{beyond}stray.weight": torch.ones(2)}, place / "model.safetensors", {"format": "pt"})
+    load_target(place, device="cpu", dtype=torch.float32, attention=ATTENTION)
+    assert f"{beyond}stray.weight" in caplog.text
+    assert saved.head.layer not in caplog.text
 
 
 def test_eval_takes_the_targets_own_head(saved: Saved, folder: Path) -> None:
