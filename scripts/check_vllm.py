@@ -11,7 +11,8 @@ Block drafters run in vLLM's V2 runner (V2 in the name) or in both, after repair
 
 Tiny random targets of today's architectures (`vllm_targets.py`) come after these: with n-grams, and with drafts trained
 on their answers where vLLM takes them: EAGLE-3, and a multi-token prediction head of their own, put back into the
-target after its training, and taken out again.
+target after its training, and taken out again. Several modules draft in turn in the V2 runner alone. Gemma-4's
+assistants are not trained, and drafted from as they were made.
 
 `--drafts`: the folder of `train_with_speculators.py`, with those of their drafts that are not embedded.
 """
@@ -34,7 +35,18 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from vllm_targets import NGRAM, OWN_HEAD, TARGETS, TinyTarget, prompts, save_tiny_target, train
+from vllm_targets import (
+    ASSISTANT,
+    NGRAM,
+    ORDERED_ASSISTANT,
+    OWN_HEAD,
+    TARGETS,
+    TinyTarget,
+    prompts,
+    save_assistant,
+    save_tiny_target,
+    train,
+)
 
 from draftkit import zoo
 from draftkit.convert.api import convert_checkpoint, put_heads_back
@@ -267,6 +279,11 @@ def add_tiny(comparison: Comparison, tiny: TinyTarget, drafts: list[str]) -> Non
             name = f"{tiny.title}, {draft}"
             if draft == NGRAM:
                 comparison.add_ngram(name, 1, 3)
+                continue
+            if draft in (ASSISTANT, ORDERED_ASSISTANT):
+                published, unified = (Path(scratch) / f"{draft} {layout}" for layout in ("published", "unified"))
+                save_assistant(model, published, ordered=draft == ORDERED_ASSISTANT)
+                comparison.add_draft(name, convert_checkpoint(str(published), unified, target=str(folder)))
                 continue
             plain = Engine(Target(model), None, num_speculative_tokens=0, num_slots=1).generate(requests)
             texts = [(generation.request.prompt, generation.tokens) for generation in plain]

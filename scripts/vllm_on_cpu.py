@@ -55,6 +55,7 @@ def mend_kernels() -> None:
     mend_layers_of_no_width()
     mend_states_of_drafts()
     mend_gated_delta_net()
+    mend_ordered_embedding()
 
 
 def mend_norm_of_context_keys() -> None:
@@ -188,3 +189,10 @@ def mend_gated_delta_net() -> None:
                 states[own[0]] = state
 
     gdn_attention.cpu_gdn_attention_core = attend
+
+
+def mend_ordered_embedding() -> None:
+    """CUDA graphs of the ordered embedding of Gemma-4's assistant, which the first runner captures on a CPU too."""
+    from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
+
+    Gemma4Proposer._setup_centroids_cuda_graphs = lambda self: None

@@ -6,13 +6,15 @@ the targets' own greedy texts by heart, so that they are accepted now and then.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from mtp_heads import add_head, new_head
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -29,8 +31,9 @@ from draftkit.train.run import train_draft
 
 VOCABULARY = 320
 PROMPTS = (24, 9, 40, 17, 31, 12)  # tokens
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 NGRAM, EAGLE3, OWN_HEAD = "n-gram", "EAGLE-3", "own head"
+ASSISTANT, ORDERED_ASSISTANT = "assistant", "assistant, ordered embedding"
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -104,6 +107,17 @@ GLM = {
     "head_dim": 32,
     "use_qk_norm": True,
 }
+GEMMA4 = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 48,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
 TARGETS = (
     TinyTarget(
         "Qwen3-Next (gated delta net, MoE)",
@@ -150,6 +164,19 @@ TARGETS = (
         (NGRAM, OWN_HEAD),
         plain_ops=True,
     ),
+    TinyTarget(
+        "Gemma-4",
+        "gemma4_text",
+        GEMMA4
+        | {
+            "layer_types": [SLIDING, FULL] * 4,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCABULARY,
+        },
+        (NGRAM, ASSISTANT, ORDERED_ASSISTANT),
+        scale=0.03,  # or the embedding outweighs the layers, whose outputs are normed, and a token repeats itself
+    ),
 )
 
 
@@ -179,6 +206,66 @@ def save_tiny_target(tiny: TinyTarget, folder: Path) -> None:
         head = new_head(config, tiny.modules)
         _draw(head, tiny.scale)
         add_head(head, folder)
+
+
+def save_assistant(target: PreTrainedModel, folder: Path, *, ordered: bool) -> None:
+    """Write an assistant of a Gemma-4, as Google stores them, that drafts the target's last token again more often than
+    another: its stream begins with the target's state, and its output layer is the target's. No recipe trains one."""
+    generator = torch.Generator().manual_seed(1)
+    width, layers, centroids = COMMON["hidden_size"], [SLIDING, SLIDING, FULL], 32
+    text = COMMON | GEMMA4 | {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": len(layers),
+        "layer_types": layers,
+        "num_kv_shared_layers": len(layers),
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": width,
+        "use_ordered_embeddings": ordered,
+        "num_centroids": centroids,
+        "centroid_intermediate_top_k": centroids // 4,
+        "tie_word_embeddings": True,
+        "text_config": text,
+    }
+
+    def drawn(*shape: int, scale: float = 0.1) -> Tensor:
+        return torch.randn(*shape, generator=generator) * scale
+
+    embedding = target.get_input_embeddings().weight.detach().clone()
+    tensors = {
+        "pre_projection.weight": torch.cat((drawn(width, width), torch.eye(width)), dim=1),
+        "post_projection.weight": torch.eye(width) + drawn(width, width, scale=0.01),
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": torch.ones(width),
+    }
+    for number, kind in enumerate(layers):
+        head = text["global_head_dim" if kind == FULL else "head_dim"]
+        queries, inner = text["num_attention_heads"] * head, text["intermediate_size"]
+        own = {
+            "self_attn.q_proj.weight": drawn(queries, width),
+            "self_attn.o_proj.weight": drawn(width, queries),
+            "self_attn.q_norm.weight": 1 + drawn(head),
+            "mlp.gate_proj.weight": drawn(inner, width),
+            "mlp.up_proj.weight": drawn(inner, width),
+            "mlp.down_proj.weight": drawn(width, inner),
+            "input_layernorm.weight": 1 + drawn(width),
+            "post_attention_layernorm.weight": drawn(width),
+            "pre_feedforward_layernorm.weight": 1 + drawn(width),
+            "post_feedforward_layernorm.weight": drawn(width),
+            "layer_scalar": torch.ones(1),
+        }
+        tensors |= {f"model.layers.{number}.{name}": tensor for name, tensor in own.items()}
+    if ordered:
+        tensors["masked_embedding.centroids.weight"] = embedding[:: VOCABULARY // centroids].clone()
+        tensors["masked_embedding.token_ordering"] = torch.randperm(VOCABULARY, generator=generator)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [7, 9]}))
 
 
 def _draw(model: nn.Module, scale: float) -> None:
