@@ -126,16 +126,12 @@ def heads_used_again(cell: Cell, facts: Mapping[str, object]) -> Iterator[Findin
         what = f"the target has {heads} multi-token prediction module(s),"
     else:
         return
-    own = (
-        "; vLLM lets its steps overwrite each other's keys and accepts other drafts: take a smaller K"
-        if heads > 1
-        else ""
-    )
+    refused = f"; vLLM refuses this K, which is no multiple of {heads}" if k > heads and k % heads else ""
     yield Finding(
         "heads-used-again",
         "warning",
         f"{cell.name}: {what} run again on their own states for the further tokens, which most were not trained for: "
-        f"expect less acceptance there; recipe mtp trains it{own if facts.get('modules') == 'in_turn' else ''}",
+        f"expect less acceptance there; recipe mtp trains it{refused}",
     )
 
 

@@ -14,7 +14,7 @@ def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]
     settings = f'{{"method": "mtp", "num_speculative_tokens": {count}}}'
     again = "more tokens than heads use the heads again"
     if count > 1:
-        again += (
+        again = f"more tokens, a multiple of {count}, use the heads again" + (
             ", each draft step the next (runner V2; V1 the first alone)"
             if kind.modules == "in_turn"
             else "; only the first drafts"

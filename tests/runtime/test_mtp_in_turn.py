@@ -11,7 +11,9 @@ from fixtures.mtp_targets import Saved, proposal, proposals_in_turn, save_with_h
 
 from draftkit.checks.measurement import heads_used_again
 from draftkit.convert.api import convert_checkpoint
+from draftkit.engines.vllm.serve import method_note, serve_command
 from draftkit.layout.folder import read_draft
+from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter
 from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
@@ -87,16 +89,20 @@ def test_a_round_that_drafts_fewer_leaves_no_gap(saved: Saved, engine_of: tuple[
 @pytest.mark.parametrize(
     ("modules", "k", "words"),
     [
-        ("in_turn", 3, "the target has 2 multi-token prediction module(s)"),
+        ("in_turn", 4, ["the target has 2 multi-token prediction module(s)"]),
+        ("in_turn", 3, ["the target has 2", "vLLM refuses this K"]),
         ("in_turn", 2, None),
-        ("first", 2, "only the first of 2"),
+        ("first", 2, ["only the first of 2"]),
         ("first", 1, None),
     ],
 )
-def test_modules_that_draft_again_are_a_warning(modules: str, k: int, words: str | None, tmp_path: Path) -> None:
+def test_modules_that_draft_again_are_a_warning(modules: str, k: int, words: list[str] | None, tmp_path: Path) -> None:
     (made,) = read_result(write(tmp_path / "result.json", cell("mtp", num_speculative_tokens=k))).cells
     found = [f.message for f in heads_used_again.find(made, {"num_modules": MODULES, "modules": modules})]
-    assert [words in message for message in found] == ([] if words is None else [True])
+    assert len(found) == (words is not None)
+    for message in found:
+        assert all(part in message for part in words or [])
+        assert ("vLLM refuses" in message) == (k % MODULES > 0)
 
 
 def test_of_mimo_the_first_alone_drafts(tmp_path: Path) -> None:
@@ -117,3 +123,10 @@ def test_memory_is_that_of_every_step(saved: Saved, engine_of: tuple[Target, Mtp
     draft = read_draft(convert_checkpoint(str(saved.folder), tmp_path / "head", format="mtp"))
     drafter = engine_of[1]
     assert slot_bytes(draft, torch.float32, 10, 3) == drafter.slot_bytes(10, 3) == 3 * drafter.slot_bytes(10, 1) > 0
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(1, 1), (2, 2), (3, 2), (5, 4)])
+def test_vllm_is_told_a_number_that_it_takes(wanted: int, told: int, engine_of: tuple[Target, MtpDrafter]) -> None:
+    spec = DraftSpec(architecture=engine_of[1].model.spec, dtype="F32")
+    assert f'"num_speculative_tokens": {told}' in serve_command(spec, "TARGET", Path("head"), wanted)
+    assert "multiple of 2" in " ".join(method_note(spec))

@@ -41,6 +41,12 @@ def family_settings(spec: DraftSpec) -> dict[str, object]:
     return {} if settings is None else settings(spec.architecture)
 
 
+def family_tokens(spec: DraftSpec, wanted: int) -> int:
+    """The draft tokens a round that vLLM takes, as many as are wanted or the next fewer."""
+    tokens = getattr(importlib.import_module(_file(spec)), "tokens", None)
+    return wanted if tokens is None else tokens(spec.architecture, wanted)
+
+
 def family_notes(spec: DraftSpec) -> list[str]:
     """What a user has to know who serves a draft, one sentence each."""
     notes = getattr(importlib.import_module(_file(spec)), "notes", None)

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from draftkit.engines.vllm.accepts import family_notes, family_settings, refusal_by_vllm
+from draftkit.engines.vllm.accepts import family_notes, family_settings, family_tokens, refusal_by_vllm
 from draftkit.layout.spec import DraftSpec
 
 # Of folders that vLLM loads, as `--to` names them.
@@ -37,7 +37,7 @@ def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, 
 def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:
     """The command that serves the target with a draft; TARGET where that is a GGUF file, which vLLM does not load."""
     target = "TARGET" if target.endswith(".gguf") else target
-    settings = json.dumps(speculative_config(spec, folder, tokens))
+    settings = json.dumps(speculative_config(spec, folder, family_tokens(spec, tokens)))
     return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
 
 
