@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -168,16 +169,19 @@ def quantized_otherwise_than_the_target(heads: TargetHeads, config: Mapping[str,
 
 @check
 def other_dtypes(heads: TargetHeads) -> Iterator[Finding]:
-    """Plain weights in another dtype than those of the target's own layer."""
-    block = heads.blocks[0] if heads.promised and heads.kind.parts is not None else None
+    """Plain weights in another dtype than those of the target's own layer; the projection, than most of them."""
+    usual = Counter(handle.dtype for handle in heads.like.values() if _is_matrix(handle)).most_common(1)
+    if heads.kind.parts is None or not usual or not heads.promised:
+        return
+    expected = {f"{prefix}{heads.kind.parts.projection}.weight": usual[0][0] for prefix in heads.prefixes}
+    expected |= {block + name: handle.dtype for block in heads.blocks for name, handle in heads.like.items()}
     other = [
-        f"{own.name} is {own.dtype}, the target's {handle.dtype}"
-        for name, handle in (heads.like.items() if block is not None else ())
-        if (own := heads.tensors.get(f"{block}{name}")) is not None
-        and {own.dtype, handle.dtype} <= set(FLOATS)
-        and own.dtype != handle.dtype
-        and len(own.shape) > 1
-        and name.endswith("weight")
+        f"{own.name} is {own.dtype}, the target's {dtype}"
+        for name, dtype in expected.items()
+        if (own := heads.tensors.get(name)) is not None
+        and _is_matrix(own)
+        and {own.dtype, dtype} <= set(FLOATS)
+        and own.dtype != dtype
     ]
     if other:
         yield Finding(
@@ -232,6 +236,10 @@ def stale_copies(heads: TargetHeads, stored: Stored) -> Iterator[Finding]:
                 fix="" if same else f"replace it with a copy of {own[0].name}, or leave it out",
                 source="vLLM 0.32 shares both tables",
             )
+
+
+def _is_matrix(handle: TensorHandle) -> bool:
+    return handle.name.endswith("weight") and len(handle.shape) > 1
 
 
 def _matrices(heads: TargetHeads) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftkit.report.format import severity
+from draftkit.report.format import length, severity
+from draftkit.results.record import Interval
+
+SHOWN = 6  # tensors of which the same is to be said
 
 
 def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
@@ -18,7 +23,7 @@ def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
     measured = diagnosis["length"] is not None
     heading = "{draft} ({method}) with {target}: ".format(**diagnosis)
     if measured:
-        heading += "acceptance length {mean:.2f} [{low:.2f}, {high:.2f}]".format(**diagnosis["length"])
+        heading += f"acceptance length {length(Interval(**diagnosis['length']))}"
         heading += ", K {num_speculative_tokens}, T {temperature:g}, {num_prompts} prompts, {dtype} on {device}".format(
             **settings
         )
@@ -40,7 +45,7 @@ def _show_decay(console: Console, decay: Mapping[str, Any]) -> None:
     console.print(f"Each draft token's chance where those before it stand: {rates}")
     for name, between in (("over_context", "long prompts against short ones"), ("over_answer", "over an answer")):
         if decay[name] is not None:
-            console.print(f"{between}: " + "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**decay[name]))
+            console.print(f"{between}: {length(Interval(**decay[name]), signed=True)}")
     for pattern in decay["patterns"]:
         console.print(Text(pattern, style="yellow"))
 
@@ -60,10 +65,13 @@ def _tensors(diagnosis: Mapping[str, Any]) -> Table:
     counts = ", ".join(f"{count} {use}" for use, count in used.items() if count)
     title = f"{len(tensors)} tensors: {counts}; {sound} finite and plausible"
     table = Table("tensor", "dtype", "shape", "used", "remark", title=title, title_justify="left")
-    for tensor in tensors:
-        if tensor["remark"]:
-            shape = "×".join(map(str, tensor["shape"]))
-            table.add_row(tensor["name"], tensor["dtype"], shape, tensor["use"], tensor["remark"])
+    for (use, remark), alike in groupby(tensors, itemgetter("use", "remark")):
+        several = list(alike)
+        shown = several[:SHOWN] if remark else []  # of a head in its target's folder, all of the target's are ignored
+        for tensor in shown:
+            table.add_row(tensor["name"], tensor["dtype"], "×".join(map(str, tensor["shape"])), use, remark)
+        if shown and len(several) > SHOWN:
+            table.add_row(f"and {len(several) - SHOWN} more", "", "", use, remark)
     return table
 
 
@@ -75,7 +83,7 @@ def _changes(diagnosis: Mapping[str, Any]) -> Table:
             tried["experiment"],
             tried["change"],
             f"{tried['before']:.2f} → {tried['after']:.2f}",
-            "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**tried["gain"]),
+            length(Interval(**tried["gain"]), signed=True),
             Text("helps", style="green") if tried["helps"] else "by chance" if tried["confirmed"] else "",
         )
     table.caption = (

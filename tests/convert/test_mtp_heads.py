@@ -196,6 +196,9 @@ def test_heads_in_another_dtype(copy: Path) -> None:
     found = found_in(copy)
     assert set(found) == {"head-dtypes"}
     assert "is F16, the target's F32" in found["head-dtypes"]
+    projection = HEADS[EXPERTS].projection + ".weight"
+    save_file(stored | {projection: stored[projection].half()}, copy / FILE, {"format": "pt"})
+    assert found_in(copy)["head-dtypes"].endswith(f"{projection} is F16, the target's F32")
 
 
 def test_stale_copies_of_the_targets_tables(copy: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.mtp_targets import save_with_head
+from rich.console import Console
 
+from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import run
 from draftkit.doctor.patient import Patient, Setup, changed
@@ -18,6 +20,7 @@ from draftkit.evaluate.prompts import Prompt
 from draftkit.io.handles import memory_handle
 from draftkit.layout.facts import parse_fact, with_facts
 from draftkit.loading import load_model, open_draft
+from draftkit.report.diagnosis import show_diagnosis
 from draftkit.requests import Request
 
 FACTS = {
@@ -112,3 +115,15 @@ def test_which_module_drafts_is_tried(tmp_path: Path, patient: Patient) -> None:
         several = replace(patient, draft=draft)
         (trial,) = trials("modules", several)
     assert trial.overrides == {"modules": "first"}
+
+
+def test_a_diagnosis_of_a_targets_own_head_is_short(monkeypatch: pytest.MonkeyPatch, patient: Patient) -> None:
+    """The target's tensors lie beside the head's and are not shown one by one; one prompt is enough to begin with."""
+    chosen = [experiment for experiment in all_experiments() if experiment.name == "feedback"]
+    monkeypatch.setattr("draftkit.doctor.diagnose.all_experiments", lambda: chosen)
+    diagnosis = diagnose_draft(patient.target_source, "mtp", limit=1, max_new_tokens=4, device="cpu", dtype="float32")
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show_diagnosis(console, diagnosis.to_dict())
+    shown = console.export_text()
+    assert "more" in shown
+    assert shown.count("the target's own") < 10 < len(diagnosis.tensors)
