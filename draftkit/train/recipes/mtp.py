@@ -2,7 +2,8 @@
 
 Serving runs the head again on its own state for every further token, which it was not trained for; step t at position i
 counts where serving would draft there (`TrainingBatch.drafted`). Of several modules that draft in turn, step t trains
-the t-th.
+the t-th; beyond their number they are used again, and see keys of their own step as in the first round of a text, where
+serving has in later rounds those of a module's last step for the earlier rows.
 """
 
 from __future__ import annotations
