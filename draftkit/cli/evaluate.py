@@ -90,6 +90,18 @@ def evaluate(
             help="Apply the chat template to all prompts, or to none; default: where there is one, but not to text.",
         ),
     ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=PROMPTS, help="Pad prompts to as many tokens with text of the set, as 1k,4k,16k."),
+    ] = None,
+    slices: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            rich_help_panel=PROMPTS,
+            help="Say how acceptance shifts with language, thinking, tools, category; several as language,tools.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option(min=2, rich_help_panel=PROMPTS, help="Tokens to generate per prompt, at most.")
     ] = 128,
@@ -281,7 +293,15 @@ def evaluate(
     quiet_transformers()
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
-    from draftkit.evaluate.options import parse_floats, parse_integers, parse_object, parse_rates, parse_schedule
+    from draftkit.evaluate.options import (
+        parse_contexts,
+        parse_floats,
+        parse_integers,
+        parse_object,
+        parse_rates,
+        parse_schedule,
+        parse_slices,
+    )
     from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
     from draftkit.report.tables import memory_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
@@ -295,6 +315,7 @@ def evaluate(
         ks = parse_integers("--k", k, 1, MAX_SPECULATIVE_TOKENS)
         concurrencies = parse_integers("--concurrency", concurrency, 1)
         temperatures = parse_floats("--temperature", temperature)
+        contexts, sliced = parse_contexts(context), parse_slices(slices)
     except DraftkitError as error:
         raise typer.BadParameter(str(error)) from error
     if len(ks) > 1 and (acceptance_rates or k_by_batch or disable_above_batch):
@@ -316,6 +337,7 @@ def evaluate(
         turns=turns,
         thinking=thinking,
         template=template,
+        slices=sliced,
         ignore_eos=ignore_eos,
         repeats=repeats,
         device=device,
@@ -327,7 +349,7 @@ def evaluate(
         k_by_batch=parse_schedule(k_by_batch, disable_above_batch, ks[-1]),
         eager=eager,
     )
-    sweep = settings.sweep(k=ks, concurrency=concurrencies, temperature=temperatures)
+    sweep = settings.sweep(k=ks, concurrency=concurrencies, temperature=temperatures, context=contexts)
     options_of_vllm = (vllm_python, vllm_url, vllm_baseline_url, vllm_arguments, gpu_memory_utilization)
     wants_vllm = any(option is not None for option in options_of_vllm) or tensor_parallel_size > 1
     if engine == "draftkit" and wants_vllm:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 
 from transformers import PreTrainedTokenizerBase
 
+from draftkit.data.traffic import THOUGHT
 from draftkit.evaluate.by_turns import speedup_interval
 from draftkit.evaluate.measure import Run
 from draftkit.results.record import Cell, Heading, NearTie, PromptRecord, Transcript, TranscriptRound
@@ -57,6 +59,11 @@ def cell_of(
     tpot = [g.tpot for g in run.generations if g.tpot is not None]
     itl = [gap for g in run.generations for gap in g.itl]
     by_prompt = tuple(map(_of_prompt, run.generations, run.latencies, plain.generations, plain.latencies))
+    if "thinking" in settings.slices:
+        said = (tokenizer.decode(g.tokens, skip_special_tokens=False) for g in run.generations)
+        by_prompt = tuple(
+            replace(p, thinks=bool(THOUGHT.search(text))) for p, text in zip(by_prompt, said, strict=True)
+        )
     speedup = run.tokens_per_second / plain.tokens_per_second
     return Cell(
         **vars(heading),

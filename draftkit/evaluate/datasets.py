@@ -13,6 +13,7 @@ from typing import Any
 
 from draftkit import zoo
 from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_file
+from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
 from draftkit.io.records import did_you_mean
@@ -135,9 +136,11 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
 
 def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) -> Prompt:
     if columns.prompt is None:
-        turns, plain, system = _turns(row, where)
+        parsed = parse_row(dict(row), where)
+        turns, plain, system = _turns(parsed.content)
+        tools = category_of(parsed).endswith("tools=yes")
     else:
-        turns, plain, system = _texts(row.get(columns.prompt)), False, ""
+        turns, plain, system, tools = _texts(row.get(columns.prompt)), False, "", False
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
         keys = f'"{columns.prompt}"' if columns.prompt else SHAPES
         raise FormatError("no prompt in this line", where=where, expected=f"an object with {keys}")
@@ -150,16 +153,17 @@ def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) 
         tuple(columns.template.replace("{}", str(turn)) for turn in turns),
         plain,
         system,
+        tools,
     )
 
 
-def _turns(row: Mapping[str, Any], where: str) -> tuple[Sequence[object], bool, str]:
+def _turns(content: object) -> tuple[Sequence[object], bool, str]:
     """The user's turns of a row in any shape, whether it is plain text, and its system message."""
-    match parse_row(dict(row), where).content:
+    match content:
         case Conversation(messages):
             system = "\n".join(str(message["content"]) for message in messages if message["role"] == "system")
             return [message["content"] for message in messages if message["role"] == "user"], False, system
-        case content:
+        case _:
             return [content], True, ""
 
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf, isfinite
 from statistics import fmean
 
+from draftkit.data.traffic import THOUGHT
 from draftkit.engines.records import Answer, DraftCounts, EngineRun, Lane
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.by_turns import block_sizes, by_turns, sides, speedup_interval
@@ -30,9 +31,10 @@ def measured_by(
 
     `categories`: one for each request. `repeats`: passes at most; 0 runs `plain` once, before.
     """
+    ids = [request.id for request in requests]
     if plain is None:
         run = drafting(requests)
-        return engine_cell(heading, run, None, settings, categories), run.concerns
+        return engine_cell(heading, run, None, settings, categories, ids=ids), run.concerns
     sizes = block_sizes(len(requests), settings.concurrency)
     blocks = [requests[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
     if repeats:
@@ -40,7 +42,7 @@ def measured_by(
     else:
         passes, error = [[(plain(requests), drafting(requests))]], inf
     without, run = (EngineRun.joined(runs) for runs in sides(passes))
-    cell = engine_cell(heading, run, without, settings, categories, error)
+    cell = engine_cell(heading, run, without, settings, categories, error, ids)
     return replace(cell, passes=len(passes) if repeats else None), run.concerns
 
 
@@ -51,8 +53,9 @@ def engine_cell(
     settings: Settings,
     categories: Sequence[str] | None = None,
     pace_error: float = inf,
+    ids: Sequence[str] | None = None,
 ) -> Cell:
-    """The cell of a run with a draft; `plain`: the same requests without one; `categories`: one for each request.
+    """The cell of a run with a draft; `plain`: the same requests without one; `categories`, `ids`: those of requests.
     `pace_error` as of `by_turns`.
 
     Where the engine counts only all requests together, there is no interval, `interval_known` is false and
@@ -104,7 +107,20 @@ def engine_cell(
         itl_quantiles_ms=quantiles(itl),
         repetition=fmean(repetition(answer.tokens) for answer in run.answers),
     )
+    names = ids or [str(number) for number in range(len(run.answers))]
+    by_prompt = tuple(
+        _of_prompt(name, answer) for name, answer in zip(names, run.answers, strict=True) if answer.drafts
+    )
+    cell = replace(cell, by_prompt=by_prompt or None)
     return cell if plain is None else _beside(cell, run, plain, settings, pace_error)
+
+
+def _of_prompt(name: str, answer: Answer) -> PromptRecord:
+    """What one request did. Whether it thinks aloud is told where the engine gives its text."""
+    assert answer.drafts is not None
+    thinks = bool(THOUGHT.search(answer.text)) if answer.text else None
+    accepted = answer.drafts.num_accepted_tokens
+    return PromptRecord(name, answer.rounds, accepted, answer.num_tokens, answer.latency, thinks=thinks)
 
 
 def _length(answers: Sequence[Answer]) -> Interval:
@@ -138,7 +154,10 @@ def _by_convention(
 
 def _beside(cell: Cell, run: EngineRun, plain: EngineRun, settings: Settings, pace_error: float) -> Cell:
     """The cell with speed and output of plain decoding."""
-    by_prompt = _by_prompt(run, plain)
+    by_prompt = tuple(
+        replace(record, plain_tokens=other.num_tokens, plain_seconds=other.latency)
+        for record, other in zip(cell.by_prompt or (), plain.answers, strict=False)
+    )
     speedup = run.tokens_per_second / plain.tokens_per_second
     matching = sum(a.equals(b) for a, b in zip(run.answers, plain.answers, strict=True))
     return replace(
@@ -152,21 +171,4 @@ def _beside(cell: Cell, run: EngineRun, plain: EngineRun, settings: Settings, pa
         by_prompt=by_prompt or None,
         matches_greedy=matching == len(run.answers) if settings.sampling.temperature == 0 else None,
         num_matching_prompts=matching if settings.exact else None,
-    )
-
-
-def _by_prompt(run: EngineRun, plain: EngineRun) -> tuple[PromptRecord, ...]:
-    """Empty where the engine did not count each request by itself."""
-    return tuple(
-        PromptRecord(
-            str(number),
-            answer.rounds,
-            answer.drafts.num_accepted_tokens,
-            answer.num_tokens,
-            answer.latency,
-            other.num_tokens,
-            other.latency,
-        )
-        for number, (answer, other) in enumerate(zip(run.answers, plain.answers, strict=True))
-        if answer.drafts is not None
     )

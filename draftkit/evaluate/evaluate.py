@@ -19,6 +19,7 @@ from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, NonFiniteError, TargetError, UnsupportedTarget
+from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.by_turns import by_turns, sides
 from draftkit.evaluate.cells import cell_of
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
@@ -121,7 +122,8 @@ def evaluate_draft(
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)
             if refusal is not None:
                 raise refusal
-            plans = _plans(target, opened, conversations, sweep.largest)
+            largest = Conversations(prompts.prompts, tokenizer, sweep.largest)
+            plans = _plans(target, opened, largest, sweep.largest)
             for source, plan in plans.items():
                 _check_size(source, target, plan, opened[source])
                 plan.require()
@@ -140,9 +142,9 @@ def evaluate_draft(
             warned += [_warning("other-traffic", concern) for concern in concerns]
             if reason := replaced_by(cell, cells):
                 warned.append(_warning("measured-again", f"{cell.name}: measured again, because {reason}"))
-            cells.append(cell)
+            cells.append(with_slices(cell, prompts.prompts, settings.slices))
             if saved is not None:
-                saved.add(cell)
+                saved.add(cells[-1])
         for cell in cells:
             spec = opened[cell.draft].spec if cell.draft in opened else None
             warned += findings(Evidence(cell=cell, settings=settings, spec=spec), "measurement")
@@ -152,7 +154,11 @@ def evaluate_draft(
                 cells, missed = evaluation.with_predictions(cells)
                 warned += missed
             if advise:
-                models = [evaluation.speed_model(source, cells) for source in drafts]
+                models = [
+                    evaluation.speed_model(source, [c for c in cells if (c.context or 0) == context], context)
+                    for source in drafts
+                    for context in sweep.context
+                ]
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, opened, target) for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)
@@ -363,16 +369,19 @@ class _Evaluation:
             predicted += forecast(loaded.target, loaded.drafter, self._asked(asked.at(temperature=temperature)))
         return tuple(predicted)
 
-    def speed_model(self, source: str, cells: Sequence[Cell]) -> SpeedModel:
-        """What a draft's round times say about every K and batch size."""
+    def speed_model(self, source: str, cells: Sequence[Cell], context: int) -> SpeedModel:
+        """What a draft's round times say about every K and batch size, in a context."""
         own = [cell for cell in cells if cell.engine == "draftkit"]
         mine = [cell for cell in own if cell.draft == source and cell.temperature == own[0].temperature]
-        loaded, settings = self.drafts[source], self.sweep.first.at(num_speculative_tokens=max(self.sweep.k))
+        loaded, settings = (
+            self.drafts[source],
+            self.sweep.first.at(num_speculative_tokens=max(self.sweep.k), context=context),
+        )
         batches = batches_up_to(max(cell.concurrency for cell in mine))
         self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
         requests = self._asked(settings).first_requests
         times = measure_round_times(Target(self.model), loaded.target, loaded.drafter, requests, settings, batches)
-        return speed_model(source, mine, times)
+        return replace(speed_model(source, mine, times), context=context or None)
 
     def _asked(self, settings: Settings) -> Conversations:
         return Conversations(self.prompts.prompts, self.tokenizer, settings)

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
+from draftkit.evaluate.axes import padding
 from draftkit.evaluate.by_turns import block_sizes, mean_seconds
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
 from draftkit.models.target import Target
@@ -69,10 +70,10 @@ class Conversations:
         settings: Settings,
         *,
         first: int = 0,
-        of: int = 0,
+        of: Sequence[Prompt] = (),
     ):
         self.prompts = prompts
-        self._first, self._of = first, of or len(prompts)  # of a block: where it begins, among how many prompts
+        self._first, self._set = first, of or prompts  # of a block: where it begins, among which prompts
         self.tokenizer = tokenizer
         self.settings = settings
         self.turns = 1 if settings.turns == "first" else max(len(prompt.turns) for prompt in prompts)
@@ -83,7 +84,7 @@ class Conversations:
         sizes = block_sizes(len(self.prompts), self.settings.concurrency)
         ends = [*accumulate(sizes)]
         return [
-            Conversations(self.prompts[end - size : end], self.tokenizer, self.settings, first=end - size, of=self._of)
+            Conversations(self.prompts[end - size : end], self.tokenizer, self.settings, first=end - size, of=self._set)
             for size, end in zip(sizes, ends, strict=True)
         ]
 
@@ -95,7 +96,7 @@ class Conversations:
     @property
     def first_requests(self) -> list[Request]:
         return [
-            self._request(number, [*prompt.opening, _user(prompt.text)], 0)
+            self._request(number, [*prompt.opening, _user(self._first_turn(number))], 0)
             for number, prompt in enumerate(self.prompts)
         ]
 
@@ -103,8 +104,8 @@ class Conversations:
     def extents(self) -> list[tuple[str, int, int]]:
         """Of each conversation its id, the tokens of its first prompt and, at most, of all that follows."""
         found = []
-        for prompt, request in zip(self.prompts, self.first_requests, strict=True):
-            turns = prompt.turns[: self.turns]
+        for number, (prompt, request) in enumerate(zip(self.prompts, self.first_requests, strict=True)):
+            turns = (self._first_turn(number), *prompt.turns[1 : self.turns])
             messages = [*prompt.opening, *map(_user, turns)]
             asked = len(request.prompt) if len(turns) == 1 else len(self._ids(prompt, messages))
             longest = asked + len(turns) * self.settings.max_new_tokens
@@ -124,7 +125,8 @@ class Conversations:
         for turn in range(self.turns):
             asked = [number for number, prompt in enumerate(self.prompts) if len(prompt.turns) > turn]
             for number in asked:
-                histories[number].append(_user(self.prompts[number].turns[turn]))
+                said = self.prompts[number].turns[turn] if turn else self._first_turn(number)
+                histories[number].append(_user(said))
             requests = [self._request(number, histories[number], turn) for number in asked]
             answers = engine.generate(requests, on_round=on_round)
             for number, answer in zip(asked, answers, strict=True):
@@ -134,13 +136,21 @@ class Conversations:
             categories += [self.prompts[number].category for number in asked]
         return generations, categories
 
+    def _first_turn(self, number: int) -> str:
+        """What is asked first; behind text of the other prompts of the set, where a context is to be filled."""
+        prompt, wanted = self.prompts[number], self.settings.context
+        if not wanted:
+            return prompt.text
+        own = len(self._ids(prompt, [*prompt.opening, _user(prompt.text)]))
+        return padding(self._set, self._first + number, wanted - own, self.tokenizer) + prompt.text
+
     def _request(self, number: int, messages: Sequence[Message], turn: int) -> Request:
         prompt, settings = self.prompts[number], self.settings
         return Request(
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
             self._ids(prompt, messages),
             settings.max_new_tokens,
-            settings.sampling.numbered(self._first + number + turn * self._of),
+            settings.sampling.numbered(self._first + number + turn * len(self._set)),
             ignore_eos=settings.ignore_eos,
         )
 

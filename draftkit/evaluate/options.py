@@ -6,6 +6,8 @@ from draftkit.errors import DraftkitError
 from draftkit.io.jsonfile import loads
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
+SLICES = ("language", "thinking", "tools", "category")
+
 
 def parse_integers(name: str, text: str, least: int, most: int | None = None) -> tuple[int, ...]:
     """`1-8,12` → every whole number from 1 to 8, and 12; ascending. Raises `DraftkitError` for anything else."""
@@ -28,6 +30,25 @@ def parse_floats(name: str, text: str) -> tuple[float, ...]:
         return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise DraftkitError(f"{name} {text}", expected="numbers, as 0 or 0,0.7,1") from None
+
+
+def parse_contexts(text: str | None) -> tuple[int, ...]:
+    """`1k,4k` → tokens, k for 1,024 of them; empty where nothing is given. Raises `DraftkitError` for anything else."""
+    try:
+        sizes = [int(part[:-1]) * 1024 if part.endswith("k") else int(part) for part in (text or "").split(",") if part]
+    except ValueError:
+        sizes = [0]
+    if any(size < 1 for size in sizes):
+        raise DraftkitError(f"--context {text}", expected="numbers of tokens, as 512 or 1k,4k,16k")
+    return tuple(dict.fromkeys(sizes))
+
+
+def parse_slices(text: str | None) -> tuple[str, ...]:
+    """`language,tools` → both; empty where nothing is given. Raises `DraftkitError` for anything else."""
+    kinds = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+    if unknown := [kind for kind in kinds if kind not in SLICES]:
+        raise DraftkitError(f"--slice {unknown[0]}", expected=", ".join(SLICES))
+    return kinds
 
 
 def parse_object(name: str, text: str | None) -> dict[str, object]:

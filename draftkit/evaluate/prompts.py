@@ -18,13 +18,15 @@ Message = dict[str, str]
 @dataclass(frozen=True)
 class Prompt:
     """One question: an id, a category for grouping, and the user's turns. `plain`: a text to go on with as it is, to
-    which no chat template belongs. `system`: the system message, where there is one."""
+    which no chat template belongs. `system`: the system message, where there is one. `tools`: whether the row has some,
+    or calls them."""
 
     id: str
     category: str
     turns: tuple[str, ...]
     plain: bool = False
     system: str = ""
+    tools: bool = False
 
     @property
     def opening(self) -> list[Message]:

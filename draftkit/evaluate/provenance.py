@@ -18,7 +18,10 @@ from draftkit.results.settings import Settings
 from draftkit.version import __version__
 
 SHOWN_IDS = 16  # of the first prompt
-VARIED = ("num_speculative_tokens", "concurrency", "prompts", "device", "dtype", "k_by_batch", "acceptance_rates")
+VARIED = (
+    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "k_by_batch",
+    "acceptance_rates",
+)  # fmt: skip
 
 
 def provenance(

@@ -16,6 +16,7 @@ from draftkit.engines.servers.lane import server_lane
 from draftkit.engines.servers.server import Server
 from draftkit.engines.vllm.request import warm_up
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.certificate.served import ServedCertificate, certify_served
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.engine_cell import measured_by
@@ -95,7 +96,8 @@ def evaluate_server(
     heading = {"target": target or server.model, "draft": draft or server.draft() or "served", "method": "served"}
     for group in sweep.groups:
         for cell, concerns in _cells(serving, questions, group, heading, on_progress):
-            cells.append(replace(cell, prompts_sha256=prompts.sha256))
+            known = with_slices(cell, prompts.prompts, sweep.first.slices)
+            cells.append(replace(known, prompts_sha256=prompts.sha256))
             warned += [Finding("other-traffic", "warning", concern) for concern in concerns]
             if saved is not None:
                 saved.add(cells[-1])
@@ -183,6 +185,8 @@ class Questions:
 
 def _messages(prompts: PromptSet, settings: Settings) -> list[Request]:
     """Requests of messages, which the server renders."""
+    if settings.context:
+        raise DraftkitError("a context is filled token by token", hint="pass --target, for the target's tokenizer")
     if settings.template is False or any(prompt.plain for prompt in prompts.prompts):
         raise DraftkitError(
             "plain text, to which no chat template belongs, is sent as token ids",

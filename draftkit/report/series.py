@@ -64,6 +64,7 @@ def _facts(result: Result, cell: Cell) -> list[str]:
         "" if cell.engine == "draftkit" else cell.engine,
         cell.dataset or "",
         f"T={cell.temperature:g}",
+        "" if cell.context is None else f"context {cell.context}",
         f"drafts {cell.draft_sampling}" if cell.draft_sampling else "",
         cell.verification or "",
         tokens,
@@ -90,6 +91,7 @@ def _model(members: Iterable[tuple[Result, Cell]], taken: set[int]) -> SpeedMode
     for result, cell in members:
         for model in result.speed_models:
             fits = model.draft == cell.draft and model.temperature in (None, cell.temperature)
+            fits = fits and model.context == cell.context
             if fits and id(model) not in taken:
                 taken.add(id(model))
                 return model

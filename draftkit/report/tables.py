@@ -14,7 +14,7 @@ from draftkit.report.certificate import certificate, served_certificate
 from draftkit.report.engines import engines_table
 from draftkit.report.format import latencies, length, mean, number, prediction
 from draftkit.report.memory_cost import cost_of
-from draftkit.results.record import Cell, Result, SpeedModel
+from draftkit.results.record import Cell, Interval, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ VARIED: dict[str, Callable[[Cell], str]] = {
     "K": lambda cell: str(cell.num_speculative_tokens),
     "T": lambda cell: f"{cell.temperature:g}",
     "batch": lambda cell: str(cell.concurrency),
+    "context": lambda cell: "–" if cell.context is None else str(cell.context),
     "prompts": lambda cell: str(cell.num_prompts),
 }
 
@@ -62,6 +63,8 @@ def show_evaluation(
         console.print(category_table(result.cells))
     if any(cell.engine == "vllm" for cell in result.cells) and "server" not in result.provenance:
         console.print(engines_table(result.cells))
+    if any(cell.slices for cell in result.cells):
+        console.print(slices_table(result.cells))
     for model in result.speed_models:
         show_speed_model(console, model)
     for cell in result.cells:
@@ -87,7 +90,11 @@ def evaluation_table(result: Result) -> Table:
     """One row per cell of a measurement, in 80 columns."""
     cells, provenance = result.cells, result.provenance
     first, varied = cells[0], _varied(cells)
-    fixed = [f"{name}={value(first)}" for name, value in VARIED.items() if name not in (*varied, "prompts")]
+    fixed = [
+        f"{name}={value(first)}"
+        for name, value in VARIED.items()
+        if name not in (*varied, "prompts") and value(first) != "–"
+    ]
     where = f"{provenance.get('dtype')} on {provenance.get('device')}"
     title = [first.target, *fixed, "a running server" if "server" in provenance else where]
     if "prompts" not in varied:
@@ -168,13 +175,38 @@ def category_table(cells: Sequence[Cell]) -> Table:
     return table
 
 
+def slices_table(cells: Sequence[Cell]) -> Table:
+    """How far each slice of the prompts is from the rest, in each cell that was sliced."""
+    table = Table(
+        "slice", "prompts", "acceptance length", "against the others", "",
+        title="acceptance length by slice", box=SIMPLE_HEAD,
+        caption="shorter, longer: than that of the other prompts, beyond chance",
+    )  # fmt: skip
+    sliced = [cell for cell in cells if cell.slices]
+    for cell in sliced:
+        if len(sliced) > 1:
+            table.add_row(f"{_draft(cell)}: {cell.name.partition(', ')[2]}, T={cell.temperature:g}")
+        for found in cell.slices or ():
+            shift = "" if found.shift is None else length(found.shift, signed=True)
+            row = (found.name, str(found.prompts), length(found.acceptance_length), shift, _shift(found.shift))
+            table.add_row(*row)
+        table.add_section()
+    return table
+
+
+def _shift(shift: Interval | None) -> str:
+    if shift is None:
+        return ""
+    return "shorter" if shift.below(0) else "longer" if shift.above(0) else ""
+
+
 def show_speed_model(console: Console, model: SpeedModel) -> None:
     """Which K is fastest at which batch size, what it would bring, and how far such predictions were off.
 
     Where they were too far off, only that, and what to measure instead.
     """
     if model.doubt is not None:
-        console.print(f"{model.draft}: no advice, {model.doubt}")
+        console.print(f"{model.draft}{_context(model)}: no advice, {model.doubt}")
         return
     batches = sorted({p.concurrency for p in model.predicted})
     ks = sorted({p.num_speculative_tokens for p in model.predicted})
@@ -184,7 +216,7 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
         "batch",
         "plain step ms",
         *(f"K={k}" for k in ks),
-        title=f"{model.draft}: predicted speed-up",
+        title=f"{model.draft}: predicted speed-up{_context(model)}",
         box=SIMPLE_HEAD,
     )
     for batch in batches:
@@ -200,6 +232,10 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
     console.print(_advice(model))
     schedule = json.dumps(model.schedule, separators=(",", ":"))
     console.print(f'vLLM: "num_speculative_tokens_per_batch_size": {schedule}', soft_wrap=True)
+
+
+def _context(model: SpeedModel) -> str:
+    return "" if model.context is None else f", context {model.context}"
 
 
 def _advice(model: SpeedModel) -> str:

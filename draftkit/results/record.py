@@ -120,7 +120,7 @@ class PromptRecord:
     """What one request did: the sums of which statistics over prompts are made.
 
     `seconds`: from its start to its last token, the mean of all passes; None where the engine does not say. What begins
-    with `plain` is of plain decoding.
+    with `plain` is of plain decoding. `thinks`: whether the answer thinks aloud, where that was looked for.
     """
 
     id: str
@@ -130,6 +130,18 @@ class PromptRecord:
     seconds: float | None = None
     plain_tokens: int | None = None
     plain_seconds: float | None = None
+    thinks: bool | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Prompts that have something in common, as `language=da`: their acceptance length, and its `shift` against that of
+    the other prompts; None where there are no others."""
+
+    name: str
+    prompts: int
+    acceptance_length: Interval | None
+    shift: Interval | None
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,7 @@ class Heading:
     num_speculative_tokens: int
     temperature: float
     concurrency: int
+    context: int | None = field(default=None, metadata=OPTIONAL)
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -198,6 +211,7 @@ class Heading:
             num_speculative_tokens=settings.num_speculative_tokens,
             temperature=settings.sampling.temperature,
             concurrency=settings.concurrency,
+            context=settings.context or None,
             top_k=settings.sampling.top_k,
             top_p=settings.sampling.top_p,
             min_p=settings.sampling.min_p,
@@ -216,7 +230,8 @@ class Heading:
     @property
     def pair(self) -> tuple[object, ...]:
         """The same, whichever engine measured it."""
-        return (self.target, self.draft, self.num_speculative_tokens, self.temperature, self.concurrency)
+        setting = (self.num_speculative_tokens, self.temperature, self.concurrency, self.context)
+        return (self.target, self.draft, *setting)
 
     @property
     def digests(self) -> dict[str, str | None]:
@@ -231,7 +246,8 @@ class Heading:
     @property
     def name(self) -> str:
         """The cell as messages call it."""
-        return f"{self.draft}, K={self.num_speculative_tokens}, concurrency {self.concurrency}"
+        context = "" if self.context is None else f", context {self.context}"
+        return f"{self.draft}, K={self.num_speculative_tokens}, concurrency {self.concurrency}{context}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +305,7 @@ class Cell(Heading):
     memory: MemoryPlan | None = field(default=None, metadata=OWN)
     predicted: tuple[Predicted, ...] | None = field(default=None, metadata=OPTIONAL)
     by_prompt: tuple[PromptRecord, ...] | None = field(default=None, metadata=OPTIONAL)
+    slices: tuple[Slice, ...] | None = field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -300,7 +317,7 @@ class Cell(Heading):
     def measures(self, predicted: Predicted, of: Cell) -> bool:
         """Whether it is the setting that was predicted from the cell `of`."""
         asked = (predicted.temperature, predicted.draft_sampling, predicted.num_speculative_tokens)
-        same = (self.draft, self.target, self.engine) == (of.draft, of.target, of.engine)
+        same = (self.draft, self.target, self.engine, self.context) == (of.draft, of.target, of.engine, of.context)
         return same and (self.temperature, self.draft_sampling, self.num_speculative_tokens) == asked
 
     @property
@@ -381,6 +398,7 @@ class SpeedModel:
     schedule: tuple[tuple[int, ...], ...] | None = None
     stop_above: int | None = None
     largest_batch: int | None = None
+    context: int | None = field(default=None, metadata=OPTIONAL)
     withheld: str | None = field(default=None, metadata=OPTIONAL)
 
     @property

@@ -17,7 +17,9 @@ class Settings:
     Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification.
     `turns`: the first of each prompt, or all of them, each after the target's own answers. `thinking`: the chat
     template's `enable_thinking`, None for its default. `template`: whether the chat template is applied; None where
-    there is one, and the prompt is no plain text. `ignore_eos`: every output has `max_new_tokens`. `repeats`: passes
+    there is one, and the prompt is no plain text. `context`: tokens that prompts are
+    padded to, with real text of the set; 0 leaves them. `slices`: along what the prompts are told apart: language,
+    thinking, tools, category. `ignore_eos`: every output has `max_new_tokens`. `repeats`: passes
     over the prompts at most, without a draft and with it by turns, until their ratio is known to ±5 %; 0 runs plain
     decoding once, before all drafts.
     """
@@ -30,6 +32,8 @@ class Settings:
     turns: Turns = "first"
     thinking: bool | None = None
     template: bool | None = None
+    context: int = 0
+    slices: tuple[str, ...] = ()
     ignore_eos: bool = False
     repeats: int = 3
     device: str | None = None
@@ -57,22 +61,30 @@ class Settings:
         num_speculative_tokens: int | None = None,
         concurrency: int | None = None,
         temperature: float | None = None,
+        context: int | None = None,
     ) -> Settings:
         """The same settings but for those that a sweep varies; None keeps what they are."""
         return replace(
             self,
             num_speculative_tokens=_or(num_speculative_tokens, self.num_speculative_tokens),
             concurrency=_or(concurrency, self.concurrency),
+            context=_or(context, self.context),
             sampling=replace(self.sampling, temperature=_or(temperature, self.sampling.temperature)),
         )
 
     def sweep(
-        self, *, k: Sequence[int] = (), concurrency: Sequence[int] = (), temperature: Sequence[float] = ()
+        self,
+        *,
+        k: Sequence[int] = (),
+        concurrency: Sequence[int] = (),
+        temperature: Sequence[float] = (),
+        context: Sequence[int] = (),
     ) -> Sweep:
         """Every combination of these values, all else as it is; without values, that of these settings."""
         return Sweep(
             tuple(
-                self.at(num_speculative_tokens=tokens, concurrency=batch, temperature=hot)
+                self.at(num_speculative_tokens=tokens, concurrency=batch, temperature=hot, context=length)
+                for length in context or (self.context,)
                 for hot in temperature or (self.sampling.temperature,)
                 for batch in concurrency or (self.concurrency,)
                 for tokens in k or (self.num_speculative_tokens,)
@@ -91,7 +103,7 @@ def _or(value: Value | None, default: Value) -> Value:
 class Sweep:
     """Settings that are measured one after another: what all of one measurement are asked.
 
-    They are alike but for K, concurrency and temperature. Raises `DraftkitError` otherwise, and for none at all.
+    They are alike but for K, concurrency, temperature and context. Raises `DraftkitError` otherwise, and for none.
     """
 
     settings: tuple[Settings, ...]
@@ -100,7 +112,7 @@ class Sweep:
         if len({_shared(settings) for settings in self.settings}) != 1:
             raise DraftkitError(
                 f"a sweep of {len(self.settings)} settings",
-                expected="at least one, and no difference but in K, concurrency and temperature",
+                expected="at least one, and no difference but in K, concurrency, temperature and context",
             )
 
     @classmethod
@@ -124,19 +136,25 @@ class Sweep:
         return tuple(dict.fromkeys(settings.sampling.temperature for settings in self.settings))
 
     @property
+    def context(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(settings.context for settings in self.settings))
+
+    @property
     def groups(self) -> list[tuple[Settings, ...]]:
         """The settings, those together that share a run without a draft."""
-        groups: dict[tuple[float, int], list[Settings]] = {}
+        groups: dict[tuple[float, ...], list[Settings]] = {}
         for settings in self.settings:
-            groups.setdefault((settings.sampling.temperature, settings.concurrency), []).append(settings)
+            shared = (settings.context, settings.sampling.temperature, settings.concurrency)
+            groups.setdefault(shared, []).append(settings)
         return [tuple(group) for group in groups.values()]
 
     @property
     def largest(self) -> Settings:
         """The settings that would take the most memory."""
-        return self.first.at(num_speculative_tokens=max(self.k), concurrency=max(self.concurrency))
+        most = max(self.concurrency)
+        return self.first.at(num_speculative_tokens=max(self.k), concurrency=most, context=max(self.context))
 
 
 def _shared(settings: Settings) -> str:
     """What all settings of a sweep have in common, to compare; there may be dictionaries in it."""
-    return repr(settings.at(num_speculative_tokens=0, concurrency=0, temperature=0.0))
+    return repr(settings.at(num_speculative_tokens=0, concurrency=0, temperature=0.0, context=0))

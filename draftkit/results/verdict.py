@@ -21,10 +21,10 @@ def verdicts_of(result: Result) -> tuple[ResultVerdict, ...]:
 
 
 def verdicts(cells: Sequence[Cell]) -> tuple[ResultVerdict, ...]:
-    """A verdict for each engine and temperature, in the order of the cells."""
-    groups: dict[tuple[str, float], list[Cell]] = {}
+    """A verdict for each engine, temperature and context, in the order of the cells."""
+    groups: dict[tuple[str, float, int | None], list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.engine, cell.temperature), []).append(cell)
+        groups.setdefault((cell.engine, cell.temperature, cell.context), []).append(cell)
     several = len(groups) > 1
     return tuple(_verdict(group, _condition(group[0]) if several else "") for group in groups.values())
 
@@ -40,7 +40,8 @@ def unexplained(cell: Cell) -> bool:
 
 def _condition(cell: Cell) -> str:
     engine = "" if cell.engine == "draftkit" else f" in {cell.engine}"
-    return f"at T = {cell.temperature:g}{engine}, "
+    context = "" if cell.context is None else f", context {cell.context}"
+    return f"at T = {cell.temperature:g}{context}{engine}, "
 
 
 def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:

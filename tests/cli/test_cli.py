@@ -59,6 +59,8 @@ SURFACE = {
         "--no-thinking",
         "--template",
         "--no-template",
+        "--context",
+        "--slice",
         "--max-new-tokens",
         "--ignore-eos",
         "--concurrency",

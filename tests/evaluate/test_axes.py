@@ -1,0 +1,115 @@
+"""`--context` and `--slice`: how acceptance shifts with the length of what precedes, and with what is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from fixtures.servers import SpeakingServer, simulated
+
+from draftkit.data.language import language_of
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.axes import with_slices
+from draftkit.evaluate.datasets import load_prompt_set
+from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.evaluate.measure import Conversations
+from draftkit.evaluate.options import parse_contexts, parse_slices
+from draftkit.evaluate.prompts import Prompt
+from draftkit.loading import load_target_tokenizer
+from draftkit.results.record import Cell, PromptRecord
+from draftkit.results.settings import Settings
+
+TEXTS = {
+    "en": "What is the best way to learn how to cook for the family in the evening?",
+    "de": "Was ist der beste Weg, um das Kochen für die Familie am Abend zu lernen und nicht zu viel?",
+}
+
+
+def test_prompts_are_padded_with_text_of_the_set() -> None:
+    prompts = load_prompt_set("zoo", 6).prompts
+    tokenizer = load_target_tokenizer("zoo:target")
+    plain = Conversations(prompts, tokenizer, Settings())
+    own = [len(request.prompt) for request in plain.first_requests]
+    wanted = max(own) + 40
+    padded = Conversations(prompts, tokenizer, Settings(context=wanted))
+    requests = padded.first_requests
+    assert all(abs(len(request.prompt) - wanted) <= 4 for request in requests)  # where texts meet, tokens may differ
+    first, second = tokenizer.decode(requests[0].prompt), prompts[1].text
+    assert prompts[0].text in first
+    assert first.index(second[:20]) < first.index(prompts[0].text[:20])
+    # A block of prompts is padded as the whole set is, and a prompt that is long enough is left alone.
+    blocks = [r for block in padded.blocks for r in block.first_requests]
+    assert [r.prompt for r in blocks] == [r.prompt for r in requests]
+    short = Conversations(prompts, tokenizer, Settings(context=min(own) - 5)).first_requests
+    assert [r.prompt for r in short] == [r.prompt for r in plain.first_requests]
+
+
+def test_contexts_and_slices_are_measured() -> None:
+    settings = Settings(2, 6, concurrency=2, limit=4, repeats=0, device="cpu", slices=("category", "tools"))
+    result = evaluate_draft("zoo:target", "ngram", settings.sweep(context=(64, 150)))
+    assert [cell.context for cell in result.cells] == [64, 150]
+    assert len({cell.key for cell in result.cells}) == 2
+    assert [("context 150" in verdict.sentence) for verdict in result.verdicts] == [False, True]
+    for cell in result.cells:
+        assert cell.slices is not None
+        lengths = {found.name: found.acceptance_length for found in cell.slices}
+        for category, interval in cell.by_category.items():
+            found = lengths[f"category={category}"]
+            assert (found is None) == (interval is None)
+            assert found is None or interval is None or found.mean == pytest.approx(interval.mean)
+        everything = next(found for found in cell.slices if found.name == "tools=no")
+        assert (everything.prompts, everything.shift) == (4, None)
+    assert json.loads(json.dumps(result.to_dict()))["cells"][1]["context"] == 150
+
+
+def test_a_shift_is_named() -> None:
+    """German answers accept less; what is asked in English is so much longer."""
+    prompts = [Prompt(str(n), "c", (TEXTS["de" if n % 4 == 0 else "en"],)) for n in range(24)]
+    assert {language_of(text) for text in TEXTS.values()} == set(TEXTS)
+    records = tuple(
+        PromptRecord(str(n), 20, (4 if n % 4 == 0 else 30) + n % 3, 40, thinks=n % 2 == 0) for n in range(24)
+    )
+    cell = Cell(target="t", draft="d", num_speculative_tokens=3, temperature=0, concurrency=1, acceptance_length=None)
+    found = with_slices(cell, prompts, ("language",))
+    assert found.slices is None  # of requests that were not counted one by one nothing is known
+    cell = Cell(**{**vars(cell), "by_prompt": records})
+    slices = {s.name: s for s in with_slices(cell, prompts, ("language", "thinking")).slices or ()}
+    assert set(slices) == {"language=de", "language=en", "thinking=yes", "thinking=no"}
+    german = slices["language=de"]
+    assert german.prompts == 6
+    assert german.acceptance_length is not None
+    assert german.acceptance_length.mean == pytest.approx(1 + sum(4 + n % 3 for n in range(0, 24, 4)) / 120)
+    assert german.shift is not None
+    assert german.shift.below(-1)
+    english = slices["language=en"].shift
+    assert english is not None
+    assert english.above(1)
+
+
+def test_contexts_are_numbers_of_tokens() -> None:
+    assert parse_contexts("512,1k,16k") == (512, 1024, 16384)
+    assert parse_contexts(None) == ()
+    for wrong in ("1m", "0", "-1k"):
+        with pytest.raises(DraftkitError, match="--context"):
+            parse_contexts(wrong)
+    assert parse_slices("language, tools") == ("language", "tools")
+    with pytest.raises(DraftkitError, match="language, thinking, tools, category"):
+        parse_slices("tongue")
+
+
+def test_a_server_is_asked_in_slices_and_contexts(draftkit: Command, tmp_path: Path) -> None:
+    rows = [{"id": n, "turns": [TEXTS["de" if n % 2 else "en"]]} for n in range(4)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with SpeakingServer("sglang", simulated(3), 3) as server:
+        ran = draftkit(
+            "eval", "--server", server.url, "--target", "zoo:target", "--prompts", tmp_path / "prompts.jsonl",
+            "--context", "128", "--slice", "language", "--max-new-tokens", "12",
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        assert "context=128" in ran.out
+        assert "language=de" in ran.out
+        assert {len(body["input_ids"]) for body in server.bodies} <= set(range(124, 133))
+        messages = draftkit("eval", "--server", server.url, "--prompts", tmp_path / "prompts.jsonl", "--context", "9")
+        assert "pass --target" in messages.err
