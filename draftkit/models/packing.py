@@ -58,6 +58,12 @@ def packs(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """That of a model's parameters, none of which is unpacked."""
+    known = (p for module in model.modules() for p in vars(module)["_parameters"].values() if p is not None)
+    return next(known).dtype
+
+
 class PackedLinear(nn.Linear):
     """A linear layer with a packed weight; `plain` is None where that is all it has."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from draftkit.models.chain import ChainModel, ChainOutput
+from draftkit.models.packing import dtype_of
 from draftkit.models.states import AuxLayers
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
@@ -30,7 +31,6 @@ class ChainDrafter(ABC, Generic[Model]):
 
     def __init__(self, model: Model):
         self.model = model
-        self.dtype = next(model.parameters()).dtype
         self.cache = SlotCache(0, 0)
 
     @property
@@ -41,6 +41,10 @@ class ChainDrafter(ABC, Generic[Model]):
     @abstractmethod
     def slot_bytes(self, capacity: int, k: int) -> int:
         """What it keeps of a slot."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self.model)
 
     @property
     def module(self) -> nn.Module:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.dflash import DFlashModel, load_dflash
+from draftkit.models.packing import dtype_of
 from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
@@ -25,7 +26,6 @@ class DFlashDrafter:
 
     def __init__(self, model: DFlashModel, num_layers: int):
         self.model = model
-        self.dtype = next(model.parameters()).dtype
         self.cache = SlotCache(0, 0)
         self.max_tokens = model.spec.draft_tokens
         self.max_positions = model.spec.max_positions
@@ -37,6 +37,10 @@ class DFlashDrafter:
         spec = self.model.spec
         last = FINAL if spec.last_state == "after_norm" else self._num_layers
         return AuxLayers(tuple(last if i == self._num_layers else i for i in spec.aux_layer_ids))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self.model)
 
     @property
     def module(self) -> nn.Module:
