@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftkit.requests import EVERY_TOKEN, DraftSampling, Request, SamplingParameters
+
+ALIGNMENT = 16  # bytes: kernels are compiled once for memory that is aligned so, and once more for other
 
 
 class SamplingTensors(NamedTuple):
@@ -48,16 +51,6 @@ class SamplingTensors(NamedTuple):
         seed, scale, top_k, top_p, drop, truncates = self
         return SamplingTensors(seed[rows], scale[rows], top_k[rows], top_p[rows], drop[rows], truncates)
 
-    def clone(self) -> SamplingTensors:
-        """The same rows in memory of their own."""
-        seed, scale, top_k, top_p, drop, truncates = self
-        return SamplingTensors(seed.clone(), scale.clone(), top_k.clone(), top_p.clone(), drop.clone(), truncates)
-
-    def copy_(self, other: SamplingTensors) -> None:
-        """Take over the values of as many other rows; whether they cut must agree."""
-        for own, new in zip(self[:-1], other[:-1], strict=True):
-            own.copy_(new)
-
     @property
     def greedy(self) -> Tensor:
         """bool [B]: the rows of temperature 0."""
@@ -69,9 +62,10 @@ class Batch:
     """`slots` int64 [B], ascending, then −1 in the rows without a sequence, and how target and draft tokens are drawn.
 
     `all_greedy` and `drafts_sampled` are known on the host: with the cuts of `SamplingTensors` they decide which
-    operations a round consists of.
+    operations a round consists of. All tensors lie in `memory` uint8, so that one transfer brings a batch to a device.
     """
 
+    memory: Tensor
     slots: Tensor
     target: SamplingTensors
     draft: SamplingTensors
@@ -86,13 +80,18 @@ class Batch:
         absent = size - len(requests)
         own = [request.sampling for request in requests.values()] + [SamplingParameters()] * absent
         drafts = [draft_sampling.parameters(sampling) for sampling in own]
-        return cls(
-            slots=torch.tensor([*sorted(requests), *[-1] * absent], device=device),
-            target=SamplingTensors.of(own, device),
-            draft=SamplingTensors.of(drafts, device),
+        slots = torch.tensor([*sorted(requests), *[-1] * absent])
+        target, draft = SamplingTensors.of(own), SamplingTensors.of(drafts)
+        columns = slots, *target[:-1], *draft[:-1]
+        here = cls(
+            memory=torch.cat([pad(column.view(torch.uint8), (0, -column.nbytes % ALIGNMENT)) for column in columns]),
+            slots=slots,
+            target=target,
+            draft=draft,
             all_greedy=not any(sampling.temperature for sampling in own),
-            drafts_sampled=any(draft.temperature for draft in drafts),
+            drafts_sampled=any(parameters.temperature for parameters in drafts),
         )
+        return here._in(here.memory.to(device))
 
     @property
     def active(self) -> Tensor:
@@ -107,12 +106,20 @@ class Batch:
 
     def vacant(self) -> Batch:
         """A batch of the same kind without sequences, in memory of its own."""
-        return replace(
-            self, slots=torch.full_like(self.slots, -1), target=self.target.clone(), draft=self.draft.clone()
-        )
+        vacant = self._in(self.memory.clone())
+        vacant.slots.fill_(-1)
+        return vacant
 
     def copy_(self, other: Batch) -> None:
         """Take over the values of a batch of the same kind."""
-        self.slots.copy_(other.slots)
-        self.target.copy_(other.target)
-        self.draft.copy_(other.draft)
+        self.memory.copy_(other.memory)
+
+    def _in(self, memory: Tensor) -> Batch:
+        """The batch whose values lie in other memory."""
+        own = [self.slots, *self.target[:-1], *self.draft[:-1]]
+        parts = memory.split([column.nbytes + -column.nbytes % ALIGNMENT for column in own])
+        slots, *columns = (part[: column.nbytes].view(column.dtype) for part, column in zip(parts, own, strict=True))
+        half = len(columns) // 2
+        target = SamplingTensors._make([*columns[:half], self.target.truncates])
+        draft = SamplingTensors._make([*columns[half:], self.draft.truncates])
+        return replace(self, memory=memory, slots=slots, target=target, draft=draft)
