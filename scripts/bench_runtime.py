@@ -74,6 +74,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
+        self.clock: Callable[[], float] = getattr(time, options.clock)
         self.model, tokenizer = load_model(options.target, device="cpu", dtype=torch.float32)
         prompts = load_prompts(options.dataset, options.prompts)
         self.requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
@@ -96,7 +97,7 @@ class Bench:
             if self.options.vllm_python:
                 for kind, eager in (("vLLM eager", True), ("vLLM", False)):
                     vllm[kind] = stack.enter_context(self.vllm(draft, eager=eager))
-            for batch in BATCHES:
+            for batch in self.options.batches:
                 runs: dict[str, Run] = {kind: partial(worker, batch) for kind, worker in vllm.items()}
                 runs["draftkit plain"] = self.draftkit(None, batch)
                 if draft is None:
@@ -113,15 +114,15 @@ class Bench:
         engine = Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
 
         def run() -> Timing:
-            began = time.perf_counter()
+            began = self.clock()
             generations = engine.generate(self.requests)
-            return Timing(sum(len(g.tokens) for g in generations), time.perf_counter() - began)
+            return Timing(sum(len(g.tokens) for g in generations), self.clock() - began)
 
         return run
 
     def generate(self, batch: int, **options: object) -> Timing:
         """transformers' generation, `batch` prompts at a time."""
-        began, tokens = time.perf_counter(), 0
+        began, tokens = self.clock(), 0
         for first in range(0, len(self.requests), batch):
             prompts = [request.prompt for request in self.requests[first : first + batch]]
             longest = max(map(len, prompts))
@@ -132,7 +133,7 @@ class Bench:
                 ids, attention_mask=mask, do_sample=False, max_new_tokens=most, pad_token_id=0, **options
             )
             tokens += sum(self._until_end(row) for row in out[:, longest:].tolist())
-        return Timing(tokens, time.perf_counter() - began)
+        return Timing(tokens, self.clock() - began)
 
     def _until_end(self, tokens: list[int]) -> int:
         return min((tokens.index(end) + 1 for end in self.eos if end in tokens), default=len(tokens))
@@ -147,7 +148,8 @@ class Bench:
             "target": str(locate(self.options.target).path),
             "speculative": settings,
             "eager": eager,
-            "num_slots": max(BATCHES),
+            "clock": self.options.clock,
+            "num_slots": max(self.options.batches),
             "prompts": [request.prompt for request in self.requests],
             "max_new_tokens": self.options.max_new_tokens,
             "eos_token_ids": self.eos,
@@ -221,6 +223,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--clock",
+        choices=("perf_counter", "process_time"),
+        default="perf_counter",
+        help="process_time: processor time, of all threads; for machines with other work",
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     options = parser.parse_args()
     if options.target == "zoo:target":
         options.assistant = options.assistant or "zoo:draft-model"
@@ -233,7 +242,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     bench, console = Bench(options), Console(width=140)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, K={K}, best of {options.repeats}"
+    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, K={K}"
+    sizes += f", best of {options.repeats} by {options.clock}"
     today = datetime.now(UTC).date().isoformat()
     table = Table(
         *COLUMNS,

@@ -1,9 +1,9 @@
 """Times generation with vLLM's offline engine; run by bench_runtime.py with the Python of vLLM's own environment.
 
 The first line of standard input is a JSON job: target, speculative (its `speculative_config`, null for plain decoding),
-eager, num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each further line, `1` or `num_slots`, all
-prompts are generated, so many together, and answered on standard output with one line of JSON: tokens and seconds.
-The number of threads is OMP_NUM_THREADS.
+eager, clock (a function of `time`), num_slots, prompts (token ids), max_new_tokens, eos_token_ids. For each further
+line, `1` or `num_slots`, all prompts are generated, so many together, and answered on standard output with one line of
+JSON: tokens and seconds. The number of threads is OMP_NUM_THREADS.
 """
 
 import json
@@ -38,11 +38,12 @@ def main() -> None:
         temperature=0, max_tokens=job["max_new_tokens"], detokenize=False, stop_token_ids=job["eos_token_ids"]
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    clock = getattr(time, job["clock"])
     for line in sys.stdin:
         batches = [[prompt] for prompt in prompts] if int(line) == 1 else [prompts]
-        began = time.perf_counter()
+        began = clock()
         outputs = [output for batch in batches for output in llm.generate(batch, sampling, use_tqdm=False)]
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         print(json.dumps({"tokens": tokens, "seconds": seconds}), file=answers, flush=True)
 
