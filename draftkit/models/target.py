@@ -37,7 +37,7 @@ ALONE = "indexed_attention"  # not beside layers with states, whose cache keeps 
 
 
 class TargetOutput(NamedTuple):
-    """`logits` [B, T or 1, V]; `features` [B, T, F], or None when nothing is captured."""
+    """`logits` [B, T, 1 or n, V]; `features` [B, T, F], or None when nothing is captured."""
 
     logits: Tensor
     features: Tensor | None
@@ -73,6 +73,11 @@ class Target(TappedModel):
         """Whether a prompt can be run piece by piece."""
         return all(recurrence.resumes for recurrence in self._recurrences)
 
+    @property
+    def joins_prompts(self) -> bool:
+        """Whether several prompts can be run in one forward, one after the other."""
+        return not self._recurrences and not self.chooses
+
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a generation, from the generation config or the config."""
@@ -88,19 +93,23 @@ class Target(TappedModel):
         kv: KeyValues,
         *,
         last_only: bool = False,
+        ends: Tensor | None = None,
         embeddings: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> TargetOutput:
         """Run rows of tokens int64 [B, T] at `positions` int64 [B, T]; `kv` says where their keys and values live.
 
-        `last_only` computes the logits of the last row alone. `embeddings` [B, T, H] replace those of the tokens.
+        `last_only` computes the logits of the last row alone; of several prompts one after the other, B = 1, those of
+        their last rows `ends` int64 [n]. `embeddings` [B, T, H] replace those of the tokens.
         `lengths` int64 [B, 1] or [B, T]: of the sequences as of each row, for rope that depends on it; None where each
         ends with its last row.
         Raises `TargetError` when the first forward shows that the model attends, or keeps its states, in a way that
         draftkit does not know.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
-        keep = tokens.new_full((1,), tokens.shape[1] - 1) if last_only else 0
+        keep: Tensor | int = 0
+        if last_only:
+            keep = tokens.new_full((1,), tokens.shape[1] - 1) if ends is None else ends
         with self.captured() as states, sequences_of(self._ropes, lengths):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,

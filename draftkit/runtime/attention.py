@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from draftkit.models.attention import required
 from draftkit.runtime.cache import CacheRows
-from draftkit.runtime.ops.slot_attention import Scoring, attend
+from draftkit.runtime.ops.slot_attention import Scoring
 
 NAME = "draftkit"
 
@@ -53,7 +53,7 @@ def slot_attention(
             out = _attend_latents(module, query, kv, layer, scoring)
         else:
             keys, values = kv.update(layer, key, value, sliding_window)
-            out = attend(query, keys, values, kv.rows.on(query.device), scoring)
+            out = kv.attend(query, keys, values, scoring)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -75,8 +75,7 @@ def _attend_latents(module: Any, query: Tensor, kv: CacheRows, layer: int, scori
     each = torch.eye(width, device=content.device, dtype=content.dtype)[None, None]
     to_keys, to_values = module.expand_kv(each[..., :rank], each[..., rank:])  # [1, N, R + P, D] and [1, N, R + P, E]
     latents, _ = kv.update(layer, torch.cat((content, rotary), dim=-1), content[..., :0], scoring.window)
-    rows = kv.rows.on(query.device)
-    gathered = attend(query @ to_keys.transpose(2, 3), latents, latents[..., :rank], rows, scoring)
+    gathered = kv.attend(query @ to_keys.transpose(2, 3), latents, latents[..., :rank], scoring)
     return gathered @ to_values[:, :, :rank]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftkit.models.attention import Latents
 from draftkit.runtime.ops.backend import uses_triton
+from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.recurrent import SlotStates, StateRows
 from draftkit.runtime.rows import SlotRows
@@ -65,10 +66,10 @@ class SlotCache:
         `length` bounds the positions that are read; it must exceed every entry of `positions`. Where the host does not
         know one, as in a captured CUDA graph, it is the capacity.
         """
-        left_over = [] if uses_triton(slots) else self._left_over(slots.tolist(), positions.tolist())
+        left_over = [] if uses_triton(slots) else self.left_over(slots.tolist(), positions.tolist())
         return CacheRows(self, SlotRows(slots, positions, prompt=prompt), min(length, self.capacity), left_over)
 
-    def _left_over(self, slots: list[int], positions: list[list[int]]) -> list[tuple[int, slice]]:
+    def left_over(self, slots: list[int], positions: list[list[int]]) -> list[tuple[int, slice]]:
         """Slots and entries, beyond the rows there, which earlier rows have written and these will clear."""
         found = []
         for slot, row in zip(slots, positions, strict=True):
@@ -116,6 +117,10 @@ class CacheRows:
         pool, _ = self._store(("indexer", layer), key[:, None], key[:, None, :, :0])
         return self.rows.of_sequences(pool)[:, 0]
 
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """`slot_attention.attend` of the rows, over what `update` has returned."""
+        return attend(query, keys, values, self.rows.on(query.device), scoring)
+
     @property
     def mask(self) -> Tensor:
         """What is added to the scores of the rows: float32 [B, 1, T, length]."""
@@ -126,5 +131,8 @@ class CacheRows:
         for slot, entries in self._left_over:
             keys[slot, :, entries] = 0
             values[slot, :, entries] = 0
-        write(keys, values, key, value, self.rows.on(key.device))
+        self._write(keys, values, key, value)
         return keys[:, :, : self._length], values[:, :, : self._length]
+
+    def _write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
+        write(keys, values, key, value, self.rows.on(key.device))

@@ -30,6 +30,7 @@ from draftkit.runtime.fusion import fuse
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
 from draftkit.runtime.non_finite import explained
+from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
@@ -137,14 +138,18 @@ class Engine:
         queue = deque(generations)
         active: dict[int, Generation] = {}
         free = list(range(self.num_slots))
-        while queue or active:
+        prefill = Prefill(self.target, self._cache, self.prefill_chunk)
+        while queue or prefill or active:
             while queue and free:
                 generation = queue.popleft()
-                self._admit(generation, free[0])
-                if generation.finished is None:
-                    active[free.pop(0)] = generation
+                generation.started = time.perf_counter()
+                prefill.add(generation, free.pop(0))
+            for prompt in self._admit(prefill.step()) if prefill else ():
+                if prompt.generation.finished is None:
+                    active[prompt.slot] = prompt.generation
                 else:
-                    notify([generation])
+                    free.append(prompt.slot)
+                    notify([prompt.generation])
             if not active:
                 continue
             touched = dict(sorted(active.items()))
@@ -258,42 +263,33 @@ class Engine:
         powers = {1 << power for power in range(self.num_slots.bit_length())}
         return sorted(n for n in powers | edges | {self.num_slots} if 1 <= n <= self.num_slots)
 
-    def _admit(self, generation: Generation, slot: int) -> None:
-        """Prefill target and drafter with a prompt; the target's first token starts the generation."""
-        generation.started = time.perf_counter()
-        prompt = torch.tensor(generation.request.prompt, device=self.target.device)
-        logits, features = self._prefill(prompt, slot)
-        self._reach = max(self._reach, len(prompt))
-        if self.drafter is not None and self._can_draft(len(prompt)):
-            self.drafter.prefill(slot, prompt, features)
-        first = self._first_token(generation.request, logits, len(prompt))
-        self._state.admit(slot, len(prompt), first, None if features is None else features[-1])
-        token, usable = torch.stack((first, has_finite_peak(logits))).tolist()
-        if not usable:
-            raise self._broken("target", generation)
-        self._extend(generation, [token])
+    def _admit(self, prompts: Sequence[Prefilled]) -> Sequence[Prefilled]:
+        """Start sequences whose prompts the target has taken in: the drafter takes them in too, and the target's first
+        tokens start the generations."""
+        if not prompts:
+            return prompts
+        logits = torch.stack([prompt.logits for prompt in prompts])
+        firsts = self._first_tokens([prompt.generation.request for prompt in prompts], logits)
+        for prompt, first in zip(prompts, firsts, strict=True):
+            tokens, features = prompt.generation.request.prompt, prompt.features
+            self._reach = max(self._reach, len(tokens))
+            if self.drafter is not None and self._can_draft(len(tokens)):
+                self.drafter.prefill(prompt.slot, torch.tensor(tokens, device=logits.device), features)
+            self._state.admit(prompt.slot, len(tokens), first, None if features is None else features[-1])
+        known = torch.stack((firsts, has_finite_peak(logits)), dim=1).tolist()
+        for prompt, (token, usable) in zip(prompts, known, strict=True):
+            if not usable:
+                raise self._broken("target", prompt.generation)
+            self._extend(prompt.generation, [token])
+        return prompts
 
-    def _prefill(self, prompt: Tensor, slot: int) -> tuple[Tensor, Tensor | None]:
-        """The logits [V] after a prompt [T], and the features [T, F] of its positions."""
-        slots = torch.tensor([slot], device=prompt.device)
-        whole = slots.new_full((1, 1), len(prompt))
-        features = []
-        piece = self.prefill_chunk if self.target.resumes else len(prompt)
-        for begin in range(0, len(prompt), piece):
-            end = min(begin + piece, len(prompt))
-            positions = torch.arange(begin, end, device=prompt.device)[None]
-            rows = self._cache.rows(slots, positions, end, prompt=True)
-            output = self.target.forward(prompt[None, begin:end], positions, rows, last_only=True, lengths=whole)
-            features.append(output.features)
-        known = [chunk[0] for chunk in features if chunk is not None]
-        return output.logits[0, -1], torch.cat(known) if known else None
-
-    def _first_token(self, request: Request, logits: Tensor, position: int) -> Tensor:
-        if request.sampling.temperature == 0:
-            return logits.argmax()
-        parameters = SamplingTensors.of([request.sampling], logits.device)
-        at = torch.tensor([position], device=logits.device)
-        return draw_token(logits[None], parameters, at, at, coupled=True)[0]  # with the target's own noise
+    def _first_tokens(self, requests: Sequence[Request], logits: Tensor) -> Tensor:
+        """The tokens int64 [n] after prompts, from `logits` [n, V]; drawn with the target's own noise."""
+        if not any(request.sampling.temperature for request in requests):
+            return logits.argmax(-1)
+        parameters = SamplingTensors.of([request.sampling for request in requests], logits.device)
+        at = torch.tensor([len(request.prompt) for request in requests], device=logits.device)
+        return draw_token(logits, parameters, at, at, coupled=True)
 
     def _round(self, active: dict[int, Generation]) -> None:
         """One round for the active slots, ascending; one transfer to the host at its end."""

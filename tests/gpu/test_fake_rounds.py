@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import product
 
@@ -36,6 +36,7 @@ from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.fusion import fuse
+from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
@@ -114,8 +115,17 @@ def engine(pair: Pair, floor: float = 0.0) -> Engine:
     )  # fmt: skip
     made.reserve(LENGTH)
     with torch.inference_mode():
-        made._prefill(torch.tensor([5, 6], device="cuda"), 0)  # a cache has its pools from its first prompt on
+        list(prefilled(made, [(5, 6)]))  # a cache has its pools from its first prompt on
     return made
+
+
+def prefilled(made: Engine, prompts: Sequence[tuple[int, ...]], chunk: int = 2048) -> Iterator[list[Prefilled]]:
+    """What each forward of the prompts, in slots from 0 on, has completed."""
+    prefill = Prefill(made.target, made._cache, chunk)
+    for slot, prompt in enumerate(prompts):
+        prefill.add(Generation(Request(str(slot), prompt, 4, CUT)), slot)
+    while prefill:
+        yield prefill.step()
 
 
 def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
@@ -136,16 +146,28 @@ def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
         made.target.forward = lambda *_, **__: scored[0]  # the same in all modes
 
 
+def test_a_batch_is_one_upload(gpu: Recorder) -> None:
+    requests = {slot: Request(str(slot), (5, 6), 4, CUT) for slot in (0, 2)}
+    work = gpu.during(lambda: Batch.of(requests, DraftSampling("probabilistic"), torch.device("cuda"), 3))
+    assert len(work.uploads) == 1
+
+
+def admit(made: Engine, chunk: int) -> None:
+    for prompts in prefilled(made, [tuple(range(5, 16)), tuple(range(7, 18))], chunk):
+        made._admit(prompts)
+
+
 def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For its first token; in pieces, as a long one is run."""
+    """For its first token; in pieces, as a long one is run, and with another one in a forward."""
     made = engine(pair)
-    made.prefill_chunk = 4
     looks: list[Tensor] = []
-    monkeypatch.setattr(FakeTensor, "tolist", lambda tensor: looks.append(tensor) or [1, 1])
-    work = gpu.during(lambda: made._admit(Generation(Request("0", tuple(range(5, 16)), 4, CUT)), 1))
-    assert work.launches
-    assert not work.reads
-    assert len(looks) == 1
+    monkeypatch.setattr(FakeTensor, "tolist", lambda tensor: looks.append(tensor) or [[1, 1]] * len(tensor))
+    for chunk, waits in ((4, 2), (2048, 1 if made.target.joins_prompts else 2)):
+        looks.clear()
+        work = gpu.during(lambda chunk=chunk: admit(made, chunk))
+        assert work.launches
+        assert not work.reads
+        assert len(looks) == waits
 
 
 def test_every_file_of_a_drafter_is_met(load: Load, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from fixtures.sampling_statistics import same_distribution
 from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.target import Target
+from draftkit.models.target import Target, TargetOutput
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
@@ -182,6 +184,32 @@ def test_the_prompt_may_come_in_chunks() -> None:
     whole, pieces = (run(requests()[:4], "eagle3", prefill_chunk=size) for size in (2048, 7))
     assert tokens(whole) == tokens(pieces)
     assert [g.rounds for g in whole] == [g.rounds for g in pieces]
+
+
+class Counting(Target):
+    """Notes the rows of each forward, and whether they were prompts'."""
+
+    def forward(self, tokens: Tensor, *others: Any, last_only: bool = False, **named: Any) -> TargetOutput:
+        self.seen = [*getattr(self, "seen", []), (last_only, tokens.numel())]
+        return super().forward(tokens, *others, last_only=last_only, **named)
+
+
+def test_prompts_share_a_forward() -> None:
+    asked = requests()[:4]
+    target = Counting(zoo_target())
+    Engine(target, None, num_speculative_tokens=0, num_slots=4).generate(asked)
+    assert [rows for prompts, rows in target.seen if prompts] == [sum(len(request.prompt) for request in asked)]
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    """They have a round after each of its pieces."""
+    first, second = (replace(request, max_new_tokens=32, ignore_eos=True) for request in requests()[:2])
+    target = Counting(zoo_target())
+    Engine(target, None, num_speculative_tokens=0, num_slots=2, prefill_chunk=len(first.prompt)).generate(
+        [first, replace(second, prompt=first.prompt * 3)]
+    )
+    kinds = [prompts for prompts, _ in target.seen]
+    assert kinds[:7] == [True, False] * 3 + [True]
 
 
 def test_stop_tokens_end_a_generation() -> None:
