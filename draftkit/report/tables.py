@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -102,7 +104,8 @@ def evaluation_table(result: Result) -> Table:
     drafted = any(cell.drafted_acceptance_length for cell in cells)
     gap = 0 if drafted else 1  # beside that of the box
     table = Table(title=" · ".join(title), caption=CAPTION, box=SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
-    table.add_column("draft", width=min(max(len(_draft(cell)) for cell in cells), NAME_WIDTH), overflow="fold")
+    labels = _labels(cells)
+    table.add_column("draft", width=min(max(map(len, labels.values())), NAME_WIDTH), overflow="fold")
     for name in (*varied, "acceptance length"):
         table.add_column(name, justify="right")
     if drafted:
@@ -112,7 +115,7 @@ def evaluation_table(result: Result) -> Table:
     before = None
     for cell in cells:
         table.add_row(
-            _draft(cell) if _draft(cell) != before else "",
+            labels[_draft(cell)] if _draft(cell) != before else "",
             *(VARIED[name](cell) for name in varied),
             length(cell.acceptance_length),
             *([mean(cell.drafted_acceptance_length or cell.acceptance_length)] if drafted else []),
@@ -158,6 +161,23 @@ def _varied(cells: Sequence[Cell]) -> list[str]:
 def _draft(cell: Cell) -> str:
     name = cell.draft if cell.engine == "draftkit" else f"{cell.draft} in {cell.engine}"
     return f"{name}, estimated" if cell.estimated else name
+
+
+def _labels(cells: Sequence[Cell]) -> dict[str, str]:
+    """The drafts' names for a narrow column. Of several folders without how their paths begin and end alike."""
+    names = list(dict.fromkeys(map(_draft, cells)))
+    folders = {name: PurePath(name).parts for name in names if PurePath(name).is_absolute()}
+    if len(folders) < 2:
+        return {name: name for name in names}
+    alike = _alike(folders.values())
+    ends = -_alike(parts[::-1] for parts in folders.values()) or None
+    own = {name: parts[alike:ends] for name, parts in folders.items()}
+    return {name: str(PurePath(*own[name])) if own.get(name) else name for name in names}
+
+
+def _alike(paths: Iterable[tuple[str, ...]]) -> int:
+    """How many parts all begin with."""
+    return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
 
 
 def category_table(cells: Sequence[Cell]) -> Table:

@@ -128,6 +128,12 @@ def test_the_terminal_begins_with_the_verdict_and_fits_80_columns() -> None:
     assert "accepted at 1…K" in details.getvalue()
 
 
+def test_drafts_in_folders_are_called_what_tells_them_apart() -> None:
+    names = ("/runs/eagle3/draft", "/runs/p-eagle/draft", "ngram")
+    lines = shown(Result(tuple(cell(1.2, draft=name) for name in names), PROVENANCE))
+    assert [line.split()[0] for line in lines if "1.20 [1.10" in line][-3:] == ["eagle3", "p-eagle", "ngram"]
+
+
 def test_old_results_are_judged_as_far_as_they_say() -> None:
     for data in (full_result(), old_result()):
         result = result_from(data, Path("old.json"))
