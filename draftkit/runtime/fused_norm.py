@@ -47,12 +47,13 @@ class FusedNorm:
         self._module, self._form = module, form
         self._sum: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *gate: Any, **named: Any) -> Tensor:
+        """As the module's; what is gated too, as in Nemotron-H, is its own."""
         known, self._sum = self._sum, None
+        if gate or named or not self._takes(x):
+            return type(self._module).forward(self._module, x, *gate, **named)
         if known is not None and known[0] is x:
             return known[1]
-        if not self._takes(x):
-            return type(self._module).forward(self._module, x)
         return rms_norm(x, self._weight, self._form.eps, one_plus=self._form.one_plus)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

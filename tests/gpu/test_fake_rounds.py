@@ -13,6 +13,7 @@ from fixtures.drafter_cases import CASES, Load, V, confident_dspark, target
 from fixtures.fake_cuda import Recorder, fake_cuda, moved
 from fixtures.gemma4_assistants import save_pair
 from fixtures.mtp_targets import save_with_head
+from fixtures.recurrent_targets import recurrent_target
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -50,7 +51,11 @@ SAMPLED = SamplingParameters(temperature=0.7)
 CUT = SamplingParameters(temperature=0.9, top_k=9, top_p=0.9, min_p=0.01)
 LOSSLESS: tuple[Verification, ...] = ("rejection", "coupled", "block")
 # At temperature 0 all lossless modes come to one.
-ROUNDS = [("rejection", GREEDY), *product(LOSSLESS, (SAMPLED, CUT)), ("synthetic", SAMPLED)]
+ROUNDS: list[tuple[Verification, SamplingParameters]] = [
+    ("rejection", GREEDY),
+    *product(LOSSLESS, (SAMPLED, CUT)),
+    ("synthetic", SAMPLED),
+]
 SUFFIX = SuffixSpec(max_depth=8, max_spec_factor=1.0, min_token_prob=0.1)
 
 Pair = tuple[PreTrainedModel, Drafter | None]
@@ -129,13 +134,24 @@ def prefilled(made: Engine, prompts: Sequence[tuple[int, ...]], chunk: int = 204
 
 
 def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
+    check_rounds(pair, gpu, ROUNDS)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
+def test_no_round_of_a_hybrid_waits_for_the_gpu(kind: str, request: pytest.FixtureRequest) -> None:
+    """Whose states are kept beside keys and values, and whose norms may have a gate."""
+    pair = recurrent_target(kind), NgramDrafter(V, min_n=1, max_n=3)
+    check_rounds(pair, request.getfixturevalue("gpu"), ROUNDS[:2])
+
+
+def check_rounds(pair: Pair, gpu: Recorder, cases: list[tuple[Verification, SamplingParameters]]) -> None:
     made = engine(pair)
     rounds = made._rounds
     assert isinstance(rounds, Rounds)
     scored, forward = [], made.target.forward
     made.target.forward = lambda *rows, **named: scored.append(forward(*rows, **named)) or scored[0]
     rates = SyntheticAcceptance.of_length(2, K).conditional(made.target.device)
-    for mode, sampling in ROUNDS:
+    for mode, sampling in cases:
         requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
         batch = Batch.of(requests, made.draft_sampling, made.target.device, 2)
         rounds.mode = mode if made.k else "rejection"

@@ -84,9 +84,12 @@ def capture(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> SimulatedCapture:
 def run(engine: Engine, sequences: int, length: int = 60) -> None:
     """As `generate` does."""
     engine.reserve(length)
+    engine._rounds.run(batch_of(engine, sequences), engine.k, length)
+
+
+def batch_of(engine: Engine, sequences: int) -> Batch:
     running = {slot: Request(str(slot), (5, 6), 4, CUT) for slot in range(sequences)}
-    size = engine._rounds.size(sequences)
-    engine._rounds.run(Batch.of(running, engine.draft_sampling, engine.target.device, size), engine.k, length)
+    return Batch.of(running, engine.draft_sampling, engine.target.device, engine._rounds.size(sequences))
 
 
 def test_two_engines_take_turns_with_a_drafter(drafter: Drafter, capture: SimulatedCapture) -> None:
@@ -107,6 +110,26 @@ def test_rounds_are_captured_anew_for_longer_sequences(drafter: Drafter, capture
     for length, captures in ((60, 1), (50, 1), (90, 2)):
         run(engine, 2, length)
         assert capture.captures == captures
+
+
+@pytest.mark.parametrize("drafter", ["EAGLE-3"], indirect=True)
+def test_nothing_is_captured_in_a_timed_run(
+    drafter: Drafter, capture: SimulatedCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has warmed up: whatever number of sequences runs together, with the K that goes with it."""
+    model, moved_drafter = moved((target(), drafter))
+    engine = Engine(
+        Target(model, drafter.aux_layers), moved_drafter, num_speculative_tokens=3, num_slots=6, k_by_batch={2: 3, 4: 1}
+    )
+    engine.reserve(60)
+    monkeypatch.setattr(Engine, "generate", lambda engine, requests: run(engine, 1))  # without reading tokens
+    engine.warm_up([Request("0", (5, 6), 4, CUT)])
+    captures = capture.captures
+    assert captures
+    with torch.inference_mode():
+        for sequences in (5, 1, 2, 3, 4, 6):
+            engine._rounds.run(batch_of(engine, sequences), engine._k_for(sequences), 60)
+    assert capture.captures == captures
 
 
 class FakeDriver:
