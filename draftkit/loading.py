@@ -100,8 +100,18 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
     if is_unified(located.path):
         yield read_draft(located.path)
         return
-    with temporary_folder() as scratch:
+    with temporary_folder() as scratch, _named(scratch / "draft", source):
         yield read_draft(convert_checkpoint(source, scratch / "draft", target=target))
+
+
+@contextmanager
+def _named(folder: Path, source: str) -> Iterator[None]:
+    """Errors say of the source what they say of the folder that it was converted into."""
+    try:
+        yield
+    except DraftkitError as error:
+        error.args = (str(error).replace(str(folder), source),)
+        raise
 
 
 def _without_checkpoint(architecture: Architecture, source: str) -> Draft:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
 from draftkit.errors import DraftkitError
+from draftkit.loading import open_draft
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.bases.dflash import BlockRecipe, default_layers
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
@@ -75,6 +76,15 @@ def test_dpace_weighs_a_draft_by_its_effect_on_the_accepted_length(tmp_path: Pat
                     product *= right[i]
                 weights[t, anchor] += product
     assert_close(recipe(batch).loss, (ce * weights).sum() / weights.sum(), depth=DEPTH)
+
+
+def test_a_draft_of_another_kind_is_refused_by_its_name() -> None:
+    """Not by that of the folder that it was converted into, which is gone."""
+    with (
+        pytest.raises(DraftkitError, match=r"(?s)of the kind dspark.*where: zoo:dspark\n"),
+        open_draft("zoo:dspark", "zoo:target") as draft,
+    ):
+        DFlash.start(Origin(target(), draft), DFlashOptions())
 
 
 def test_confidence_learns_the_chance_of_acceptance(tmp_path: Path) -> None:
