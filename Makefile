@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format bench browser compile-gpu
+.PHONY: demo test lint format docs bench browser compile-gpu
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
@@ -28,6 +28,10 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation as a site in docs/_build; a link that leads nowhere is an error.
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder dirhtml docs docs/_build
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python scripts/bench_runtime.py

@@ -172,7 +172,7 @@ def _by_name(results: Iterable[Path]) -> dict[str, Path]:
 
 
 def _figures(stem: str, result: Result) -> dict[str, bytes]:
-    """The figures of a result; none without matplotlib (`pip install 'draftkit[report]'`)."""
+    """The figures of a result; none without matplotlib (extra `report`)."""
     try:
         from draftkit.report.figures import all_figures, save_figures
         from draftkit.report.series import join
@@ -197,7 +197,9 @@ def _without_paths(files: Mapping[str, Path | bytes], folder: Path, repo: str) -
         for name, content in files.items()
         if isinstance(content, Path) or name.endswith(".json")
     ]
-    names = names_of_paths(values) | {os.path.realpath(folder): repo, str(folder): repo}
+    names = names_of_paths(values) | {os.path.realpath(folder): repo}
+    if "/" in str(folder):  # a bare name may be any word of the card: that of a method or format
+        names[str(folder)] = repo
     public: dict[str, Path | bytes] = dict(files)
     for name, content in files.items():
         if isinstance(content, Path):

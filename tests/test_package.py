@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import draftkit
+from draftkit.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,6 +33,22 @@ def test_wheel_contains_the_zoo(wheel: Path) -> None:
     for needed in ("target/model.safetensors", "eagle/pytorch_model.bin", "eagle3/pytorch_model.bin"):
         assert f"draftkit/zoo/models/{needed}" in names
     assert "draftkit/zoo/prompts.jsonl" in names
+
+
+@pytest.mark.slow
+def test_hints_name_the_distribution_and_extras_that_it_has(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "draftkit").rglob("*.py")]
+    hinted = {extra for text in sources for extra in re.findall(r"with_extra\(['\"](\w+)['\"]\)", text)}
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    told = re.findall(r"pip install '([\w-]+)\[(\w+)\]'", "".join(page.read_text(encoding="utf-8") for page in pages))
+    assert metadata["Name"] == DISTRIBUTION
+    assert hinted | {extra for _, extra in told} <= set(metadata.get_all("Provides-Extra"))
+    assert {name for name, _ in told} == {DISTRIBUTION}
+    assert "report" in hinted
+    assert not [text for text in sources if "pip install 'draftkit" in text]
 
 
 def test_zoo_weights_stay_small() -> None:

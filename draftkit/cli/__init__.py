@@ -33,7 +33,6 @@ from draftkit.version import __version__
 app = typer.Typer(
     help="Convert, train, measure, explain and publish draft models for speculative decoding.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from draftkit.convert.api import Conversion
 
 
+def _destinations() -> list[str]:
+    from draftkit.convert.destinations import destinations
+
+    return destinations()
+
+
 def convert(
     source: SourceArgument,
     out: Annotated[
@@ -33,7 +39,9 @@ def convert(
     ] = None,
     target: OptionalTargetOption = None,
     revision: RevisionOption = None,
-    to: Annotated[str, typer.Option(help="The layout to write; `draftkit formats` lists all.")] = "unified",
+    to: Annotated[
+        str, typer.Option(autocompletion=_destinations, help="The layout to write; `draftkit formats` lists all.")
+    ] = "unified",
     stored: Annotated[
         str | None,
         typer.Option("--type", help="How the matrices of a GGUF file are stored: f32, f16, bf16, q8_0, q4_0."),

@@ -40,6 +40,12 @@ PROMPTS, DRAFTING, SAMPLING = "Prompts", "Drafting", "Sampling of the target"
 SPEED, SERVER, VLLM = "What is told of it", "A running server", "vLLM"
 
 
+def _prompt_sets() -> list[str]:
+    from draftkit.evaluate.datasets import BUNDLED, registry
+
+    return [BUNDLED, *registry()]
+
+
 def evaluate(
     target: Annotated[
         str | None,
@@ -65,6 +71,7 @@ def evaluate(
         typer.Option(
             "--dataset",
             "--prompts",
+            autocompletion=_prompt_sets,
             rich_help_panel=PROMPTS,
             help="zoo (bundled), mt-bench, humaneval, …, a JSONL file, a .txt file with a prompt in each line, or a "
             "Hub dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as "

@@ -12,6 +12,7 @@ import typer
 
 from draftkit.cli.shared import refuse_inputs
 from draftkit.errors import DraftkitError
+from draftkit.version import with_extra
 
 if TYPE_CHECKING:
     from draftkit.results.record import Result
@@ -43,7 +44,7 @@ def report(
     draws = find_spec("matplotlib") is not None
     training = any(path.is_dir() for path in results)
     if not draws and (figures is not None or training):
-        raise DraftkitError("figures need matplotlib", hint="pip install 'draftkit[report]'")
+        raise DraftkitError("figures need matplotlib", hint=with_extra("report"))
     if training:
         _report_training(results, out, figures, force)
         return

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 MACHINE, OUTPUT = "Machine", "Output"  # panels of the help
 PROGRESS_SECONDS = 30.0  # between lines
 
+
+def _formats() -> list[str]:
+    from draftkit.convert.detect import all_formats
+
+    return [format.NAME for format in all_formats()]
+
+
 SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
 TARGET = typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
 TargetOption = Annotated[str, TARGET]
@@ -48,7 +55,10 @@ JsonOption = Annotated[
 ]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub source.")]
 FormatOption = Annotated[
-    str | None, typer.Option("--from", help="The format of the source, a name that `draftkit formats` lists.")
+    str | None,
+    typer.Option(
+        "--from", autocompletion=_formats, help="The format of the source, a name that `draftkit formats` lists."
+    ),
 ]
 
 

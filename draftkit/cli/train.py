@@ -35,7 +35,10 @@ def _known(recipe: str | None) -> str | None:
 def train(
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; the flags go before it.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(metavar=f"[{'|'.join(recipe_names())}]", callback=_known, help="What to train.")
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(recipe_names())}]", callback=_known, autocompletion=recipe_names, help="What to train."
+        ),
     ] = None,
     target: OptionalTargetOption = None,
     data: Annotated[str | None, typer.Option(help="Samples that `draftkit data prepare` wrote.")] = None,

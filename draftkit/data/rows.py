@@ -14,6 +14,7 @@ from draftkit.data.samples import Span, parse_tokens
 from draftkit.errors import FormatError, SourceError
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
+from draftkit.version import with_extra
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
 SYNTHESIZED = "draftkit-prompts"  # that of a file of prompts that a target has written
@@ -276,7 +277,7 @@ def _datasets(source: object) -> Callable[..., Iterable[Mapping[str, object]]]:
         raise SourceError(
             "parquet files and Hub datasets are read with the package datasets, which is not installed",
             where=source,
-            hint="pip install 'draftkit[train]'",
+            hint=with_extra("train"),
         ) from error
     return load_dataset
 

@@ -17,6 +17,7 @@ from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
 from draftkit.io.records import did_you_mean
+from draftkit.version import with_extra
 
 BUNDLED = "zoo"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
@@ -114,7 +115,7 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
         raise SourceError(
             "published prompt sets are read with the package datasets, which is not installed",
             where=described.get("hub") or described["url"],
-            hint="pip install 'draftkit[eval]', or pass a JSONL file",
+            hint=f"{with_extra('eval')}, or pass a JSONL file",
         ) from error
     hub, url, split = described.get("hub"), described.get("url"), described.get("split")
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from draftkit.errors import DraftkitError, FormatError, LayoutError, SourceError
 from draftkit.io.dtypes import FLOATS, tensor_bytes, torch_dtype
 from draftkit.io.handles import Chunk, TensorHandle, file_chunks, raw_memory
+from draftkit.version import with_extra
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +181,7 @@ def _gguf(file: Path) -> Any:
         import gguf
     except ModuleNotFoundError as error:
         raise DraftkitError(
-            "GGUF files are read and written with the package gguf", where=file, hint="pip install 'draftkit[gguf]'"
+            "GGUF files are read and written with the package gguf", where=file, hint=with_extra("gguf")
         ) from error
     return gguf
 

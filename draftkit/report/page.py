@@ -19,7 +19,7 @@ from draftkit.report.tokens import KINDS, show_transcript, with_line_ends, with_
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import Cell, Result, Transcript
 from draftkit.results.verdict import verdicts_of
-from draftkit.version import __version__
+from draftkit.version import __version__, with_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +59,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         figures={name: image for name, (_, image) in drawn.items()},
         figure_titles={name: title for name, (title, _) in drawn.items()},
         drawn=figures is not None,
+        installed_with=with_extra("report"),
         num_colors=MOST_SERIES,
         conventions=list(dict.fromkeys(name for one in series for name in one.main.acceptance_length_by_convention)),
         costs=costs,

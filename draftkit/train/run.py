@@ -53,10 +53,11 @@ from draftkit.train.recompute import recompute_activations
 from draftkit.train.rejections import RejectionStage
 from draftkit.train.streaming import open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
+from draftkit.version import __version__
 
 CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
-PACKAGES = ("draftkit", "torch", "transformers", "accelerate", "peft", "safetensors")
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors")
 ADAPTER_FOLDER = "adapter"  # where the run trains one: the checkpoint's own weights have it merged
 STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
 
@@ -547,5 +548,5 @@ def _load_checkpoint(folder: Path, *, recipe: Recipe) -> None:
 def _record(out: Path, config: TrainConfig) -> None:
     """The resolved run and the exact versions, beside a draft."""
     (out / CONFIG_FILE).write_text(config.to_yaml(), encoding="utf-8")
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {"draftkit": __version__} | {name: importlib.metadata.version(name) for name in PACKAGES}
     (out / VERSIONS_FILE).write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")

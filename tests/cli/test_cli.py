@@ -25,7 +25,7 @@ from draftkit.version import __version__
 
 # Arguments in capitals, optional ones in brackets. Users and scripts rely on these: add, and do not rename.
 SURFACE = {
-    "": ["--version"],
+    "": ["--version", "--install-completion", "--show-completion"],
     "convert": [
         "SOURCE",
         "[OUT]",

@@ -398,7 +398,7 @@ def test_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "rows.parquet").write_bytes(b"")
     for source in ("org/chats", str(tmp_path / "rows.parquet")):
-        with pytest.raises(SourceError, match=r"pip install 'draftkit\[train\]'"):
+        with pytest.raises(SourceError, match=r"pip install 'draftkit-spec\[train\]'"):
             list(read_rows(source))
 
 

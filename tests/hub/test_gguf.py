@@ -157,7 +157,7 @@ def test_the_package_is_named_where_it_is_missing(
 ) -> None:
     shutil.copy(files["F16"], tmp_path)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(DraftkitError, match=r"pip install 'draftkit\[gguf\]'"):
+    with pytest.raises(DraftkitError, match=r"pip install 'draftkit-spec\[gguf\]'"):
         locate(str(tmp_path))
 
 

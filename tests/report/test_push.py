@@ -324,6 +324,15 @@ def test_dry_run(draftkit: Command, server: HubUploads, draft: Path, monkeypatch
     assert server.requests == []
 
 
+def test_a_folder_may_be_called_like_a_method(
+    draftkit: Command, server: HubUploads, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(draft.rename(draft.parent / "eagle3").parent)
+    write_card(Path("eagle3"), force=True)
+    card = json.loads(draftkit("push", "eagle3", REPO, "--dry-run", "--json").out)["card"]
+    assert f'"model": "{REPO}", "method": "eagle3"' in card
+
+
 def test_command(draftkit: Command, server: HubUploads, draft: Path) -> None:
     done = draftkit("push", draft, REPO, "--private", "--revision", "v1")
     assert (done.code, "commit" in done.out) == (0, True)

@@ -562,7 +562,7 @@ def test_without_matplotlib_there_is_a_page_without_figures(
     out = tmp_path / "report.html"
     assert command(files[0], "--out", out) == 0
     assert "2.91 [2.20, 3.75]" in out.read_text()
-    assert "draftkit[report]" in out.read_text()
+    assert "draftkit-spec[report]" in out.read_text()
     with pytest.raises(DraftkitError, match="matplotlib"):
         command(files[0], "--out", out, "--force", "--figures", tmp_path / "figures")
 

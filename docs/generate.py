@@ -1,0 +1,297 @@
+"""The reference pages, written from the code: commands, facts, settings, findings, result files, formats.
+
+A Sphinx extension, so that a site cannot show another version than it is built from.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from sphinx.application import Sphinx
+
+import draftkit
+from draftkit.cli import app
+from draftkit.cli.panels import EXAMPLES
+from draftkit.convert.destinations import UNIFIED, VLLM, destination_of
+from draftkit.convert.detect import all_formats
+from draftkit.io.records import Bounds
+from draftkit.layout.families import families
+from draftkit.results.schema import result_schema
+from draftkit.train.config import LoraSettings, OnPolicy, Optimization, StreamSettings, TrainConfig, Validation
+from draftkit.train.recipes import recipe_class, recipe_names
+
+PACKAGE = Path(draftkit.__file__).parent
+REPLACED = "…"  # for what a message says of the case at hand
+
+
+# --- Pages
+
+
+def commands() -> Iterator[str]:
+    """Every command with its options, by topic as in its help."""
+    yield "# Commands\n"
+    yield "Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 known failure, 2 usage, 3 measured"
+    yield "but below `--require-al`, 130 interrupted, 143 ended by SIGTERM, 129 by SIGHUP.\n"
+    for name, command in _commands():
+        context = command.make_context(name, [], resilient_parsing=True)
+        yield f"## draftkit {name}\n"
+        yield f"{_markdown(command.help or '')}\n"
+        yield f"```sh\n{EXAMPLES[name]}\n```\n"
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in command.get_params(context):
+            record = parameter.get_help_record(context)
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for panel, records in panels.items():
+            yield f"**{panel}**\n"
+            yield from _table(("", ""), ((f"`{flags}`", _markdown(text)) for flags, text in records))
+
+
+def facts() -> Iterator[str]:
+    """What `--set` takes of each family."""
+    yield "# Facts of a draft\n"
+    yield "What decides which tokens a draft proposes. `draftkit inspect` prints the facts of a checkpoint, and where"
+    yield "each is from; `draftkit convert --set FACT=VALUE` says otherwise. Rope facts go by the names of config keys:"
+    yield "`rope_theta`, `rope_scaling`, `max_position_embeddings`.\n"
+    for name, cls in sorted(families().items()):
+        yield from _record(f"{name}", cls)
+        for inner in _inner(cls):
+            yield from _record(f"{name}: {inner.__name__}", inner)
+
+
+def settings() -> Iterator[str]:
+    """What a training run's file, and `train --set`, take."""
+    yield "# Training settings\n"
+    yield "`draftkit train --config RUN.yaml`, with `--set SETTING=VALUE` for single ones; `--dry-run` prints the"
+    yield "resolved run.\n"
+    for prefix, cls in (
+        ("", TrainConfig), ("optimization.", Optimization), ("validation.", Validation), ("lora.", LoraSettings),
+        ("on_policy.", OnPolicy), ("stream.", StreamSettings),
+    ):  # fmt: skip
+        yield from _record(f"{prefix}…" if prefix else "The run", cls, prefix)
+    for name in recipe_names():
+        options = recipe_class(name).options_type
+        yield from _record(f"options of {name}", options, "options.")
+        for inner in _inner(options):
+            yield from _record(f"{inner.__name__} of {name}", inner)
+
+
+def findings() -> Iterator[str]:
+    """What draftkit finds wrong or doubtful, read from the source."""
+    yield "# Findings\n"
+    yield "What `inspect`, `convert`, `eval`, `doctor`, `data check` and the gap report of `train` say by name, what it"
+    yield f"costs to ignore it, and what mends it. `{REPLACED}` stands for what depends on the case.\n"
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        room = path.relative_to(PACKAGE).with_suffix("").as_posix()
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) >= 3)
+        for node in sorted(calls, key=lambda call: call.lineno):
+            if getattr(node.func, "id", "") == "Finding":
+                said = {word.arg: word.value for word in node.keywords}
+                name, severity, message = (_text(part, constants) for part in node.args[:3])
+                if re.fullmatch(r"[a-z0-9-]+( / [a-z0-9-]+)*", name):
+                    more = (_text(said.get(part), constants) for part in ("cost", "fix", "source"))
+                    found.setdefault(room, []).append((name, severity, message, *more))
+    for room, rows in found.items():
+        yield f"## {room}\n"
+        for name, severity, message, cost, fix, source in rows:
+            yield f"### {name}\n"
+            yield f"*{severity}.* {_markdown(message)}\n"
+            for label, text in (("Cost", cost), ("Mended by", fix), ("Source", source)):
+                if text:
+                    yield f"- {label}: {_markdown(text)}"
+            yield ""
+
+
+def results() -> Iterator[str]:
+    """The JSON that `eval --json` and `--out` write."""
+    schema = result_schema()
+    yield "# Result files\n"
+    yield "The package has this as a [JSON Schema](https://json-schema.org), `draftkit/results/result.schema.json`."
+    yield "Later versions add keys; readers pass over unknown ones, and null stands for what was not measured.\n"
+    for name, part in {"Result": schema, **schema["$defs"]}.items():
+        yield f"## {name}\n"
+        yield f"{_markdown(part.get('description', ''))}\n"
+        unsure = part["properties"].keys() - part["required"]
+        rows = (
+            (f"`{key}`", _kind(kind), "may be missing" if key in unsure else "")
+            for key, kind in part["properties"].items()
+        )
+        yield from _table(("key", "type", ""), rows)
+
+
+def formats() -> Iterator[str]:
+    """What `draftkit formats` prints."""
+    yield "# Formats\n"
+    yield f"Every draft is also written `--to {UNIFIED}`, the default, and what vLLM runs `--to {VLLM}`.\n"
+    rows = (
+        (f"`{format.NAME}`", format.TITLE, f"`--to {destination}`" if (destination := destination_of(format)) else "")
+        for format in all_formats()
+    )
+    yield from _table(("format", "what it is", "written by"), rows)
+
+
+def api() -> Iterator[str]:
+    """Every public name of the package."""
+    yield "# Python\n"
+    yield "All public names are imported from `draftkit`.\n"
+    for name in draftkit.__all__:
+        value = getattr(draftkit, name)
+        if name.startswith("__"):
+            continue
+        directive = "autoclass" if inspect.isclass(value) else "autofunction"
+        home = f"{value.__module__}.{value.__qualname__}"
+        options = ":members:\n" if inspect.isclass(value) else ""
+        yield f"## {name}\n"
+        yield f"```{{eval-rst}}\n.. {directive}:: {home}\n" + (f"   {options}" if options else "") + "```\n"
+
+
+PAGES = {
+    "commands": commands, "facts": facts, "settings": settings, "findings": findings, "results": results,
+    "formats": formats, "api": api,
+}  # fmt: skip
+
+
+# --- Parts of them
+
+
+def _commands() -> Iterator[tuple[str, Any]]:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        yield from [(name, command)] if inner is None else [(f"{name} {part}", inner[part]) for part in inner]
+
+
+def _record(title: str, cls: type, prefix: str = "") -> Iterator[str]:
+    """A dataclass: its docstring, and a table of its fields."""
+    yield f"## {title}\n"
+    yield f"{_markdown(inspect.cleandoc(cls.__doc__ or ''))}\n"
+    kinds = typing.get_type_hints(cls, include_extras=True)
+    fields = [field for field in dataclasses.fields(cls) if not dataclasses.is_dataclass(_plain(kinds[field.name]))]
+    rows = ((f"`{prefix}{field.name}`", _type(kinds[field.name]), _default(field)) for field in fields)
+    yield from _table(("name", "value", "default"), rows)
+
+
+def _inner(cls: type) -> list[type]:
+    """The dataclasses of a dataclass's fields, and theirs."""
+    kinds = (_plain(kind) for kind in typing.get_type_hints(cls, include_extras=True).values())
+    found = [kind for kind in kinds if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
+    return list(dict.fromkeys(one for kind in found for one in (kind, *_inner(kind))))
+
+
+def _plain(kind: Any) -> Any:
+    """A type without `None` and without checks."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _plain(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return _plain(next(part for part in typing.get_args(kind) if part is not type(None)))
+    return kind
+
+
+def _type(kind: Any) -> str:
+    """A type as a reader takes it: the words of a literal, the bounds of a number."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        bounds = [str(check).removeprefix("a finite number") for check in arguments[1:] if isinstance(check, Bounds)]
+        return _type(arguments[0]) + "".join(bounds)
+    if origin is typing.Literal:
+        return ", ".join(f"`{word}`" if word else "empty" for word in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(part) for part in arguments)
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if kind is type(None):
+        return "none"
+    words = {str: "text", bool: "true or false", int: "whole number", float: "number", dict: "object"}
+    return words.get(origin or kind, getattr(kind, "__name__", str(kind)))
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    if made is dataclasses.MISSING:
+        return ""
+    return f"`{json.dumps(made)}`" if made != "" else ""
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """The type that a JSON Schema says."""
+    if "anyOf" in schema:
+        return " or ".join(_kind(part) for part in schema["anyOf"])
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"object of {_kind(schema['additionalProperties'])}"
+    return f"`{schema['const']}`" if "const" in schema else schema.get("type", "anything")
+
+
+def _text(node: ast.expr | None, constants: dict[str, ast.expr]) -> str:
+    """What an expression says as text, as far as the source tells."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return re.sub(rf"({REPLACED}[, ]*)+{REPLACED}", REPLACED, "".join(_text(part, constants) for part in parts))
+        case ast.IfExp(body=body, orelse=orelse):
+            said = [_text(part, constants) for part in (body, orelse)]
+            return " / ".join(dict.fromkeys(text for text in said if text))
+        case ast.Name(id=name) if name in constants:
+            return _text(constants[name], {})
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left, constants) + _text(right, constants)
+        case None:
+            return ""
+    return REPLACED
+
+
+def _table(head: tuple[str, ...], rows: typing.Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+    yield ""
+
+
+def _markdown(text: str) -> str:
+    """Text of help and docstrings, in which only backticks mean something."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([<\[\]*_])", r"\\\1", part) for part in parts)
+
+
+# --- The extension
+
+
+def write(site: Sphinx) -> None:
+    """All pages into the sources, where git ignores them; a page that is as it was is left alone."""
+    for name, page in PAGES.items():
+        path = Path(site.srcdir) / "reference" / f"{name}.md"
+        text = "\n".join(page()) + "\n"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(site: Sphinx) -> dict[str, bool]:
+    site.connect("builder-inited", write)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,62 @@
+"""The documentation: what its pages tell users to type works, and the site builds without a broken link."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from fixtures import mtp_targets, pico
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TUTORIALS = sorted(DOCS.glob("tutorials/*.md"))
+LOGS = [
+    {
+        "id": str(number),
+        "messages": [{"role": "user", "content": f"Write a function that adds {number}."}],
+    }
+    for number in range(8)
+]
+
+
+def commands(page: Path) -> list[list[str]]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [shlex.split(line) for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_the_commands_of_a_tutorial_run(
+    page: Path, draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LOGS))
+    if page.stem == "check-mtp-heads":
+        (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LOGS))
+        target = pico.save_tokenizer(mtp_targets.save_with_head("glm4_moe", tmp_path / "TARGET").folder)
+        (target / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    lines = commands(page)
+    assert len(lines) > 1
+    for program, *arguments in lines:
+        assert program == "draftkit"
+        ran = draftkit(*arguments)
+        assert ran.code == 0, f"{shlex.join(arguments)}\n{ran.err}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    sources = Path(shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "reference")))
+    (sources / "reference").mkdir()
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-b", "dirhtml"]
+    built = subprocess.run([*command, sources, tmp_path / "site"], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    for page in ("tutorials/serve-faster", "reference/commands", "reference/findings", "reference/api"):
+        assert (tmp_path / "site" / page / "index.html").is_file()
+    assert "norm_before_residual" in (sources / "reference" / "facts.md").read_text()
+    assert "### layer-ids-as-outputs" in (sources / "reference" / "findings.md").read_text()
