@@ -292,19 +292,8 @@ def publish(story: Story) -> None:
     draftkit("report", *results, "--out", story.own / "report.html", "--force")
     for recipe in story.drafts:
         draft = story.draft(recipe)
-        own = [_only(story, name, str(draft)) for name in story.sets]
-        draftkit("card", draft, *own, "--license", "apache-2.0", "--force")
+        draftkit("card", draft, *results, "--license", "apache-2.0", "--force")
         draftkit("push", draft, f"{story.repo or 'ORG'}/SmolLM2-135M-{recipe}", *(() if story.repo else ("--dry-run",)))
-
-
-def _only(story: Story, name: str, draft: str) -> Path:
-    """The result of one draft alone, as a card shows it."""
-    result = json.loads(story.results(name).read_text())
-    result["cells"] = [cell for cell in result["cells"] if cell["draft"] == draft]
-    out = story.own / "cards" / _title(draft) / f"{name}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result))
-    return out
 
 
 def _cells(path: Path) -> list[dict[str, Any]]:
