@@ -279,7 +279,8 @@ def explain(story: Story) -> None:
         if recipe in DEFECTS and not broken.exists():
             draftkit("convert", draft, broken, "--target", story.target, "--set", DEFECTS[recipe])
         if recipe in DEFECTS:
-            draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, "--limit", story.limit)
+            prompts = () if story.data is None else ("--prompts", story.dataset(story.sets[0]))  # no Hub id
+            draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, "--limit", story.limit, *prompts)
     best = [str(story.draft(recipe)) for recipe in story.drafts]
     _evaluate(
         story, "explained", story.sets[0], best, "--k", "4", "--limit", story.limit, "--certify", "--advise"
