@@ -15,7 +15,7 @@ from fixtures.precision import LAYER, assert_close
 from fixtures.recurrent_targets import KINDS, Remembering, prompts, recurrent_model
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from draftkit.evaluate.certificate.planted import PoisonedTarget
+from draftkit.evaluate.certificate.poisoned import PoisonedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft
 from draftkit.models.target import Target
