@@ -126,7 +126,7 @@ def inspect(
         if as_json:
             print_json(heads_json(*target_and_heads, seen))
         else:
-            show_heads(console(), *target_and_heads, seen)
+            show_heads(console(), *target_and_heads, seen, read=check)
         return
     found = describe_checkpoint(source, target=target, revision=revision, format=format)
     if isinstance(found, Reading):

@@ -22,7 +22,10 @@ def findings_of_heads(checkpoint: Checkpoint, heads: TargetHeads, *, read: bool)
     return findings(evidence, "mtp_heads")
 
 
-def show_heads(console: Console, checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding]) -> None:
+def show_heads(
+    console: Console, checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding], *, read: bool
+) -> None:
+    """Print what `heads_json` has; `read` as in `findings_of_heads`."""
     source = checkpoint.source.name
     size = sum(handle.nbytes for handle in heads.tensors.values())
     console.print(
@@ -44,6 +47,9 @@ def show_heads(console: Console, checkpoint: Checkpoint, heads: TargetHeads, fou
         console.print(table)
     elif heads.tensors:
         console.print("nothing is missing, nothing is stored otherwise than in the target's own layers")
+    if heads.tensors and not read:
+        told = "told from names, shapes and dtypes; to read the numbers too: draftkit inspect"
+        console.print(f"{told} {source} --check", soft_wrap=True)
     if heads.tensors:
         console.print(f"to take them out: draftkit convert {source} HEADS --part mtp", soft_wrap=True)
     console.print(f"to see the whole model as a draft: draftkit inspect {source} --from causal-lm", soft_wrap=True)

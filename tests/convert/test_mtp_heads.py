@@ -91,7 +91,9 @@ def test_inspect_says_what_there_is(with_experts: Path, draftkit: Command) -> No
     assert shown["like"] == "model.layers.7."
     assert set(shown["engines"]) == {"vLLM 0.32", "SGLang", "transformers 5.23", "llama.cpp"}
     assert "it zeroes no embedding, vLLM the first" in shown["engines"]["transformers 5.23"]
-    assert "--part mtp" in draftkit("inspect", with_experts).out
+    assert "--part mtp" in (out := draftkit("inspect", with_experts).out)
+    assert "to read the numbers too" in out
+    assert "to read the numbers too" not in draftkit("inspect", with_experts, "--check").out
 
 
 @pytest.mark.parametrize(
