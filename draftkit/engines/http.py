@@ -41,7 +41,7 @@ class Api:
 
     def __init__(self, url: str, *, timeout: float, pauses: Sequence[float] = (), hint: str):
         if urlsplit(url).scheme not in ("http", "https"):
-            raise SourceError(f"server {url}", expected="http://HOST:PORT")
+            raise SourceError(f"server {url}", expected="http://HOST:PORT/v1")
         self.root = url.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         self._pauses = pauses

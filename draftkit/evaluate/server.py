@@ -135,7 +135,11 @@ def certify_server(
     prompts = load_prompt_set(settings.prompts, min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS))
     questions = Questions.of(prompts, target, settings)
     requests = questions.requests(settings)
-    drafting, plain = lanes_of(serving, questions, requests, settings, on_progress)
+
+    def certified(name: str, done: int, total: int, length: float) -> None:  # one lane has runs of several sizes
+        on_progress(f"certificate, {name}", done, max(done, total), length)
+
+    drafting, plain = lanes_of(serving, questions, requests, settings, certified)
     assert plain is not None
     return certify_served(
         plain,
