@@ -96,7 +96,7 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
     if (architecture := named(source)) is not None:
         yield _without_checkpoint(architecture, source)
         return
-    located = locate(source)
+    located = locate(source, as_file=True)
     if is_unified(located.path):
         yield read_draft(located.path)
         return

@@ -29,7 +29,10 @@ from rich.table import Table
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_cpp import draft_arguments
-from draftkit.engines.llama_server import EXACT, ServerCompletion, llama_server
+from draftkit.engines.llama_server import EXACT, llama_server
+from draftkit.engines.records import Answer
+from draftkit.engines.servers.connect import server_of
+from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
@@ -127,18 +130,23 @@ class Checks:
             arguments = ["-m", str(self.target), *draft_arguments(draft.spec, file, k)]
         theirs, steps = self._served([*arguments, *EXACT, "-t", "1", "-np", "1", "-c", "2048"])
         ends = Target(self.model).eos_token_ids
-        outputs = sum(a.tokens == b.tokens for a, b in zip(ours, theirs, strict=True))
-        equal = sum(counts(a, k, ends) == (b.drafted, b.accepted) for a, b in zip(ours, theirs, strict=True))
-        drafted, accepted = sum(c.drafted for c in theirs), sum(c.accepted for c in theirs)
+        outputs = sum(tuple(a.tokens) == b.tokens for a, b in zip(ours, theirs, strict=True))
+        counted = [(b.drafts.num_draft_tokens or 0, b.drafts.num_accepted_tokens) for b in theirs if b.drafts]
+        equal = sum(counts(a, k, ends) == b for a, b in zip(ours, counted, strict=True))
+        drafted, accepted = map(sum, zip(*counted, strict=True))
         row = [drafted, accepted, steps, f"{1 + accepted / steps:.3f}", f"{outputs} of {len(ours)}"]
         row.append(f"{equal} of {len(ours)}")
         return list(map(str, row)), outputs == equal == len(ours)
 
-    def _served(self, arguments: Sequence[str]) -> tuple[list[ServerCompletion], int]:
+    def _served(self, arguments: Sequence[str]) -> tuple[list[Answer], int]:
         """The server's answers, and how many of its steps had a draft."""
-        with llama_server(self.options.llama_server, arguments, self.scratch / "server.log") as server:
-            answers = [server.complete(request.prompt, request.max_new_tokens) for request in self.requests]
-            return answers, server.counters().drafts
+        with llama_server(self.options.llama_server, arguments, self.scratch / "server.log") as url:
+            server = server_of(LlamaCppServer, url)
+            server.require(speculates=True)
+            answers = [server.complete(request, None) for request in self.requests]
+            counted = server.counters().drafts
+            assert counted is not None
+            return answers, counted.num_drafts
 
 
 if __name__ == "__main__":

@@ -243,12 +243,17 @@ def evaluate(
         typer.Option(rich_help_panel=SERVER, help="A server with the same target and no draft, for the speed-up."),
     ] = None,
     engine: Annotated[
-        Literal["draftkit", "vllm"] | None,
+        Literal["draftkit", "vllm", "llama.cpp"] | None,
         typer.Option(
             rich_help_panel=VLLM,
-            help="vllm runs the prompts through vLLM too, and compares; default: vllm with any option of it, else "
-            "draftkit, or vLLM where that does not run the target and vLLM is installed.",
+            help="vllm runs the prompts through vLLM too, and compares; llama.cpp in its server alone, from GGUF "
+            "files; default: vllm with any option of it, else draftkit, or vLLM where that does not run the target "
+            "and vLLM is installed.",
         ),
+    ] = None,
+    llama_server: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=SERVER, help="The program that --engine llama.cpp starts; default: of the PATH."),
     ] = None,
     vllm_python: Annotated[
         str | None, typer.Option(rich_help_panel=VLLM, help="Python of an environment with vLLM; default: this one.")
@@ -300,6 +305,7 @@ def evaluate(
     quiet_transformers()
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
+    from draftkit.evaluate.llama_cpp import LlamaCppSettings, evaluate_llama_cpp
     from draftkit.evaluate.options import (
         parse_contexts,
         parse_floats,
@@ -372,13 +378,17 @@ def evaluate(
             vllm_baseline_url,
         )
     drafts = draft or []
-    if server is not None or server_baseline is not None:
+    if llama_server is not None and engine != "llama.cpp":
+        raise DraftkitError("--llama-server without --engine llama.cpp", hint="add it")
+    if server is not None or server_baseline is not None or engine == "llama.cpp":
         beyond = {
             "--advise": advise, "--predict": predict, "--records": records is not None, "--plan-memory": plan_memory,
-            "--engine": engine is not None or wants_vllm, "--resume": resume,
+            "--engine": engine not in (None, "llama.cpp") or wants_vllm, "--resume": resume,
+            "--certify": certify and engine == "llama.cpp",
             "--verification": verification != "rejection", "--k-by-batch": settings.k_by_batch is not None,
         }  # fmt: skip
-        _check_server_options(server, drafts, [name for name, there in beyond.items() if there])
+        asked = [name for name, there in beyond.items() if there]
+        _check_server_options(server, server_baseline, drafts, asked, starts=engine == "llama.cpp")
     if server is None and (target is None or not drafts):
         raise typer.BadParameter(f"Missing option '{'--target' if target is None else '--draft'}' (or --server).")
     if plan_memory:
@@ -399,6 +409,11 @@ def evaluate(
             result = evaluate_server(servers, sweep, on_progress, target=target, draft=name, saved=saved)
             if certify:
                 served = certify_server(servers, sweep, on_progress, target=target, draft=name)
+        elif engine == "llama.cpp":
+            assert target is not None
+            log = Path("llama-server.log") if out is None else out.with_suffix(".llama-server.log")
+            program = LlamaCppSettings(llama_server or Path("llama-server"), log)
+            result = evaluate_llama_cpp(target, drafts, sweep, program, on_progress, saved=saved)
         else:
             assert target is not None
             result = evaluate_draft(
@@ -436,13 +451,21 @@ def evaluate(
         _require_acceptance(result, require_al)
 
 
-def _check_server_options(server: str | None, drafts: Sequence[str], beyond: Sequence[str]) -> None:
-    """Raise `DraftkitError` for what a running server is not asked: `beyond` are such options that were given."""
-    if server is None:
+def _check_server_options(
+    server: str | None, baseline: str | None, drafts: Sequence[str], beyond: Sequence[str], *, starts: bool
+) -> None:
+    """Raise `DraftkitError` for what a server is not asked: `beyond` are such options that were given.
+
+    `starts`: it is llama.cpp's, to be started here with each draft.
+    """
+    if server is None and not starts:
         raise DraftkitError("--server-baseline without --server", hint="add --server, the one with the draft")
+    if starts and (server is not None or baseline is not None):
+        raise DraftkitError("--server with --engine llama.cpp, which starts its own", hint="leave one of them out")
     if beyond:
-        raise DraftkitError(f"{', '.join(beyond)} with --server, which runs as it was started", hint="leave it out")
-    if len(drafts) > 1:
+        asked = "--engine llama.cpp" if starts else "--server"
+        raise DraftkitError(f"{', '.join(beyond)} with {asked}, which runs as it was started", hint="leave it out")
+    if len(drafts) > 1 and not starts:
         raise DraftkitError(f"{len(drafts)} drafts for one server", expected="one --draft, its name, or none")
 
 

@@ -145,7 +145,7 @@ def _reading(draft: str, target: str) -> Reading | None:
     """How a foreign checkpoint was converted."""
     if draft == OWN_HEAD:
         return read_foreign(locate(target), format=OWN_HEAD)
-    located = locate(draft)
+    located = locate(draft, as_file=True)
     return None if is_unified(located.path) else read_foreign(located, target)
 
 

@@ -114,6 +114,8 @@ def _events(where: str, response: HTTPResponse) -> list[Event]:
         if "error" in event:
             raise SourceError(f"the server has failed: {_message(event)}", where=where)
         events.append((time.perf_counter(), event))
+        if event.get("stop") is True:  # how llama.cpp's own interface ends an answer
+            return events
     raise SourceError("the server has gone away in the middle of an answer", where=where)
 
 

@@ -199,7 +199,14 @@ class EngineRun:
     def drafts(self) -> DraftCounts | None:
         """The counts of these requests: their own, else the counters, which other requests on a server move too."""
         own = self.counted_by_request
-        return self.counted if own is None else DraftCounts.total(own)
+        if own is None:
+            return self.counted
+        total, counted = DraftCounts.total(own), self.counted
+        if total.num_accepted_tokens_per_pos or counted is None:
+            return total
+        if counted.num_accepted_tokens != total.num_accepted_tokens:  # others' requests are among them
+            return total
+        return replace(total, num_accepted_tokens_per_pos=counted.num_accepted_tokens_per_pos)
 
 
 Lane = Callable[[Sequence[Request]], EngineRun]  # an engine that is ready for requests

@@ -173,7 +173,7 @@ def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str) ->
     if verdict.kind != "use" or name is None or name not in drafts or name == OWN_HEAD:
         return verdict
     draft = drafts[name]
-    if not draft.tensors or is_unified(locate(name).path):
+    if not draft.tensors or is_unified(locate(name, as_file=True).path):
         return replace(verdict, commands=serve_commands(draft, draft.path, target=target, k=k, local=True))
     folder = f"{name.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-draftkit"
     convert = f"draftkit convert {shlex.quote(name)} {shlex.quote(folder)} --target {shlex.quote(target)}"

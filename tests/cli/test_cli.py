@@ -92,6 +92,7 @@ SURFACE = {
         "--server",
         "--server-baseline",
         "--engine",
+        "--llama-server",
         "--vllm-python",
         "--vllm-url",
         "--vllm-baseline-url",

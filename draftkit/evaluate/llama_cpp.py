@@ -1,0 +1,79 @@
+"""Drafts measured in llama.cpp: its server is started with each, and measured as any server is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from draftkit.convert.api import convert_checkpoint, plan_conversion
+from draftkit.engines.llama_cpp import draft_arguments, loads
+from draftkit.engines.llama_server import llama_server
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.measure import Progress
+from draftkit.evaluate.server import ServerSettings, evaluate_server
+from draftkit.hub.locate import locate
+from draftkit.io.atomic import temporary_folder
+from draftkit.results.record import Result
+from draftkit.results.saved import ResultFile
+from draftkit.results.settings import Settings, Sweep
+from draftkit.results.verdict import verdicts
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class LlamaCppSettings:
+    """The program to start, and the file that what it prints goes to; one for each draft is numbered."""
+
+    program: Path
+    log: Path
+
+
+def evaluate_llama_cpp(
+    target: str,
+    drafts: Sequence[str],
+    asked_for: Settings | Sweep,
+    settings: LlamaCppSettings,
+    on_progress: Progress = lambda *_: None,
+    *,
+    saved: ResultFile | None = None,
+) -> Result:
+    """Measure drafts in llama.cpp, one server after another. What is no GGUF file is made one on the way, in its dtype.
+
+    The result calls each draft by its file and how large that is. Nothing is told of speed: no server runs without a
+    draft. Raises `DraftkitError`, also for a draft that llama.cpp does not run.
+    """
+    sweep = Sweep.of(asked_for)
+    if len(sweep.k) > 1:
+        raise DraftkitError("llama-server drafts as it was started", expected="one --k")
+    k, results = sweep.k[0], []
+    with temporary_folder() as scratch:
+        target_file = _file(target, target, scratch / "target.gguf")
+        for number, source in enumerate(drafts):
+            file = _file(source, target, scratch / f"draft-{number}.gguf")
+            spec = plan_conversion(str(file), target=target).require_draft().spec
+            if not loads(spec, "gguf"):
+                raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)
+            slots = str(max(sweep.concurrency))
+            arguments = ["-m", str(target_file), *draft_arguments(spec, file, k), "-np", slots]
+            log = settings.log.with_suffix(f".{number}{settings.log.suffix}") if len(drafts) > 1 else settings.log
+            with llama_server(settings.program, arguments, log) as url:
+                name = f"{source} ({file.stat().st_size / MEGABYTE:.2f} MB)"
+                found = evaluate_server(ServerSettings(url), sweep, on_progress, target=target, draft=name)
+            results.append(replace(found, cells=tuple(replace(cell, method=spec.method) for cell in found.cells)))
+    cells = tuple(itertools.chain.from_iterable(result.cells for result in results))
+    warnings = tuple(dict.fromkeys(itertools.chain.from_iterable(result.warnings for result in results)))
+    whole = Result(cells, results[0].provenance, warnings, verdicts=verdicts(cells))
+    if saved is not None:
+        saved.write(whole.to_dict())
+    return whole
+
+
+def _file(source: str, target: str, out: Path) -> Path:
+    """The GGUF file of a model, written to `out` where it is none."""
+    located = locate(source, as_file=True)
+    if located.path.is_file():
+        return located.path
+    return convert_checkpoint(source, out, to="gguf", target=target)
