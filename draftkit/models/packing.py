@@ -2,7 +2,7 @@
 
 A product of a few rows with a plain weight spends most of its time on rearranging the weight. Here that is done once,
 and the plain weight is given up. Whoever asks a layer for it, by name, as a parameter, for its state or for a copy,
-gets it back, and a plain layer from then on; so does a forward with gradients.
+gets it back, and a plain layer from then on. A forward with gradients is that of a plain layer.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class PackedLinear(nn.Linear):
     plain: nn.Parameter | None
 
     def forward(self, x: Tensor) -> Tensor:
+        plain = self.plain
+        if plain is not None and x.numel() * self.out_features < LITTLE_WORK:
+            return linear(x, plain, self.bias)
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return linear(x, self.weight, self.bias)
-        plain = self.plain
-        if plain is not None and x.numel() // self.in_features * plain.numel() < LITTLE_WORK:
-            return linear(x, plain, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     @property
