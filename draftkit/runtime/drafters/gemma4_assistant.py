@@ -17,6 +17,7 @@ from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.rows import SlotRows
 
 
@@ -65,6 +66,10 @@ class BorrowedRows:
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """The keys and values [S, G, length, D] that the layer was given."""
         return key, value
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """`slot_attention.attend` of the rows, over what `update` has returned."""
+        return attend(query, keys, values, self.rows.on(query.device), scoring)
 
 
 def load_drafter(
