@@ -16,6 +16,8 @@ import draftkit
 from draftkit.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
+# docs/reference is written when the site is built.
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/[!r_]*/*.md"))]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +44,8 @@ def test_hints_name_the_distribution_and_extras_that_it_has(wheel: Path) -> None
         metadata = email.message_from_bytes(archive.read(name))
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "draftkit").rglob("*.py")]
     hinted = {extra for text in sources for extra in re.findall(r"with_extra\(['\"](\w+)['\"]\)", text)}
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    told = re.findall(r"pip install '([\w-]+)\[(\w+)\]'", "".join(page.read_text(encoding="utf-8") for page in pages))
+    texts = (page.read_text(encoding="utf-8") for page in PAGES)
+    told = re.findall(r"pip install '([\w-]+)\[(\w+)\]'", "".join(texts))
     assert metadata["Name"] == DISTRIBUTION
     assert hinted | {extra for _, extra in told} <= set(metadata.get_all("Provides-Extra"))
     assert {name for name, _ in told} == {DISTRIBUTION}
@@ -71,15 +73,18 @@ def test_command_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     assert imported.stdout.startswith(str(site))
 
 
-def readme_examples() -> list[str]:
-    readme = Path(__file__).parents[1] / "README.md"
-    return re.findall(r"^```python\n(.*?)^```", readme.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def python_examples() -> dict[str, str]:
+    texts = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
+    found = {name: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for name, text in texts.items()}
+    return {
+        f"{name} {number}": example for name, examples in found.items() for number, example in enumerate(examples, 1)
+    }
 
 
-@pytest.mark.parametrize("example", readme_examples())
-def test_examples_of_the_readme_run_on_the_public_names(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("example", python_examples().values(), ids=python_examples())
+def test_examples_in_python_run_on_the_public_names(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "from draftkit." not in example
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "example", "exec"), {})
     assert capsys.readouterr().out
 
 

@@ -14,7 +14,6 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoH
 
 from draftkit.errors import UnsupportedTarget
 from draftkit.io.jsonfile import read_object
-from draftkit.version import with_extra
 
 BESIDE = "hf_quant_config.json"  # where ModelOpt says what it has done, if not in the configuration
 SCALES = ("_scale", "_scale_inv", ".scales", ".qzeros", ".weight_packed")  # how tensors of quantized weights end
@@ -41,8 +40,7 @@ def settle_quantization(config: PretrainedConfig, folder: Path) -> None:
         AutoHfQuantizer.from_config(settings, pre_quantized=True).validate_environment(device_map=None)
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         first_line = str(error).strip().split("\n", 1)[0]
-        hint = with_extra("quantized") if isinstance(error, ImportError) else None
-        raise UnsupportedTarget(f"its weights are quantized ({kind}): {first_line}", where=folder, hint=hint) from error
+        raise UnsupportedTarget(f"its weights are quantized ({kind}): {first_line}", where=folder) from error
 
 
 def stays_quantized(config: PretrainedConfig) -> bool:

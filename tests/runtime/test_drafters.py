@@ -217,7 +217,7 @@ def test_nan_that_no_row_sees_reaches_no_output(case: Case, monkeypatch: pytest.
 
 def test_nan_would_reach_the_logits_of_a_cache_that_clears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_before_every_forward(monkeypatch)
-    monkeypatch.setattr(SlotCache, "_left_over", lambda *_: [])
+    monkeypatch.setattr(SlotCache, "left_over", lambda *_: [])
     with pytest.raises(NonFiniteError, match="the target's forward gives NaN or infinity"):
         generate(None, requests(), 3)
 

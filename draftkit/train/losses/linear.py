@@ -182,8 +182,12 @@ class _Task:
         return values.new_zeros(size).index_copy_(0, self.rows, values)
 
     def _chunks(self) -> tuple[Tensor, ...]:
-        """The rows with a weight, of `chunk` rows those at a time."""
-        return self.rows.split(torch.bincount(self.rows // self.chunk, minlength=1).tolist())
+        """The rows with a weight, `chunk` at a time; for `reach` those of so many rows, where chains stay whole."""
+        if self.reach is None:
+            return self.rows.split(self.chunk)
+        more = max(len(self.weights) - 1, 0) // self.chunk
+        begins = torch.arange(1, more + 1, device=self.rows.device) * self.chunk
+        return self.rows.tensor_split(torch.searchsorted(self.rows, begins).tolist())
 
     def _measure(self, rows: Tensor, draft: Tensor, differentiate: bool) -> _Statistics:
         """Put the weighted gradient, if there is to be one, in the place of the logits `draft` [n, Vd]."""
