@@ -30,7 +30,7 @@ HEADER = """# The Triton kernels as machine code
 `make compile-gpu`, without a GPU: every kernel as it is launched for the shapes of `tests/fixtures/gpu_kernels.py`. Of
 all variants of a kernel, the most bytes of shared memory that a program takes, the most registers of a thread, and the
 most bytes of its stack, onto which registers spill. None computes in double precision, but for CUDA's own cosine of
-angles beyond 105,615.
+large angles.
 
 | kernel | GPU | Triton | variants | shared | registers | stack |
 |---|---|---|---|---|---|---|

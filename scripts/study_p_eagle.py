@@ -218,13 +218,7 @@ class Study:
         recipe, rows = self.begun(variant), self.both if variant.source else self.answers
         parameters = [parameter for parameter in recipe.draft.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self.lr * variant.lr, betas=(0.9, 0.95), weight_decay=0.0)
-        warmup = max(steps // 20, 1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: min(
-                (step + 1) / warmup, (1 + math.cos(math.pi * max(step - warmup, 0) / (steps - warmup))) / 2
-            ),
-        )
+        schedule = schedule_of(optimizer, steps)
         numbers: list[int] = []
         seconds = 0.0
         for step in range(steps):
@@ -261,6 +255,15 @@ def merged(options: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         own = result.get(name)
         result[name] = merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
     return result
+
+
+def schedule_of(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """A linear warm-up, which unlike transformers' begins above zero, and half a cosine."""
+    warmup = max(steps // 20, 1)
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / warmup, (1 + math.cos(math.pi * max(step - warmup, 0) / (steps - warmup))) / 2),
+    )
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ import torch
 from check_on_policy import pool
 from rich.console import Console
 from rich.table import Table
-from study_p_eagle import Rows, Study, merged
+from study_p_eagle import Rows, Study, merged, schedule_of
 from zoo_samples import TARGET
 
 from draftkit.io.records import from_dict, to_dict
@@ -85,13 +84,7 @@ class Ways:
         torch.manual_seed(seed)
         recipe, rows = self.begun(way), self.study.answers
         optimizer = optimizer_of(recipe, self.lr)
-        warmup = max(steps // 20, 1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: min(
-                (step + 1) / warmup, (1 + math.cos(math.pi * max(step - warmup, 0) / (steps - warmup))) / 2
-            ),
-        )
+        schedule = schedule_of(optimizer, steps)
         numbers: list[int] = []
         seconds = 0.0
         for step in range(steps):

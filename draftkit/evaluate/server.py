@@ -57,9 +57,9 @@ class Serving:
     def of(cls, servers: ServerSettings) -> Serving:
         """Raises `DraftkitError` where a server does not answer, or drafts where it should not."""
         drafting = server_at(servers.url)
-        plain = drafting.plain() if servers.baseline_url is None else server_at(servers.baseline_url)
+        plain = None if servers.baseline_url is None else server_at(servers.baseline_url)
         drafting.require(speculates=True)
-        if servers.baseline_url is not None and plain is not None:
+        if plain is not None:
             plain.require(speculates=False)
         return cls(drafting, plain)
 

@@ -6,8 +6,8 @@ Such a file defines one subclass of `server.Server`:
 - `complete(request, end_ids)`: one streamed answer. Its `drafts` are the request's own counts, where the server gives
   them; from these come intervals and categories. A request has token ids, or messages where there is no tokenizer here;
   `alternatives` asks for log-probabilities, which `--certify` needs;
-- what else it can tell, each with a default for a server that does not: `version`, `draft`, `speculates`, `counters`
-  (before and after a run; others' traffic shows in them), and `plain`, the same server asked not to draft.
+- what else it can tell, each with a default for a server that does not: `version`, `draft`, `speculates` and `counters`
+  (before and after a run; others' traffic shows in them).
 
 Any other server is measured by the sizes of the chunks that it streams (`chunks.py`), and its figures are marked as
 estimated. `stream.py` reads and writes what all share of OpenAI's interface, `connect.py` opens a server by its

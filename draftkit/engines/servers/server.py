@@ -45,10 +45,6 @@ class Server(ABC):
         """What it has counted so far."""
         return Counters()
 
-    def plain(self) -> Server | None:
-        """The same server, asked with each request not to draft; None where that cannot be asked."""
-        return None
-
     def require(self, *, speculates: bool) -> None:
         """Raise `SourceError` for a server that drafts and should not, or the other way round."""
         if self.speculates() is (not speculates):
