@@ -21,10 +21,11 @@ POWER = 0.95  # of what is stated as the smallest defect that would have been se
 
 @dataclass(frozen=True)
 class Fit:
-    """A test that drawn tokens have the target's distribution.
+    """A test that what was drawn has the target's distribution.
 
-    `samples` tokens were compared; `adjusted`: the p-value, given how many tests there are; `detectable`: the total
-    variation between the distributions from which on the test fails with 95 %.
+    `samples` were compared; `adjusted`: the p-value, given how many tests there are; `detectable`: the difference
+    from which on the test fails with 95 %. Of tokens that is the total variation between the distributions; of how
+    likely whole answers are, how far the chance that one is likelier than another lies from a half.
     """
 
     name: str

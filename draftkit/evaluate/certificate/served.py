@@ -16,7 +16,7 @@ from typing import Literal
 from draftkit.engines.records import Answer, Lane, Token
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare, detectable_rate, holm
-from draftkit.evaluate.certificate.result import POWER
+from draftkit.evaluate.certificate.result import POWER, Fit
 from draftkit.evaluate.certificate.two_samples import RankTest, homogeneity, rank_test
 from draftkit.io.jsonfile import finite
 from draftkit.requests import Request, SamplingParameters
@@ -47,19 +47,6 @@ class ServedDivergence:
 
 
 @dataclass(frozen=True)
-class SampleTest:
-    """That answers with the draft and without are drawn alike, in one respect. `adjusted`: for all tests being looked
-    at. `detectable`: the smallest difference that it would have seen with 95 %: of tokens a total variation, of how
-    likely answers are, what the chance that one is likelier than another lies from a half."""
-
-    name: str
-    samples: int
-    p_value: float
-    adjusted: float
-    detectable: float
-
-
-@dataclass(frozen=True)
 class ServedCertificate:
     """What was seen of an engine from outside. `floor`: nats that are a near-tie; None where log-probabilities lack."""
 
@@ -72,7 +59,7 @@ class ServedCertificate:
     floor: float | None
     moved: float | None
     divergences: tuple[ServedDivergence, ...]
-    tests: tuple[SampleTest, ...]
+    tests: tuple[Fit, ...]
     samplings: tuple[SamplingParameters, ...]
     concurrency: int
 
@@ -172,7 +159,7 @@ def certify_served(
         moved=moved,
         divergences=tuple(divergence for divergence in found if divergence is not None),
         tests=tuple(
-            SampleTest(name, test.draws, test.p_value, p, test.detectable(FALSE_ALARMS / len(tests), POWER))
+            Fit(name, test.draws, test.p_value, p, test.detectable(FALSE_ALARMS / len(tests), POWER))
             for (name, test), p in zip(tests.items(), adjusted, strict=True)
         ),
         samplings=tuple(samplings),

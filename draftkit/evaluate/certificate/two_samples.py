@@ -48,7 +48,7 @@ def homogeneity(one: Sequence[Hashable], other: Sequence[Hashable]) -> ChiSquare
 class RankTest:
     """Wilcoxon's test over strata: how far the ranks of one sample are from where they would lie by chance.
 
-    `deviation`, of which `spread` is the standard deviation, counts pairs; there are `pairs`.
+    `deviation`, whose variance by chance is `variance`, counts pairs; there are `pairs`.
     """
 
     deviation: float = 0.0
