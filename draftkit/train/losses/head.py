@@ -45,7 +45,15 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
+def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `product` to `sums`, in one pass where torch has that."""
+    if left.dtype == torch.bfloat16:
+        sums += product(left, right)
+    else:
+        sums.addmm_(left, right)
+
+
 def rows_at_once(size: int, device: torch.device) -> int:
     """How many rows of `size` logits to hold at a time: enough to keep a GPU busy, few enough for a CPU's cache."""
     budget = 1 << (26 if device.type == "cuda" else 18)
-    return max(budget // size, 32)  # fewer would wait for the head's weights
+    return max(budget // size, 128)  # fewer would wait for the head's weights

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from draftkit.errors import DraftkitError
 from draftkit.train.kernels.row_loss import RowLoss, row_loss
-from draftkit.train.losses.head import OutputHead, compute_dtype, product, rows_at_once, widened
+from draftkit.train.losses.head import OutputHead, add_product, compute_dtype, product, rows_at_once, widened
 from draftkit.train.losses.parse import Loss
 from draftkit.train.losses.reach import Reach
 from draftkit.train.losses.teacher import Teacher
@@ -166,7 +166,7 @@ class _Task:
                 if by_hidden is not None:
                     by_hidden[rows] = product(gradient, cast.weight).to(hidden.dtype)
                 if by_trained is not None:
-                    by_trained += product(gradient.T, states[:, self.frozen :])
+                    add_product(by_trained, gradient.T, states[:, self.frozen :])
                 if by_bias is not None:
                     by_bias += gradient.sum(0, dtype=sums)
         statistics = _Statistics._make(self._whole(column, len(hidden)) for column in zip(*parts, strict=True))
