@@ -12,14 +12,16 @@ from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.hub.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.hub.upload import Uploaded, check_repo_id, upload
-from draftkit.io.atomic import temporary_folder, write_file
+from draftkit.io.atomic import write_file
 from draftkit.io.finite import check_finite
 from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.report.card import CardInput, render_card, target_of
+from draftkit.report.figures import all_figures, figure_files
 from draftkit.report.license import find_license
 from draftkit.report.measured import EVAL_FOLDER, own_part
+from draftkit.report.series import join
 from draftkit.results.record import Result
 
 CARD = "README.md"
@@ -172,15 +174,9 @@ def _by_name(results: Iterable[Path]) -> dict[str, Path]:
 
 
 def _figures(stem: str, result: Result) -> dict[str, bytes]:
-    """The figures of a result; none without matplotlib (extra `report`)."""
-    try:
-        from draftkit.report.figures import all_figures, save_figures
-        from draftkit.report.series import join
-    except ImportError:
-        return {}
-    with temporary_folder() as scratch:
-        paths = save_figures(all_figures(join([result])), scratch)
-        return {f"{FIGURES_FOLDER}/{stem}/{path.name}": path.read_bytes() for path in paths}
+    """The figures of a result, by path in the repository."""
+    files = figure_files(all_figures(join([result])))
+    return {f"{FIGURES_FOLDER}/{stem}/{name}": content for name, content in files.items()}
 
 
 def _files(draft: Draft) -> dict[str, Path | bytes]:

@@ -49,7 +49,7 @@ def test_hints_name_the_distribution_and_extras_that_it_has(wheel: Path) -> None
     assert metadata["Name"] == DISTRIBUTION
     assert hinted | {extra for _, extra in told} <= set(metadata.get_all("Provides-Extra"))
     assert {name for name, _ in told} == {DISTRIBUTION}
-    assert "report" in hinted
+    assert "gguf" in hinted
     assert not [text for text in sources if "pip install 'draftkit" in text]
 
 

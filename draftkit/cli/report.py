@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +12,9 @@ import typer
 
 from draftkit.cli.shared import refuse_inputs
 from draftkit.errors import DraftkitError
-from draftkit.version import with_extra
 
 if TYPE_CHECKING:
+    from draftkit.report.chart import Chart
     from draftkit.results.record import Result
 
 
@@ -26,48 +26,50 @@ def report(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, typer.Option(help="Also write the figures as PNG files into this folder.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write the figures as SVG files into this folder.")] = None,
     profiles: Annotated[
         Path | None,
         typer.Option(help="Also write what simulators of ModelOpt, Dynamo, vLLM and SGLang read into this folder."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
 ) -> None:
-    """Show measurements as one HTML page that needs no network, with the figures as PNG files on request."""
+    """Show measurements as one HTML page that needs no network, with the figures as SVG files on request."""
     from draftkit.io.atomic import atomic_file, atomic_folder
+    from draftkit.report.figures import all_figures
     from draftkit.report.page import page
     from draftkit.report.series import join
     from draftkit.results.comparison import compare, summary
     from draftkit.results.record import read_result
 
     refuse_inputs(out, results)
-    draws = find_spec("matplotlib") is not None
-    training = any(path.is_dir() for path in results)
-    if not draws and (figures is not None or training):
-        raise DraftkitError("figures need matplotlib", hint=with_extra("report"))
-    if training:
+    if any(path.is_dir() for path in results):
         _report_training(results, out, figures, force)
         return
     read = [read_result(path) for path in results]
     series = join(read)
-    drawn = None
-    if draws:
-        from draftkit.report.figures import all_figures, holds_figures, save_figures
-
-        drawn = all_figures(series)
+    drawn = all_figures(series)
     with ExitStack() as stack:
         file = stack.enter_context(atomic_file(out, force))
-        if figures is not None and drawn is not None:
-            folder = stack.enter_context(atomic_folder(figures, holds_figures if force else None))
-            save_figures(drawn, folder)
+        if figures is not None:
+            _write_figures(stack, figures, drawn, force)
         if profiles is not None:
             _write_profiles(stack.enter_context(atomic_folder(profiles, _holds_profiles if force else None)), read)
         file.write(page(read, series, drawn).encode())
     print(out)
     if len(read) == 2:
         print(summary(compare(*read)), file=sys.stderr)
-    if figures is not None and drawn is not None:
+    if figures is not None:
         print(f"{len(drawn)} figures in {figures}", file=sys.stderr)
+
+
+def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart], force: bool) -> None:
+    """In a folder that is kept only if the whole command succeeds."""
+    from draftkit.io.atomic import atomic_folder
+    from draftkit.report.figures import figure_files, holds_figures
+
+    folder = stack.enter_context(atomic_folder(out, holds_figures if force else None))
+    for name, content in figure_files(figures).items():
+        (folder / name).write_bytes(content)
 
 
 def _write_profiles(folder: Path, results: list[Result]) -> None:
@@ -89,9 +91,8 @@ def _holds_profiles(folder: Path) -> bool:
 
 
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:
-    from draftkit.io.atomic import atomic_file, atomic_folder
-    from draftkit.report.figures import holds_figures, save_figures
-    from draftkit.report.training import training_figure, training_page
+    from draftkit.io.atomic import atomic_file
+    from draftkit.report.training import training_figures, training_page
     from draftkit.train.curve import read_curve
 
     if len(runs) > 1:
@@ -100,8 +101,7 @@ def _report_training(runs: list[Path], out: Path, figures: Path | None, force: b
     with ExitStack() as stack:
         file = stack.enter_context(atomic_file(out, force))
         if figures is not None:
-            folder = stack.enter_context(atomic_folder(figures, holds_figures if force else None))
-            save_figures({"acceptance-and-loss": training_figure(curve)}, folder)
+            _write_figures(stack, figures, training_figures(curve), force)
         file.write(training_page(curve).encode())
     print(out)
     print(curve.verdict, file=sys.stderr)

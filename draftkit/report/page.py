@@ -6,34 +6,31 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from draftkit.report.chart import Chart
 from draftkit.report.format import length, number, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.palette import MOST_SERIES, PALETTE
 from draftkit.report.series import Series
+from draftkit.report.svg import svg
 from draftkit.report.tokens import KINDS, show_transcript, with_line_ends, with_marks
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import Cell, Result, Transcript
 from draftkit.results.verdict import verdicts_of
-from draftkit.version import __version__, with_extra
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from draftkit.version import __version__
 
 SAMPLES = 6  # shown of each series
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[str, Figure] | None) -> str:
-    """The page of results that were joined into `series` and drawn as `figures`; None without matplotlib.
+def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[str, Chart]) -> str:
+    """The page of results that were joined into `series` and drawn as `figures`.
 
     Two results are compared, the first with the second.
     """
-    drawn = {} if figures is None else _drawn(figures)
     compared = compare(*results) if len(results) == 2 else ()
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -56,10 +53,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         verdicts=[verdict for result in results for verdict in verdicts_of(result)],
         compared=compared,
         comparison=summary(compared) if len(results) == 2 else "",
-        figures={name: image for name, (_, image) in drawn.items()},
-        figure_titles={name: title for name, (title, _) in drawn.items()},
-        drawn=figures is not None,
-        installed_with=with_extra("report"),
+        figures={name: (figure.title, svg(figure)) for name, figure in figures.items()},
         num_colors=MOST_SERIES,
         conventions=list(dict.fromkeys(name for one in series for name in one.main.acceptance_length_by_convention)),
         costs=costs,
@@ -71,20 +65,13 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         predictions=[(one, prediction_rows(cell, cells)) for one in series for cell in one.cells if cell.predicted],
         predicted_ks=sorted({p.num_speculative_tokens for cell in cells for p in cell.predicted or ()}),
         settings=_settings(series),
-        sections=_sections(drawn, memory=bool(costs), tokens=bool(samples), comparison=bool(compared)),
+        sections=_sections(figures, memory=bool(costs), tokens=bool(samples), comparison=bool(compared)),
         version=__version__,
         kinds=KINDS,
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
     return labelled(html)
-
-
-def _drawn(figures: Mapping[str, Figure]) -> dict[str, tuple[str, Markup]]:
-    """Titles and images by name."""
-    from draftkit.report.theme import svg
-
-    return {name: (figure.axes[0].get_title(loc="left"), Markup(svg(figure))) for name, figure in figures.items()}
 
 
 def labelled(html: str) -> str:

@@ -1,4 +1,4 @@
-"""The colors of the page, in light and dark. No two names have the same light color, by which figures are recolored."""
+"""The colors of the page and of its figures, in light and dark."""
 
 from __future__ import annotations
 

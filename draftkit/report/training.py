@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from draftkit.report.chart import Chart, Line, linear
 from draftkit.report.palette import PALETTE
-from draftkit.report.theme import MUTED, SERIES, styled, svg
-from draftkit.train.curve import TrainingCurve
+from draftkit.report.svg import svg
+from draftkit.train.curve import TrainingCurve, ValidatedStep
 from draftkit.version import __version__
 
 TEMPLATES = Path(__file__).with_name("templates")
-WIDTH, HEIGHT = 6.4, 3.4  # inches
 
 
-@styled
-def training_figure(curve: TrainingCurve) -> Figure:
+def training_figures(curve: TrainingCurve) -> dict[str, Chart]:
     """Acceptance length with its interval, and the loss on held-out answers, by step; the best step of each."""
-    figure = Figure(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_subplot()
-    axes.set_title("Acceptance length and loss on held-out answers")
-    axes.set_xlabel("step")
-    axes.set_ylabel("acceptance length", color=SERIES[0])
-    axes.tick_params(length=0)
-    steps = [found.step for found in curve.steps]
-    axes.plot(steps, [found.length.mean for found in curve.steps], color=SERIES[0], marker="o")
-    bounds = [found.length.bounds or (found.length.mean,) * 2 for found in curve.steps]
-    axes.fill_between(
-        steps, [low for low, _ in bounds], [high for _, high in bounds], color=SERIES[0], alpha=0.15, linewidth=0
+    bounds = [(found.step, found.length.bounds) for found in curve.steps]
+    length = Line(
+        f"longest at step {curve.longest.step:,}",
+        "series-1",
+        tuple((found.step, found.length.mean) for found in curve.steps),
+        tuple(((step, ends[0]), (step, ends[1])) for step, ends in bounds if ends is not None),
+        marker="circle",
     )
-    axes.axvline(curve.longest.step, color=SERIES[0], linestyle=":", linewidth=1.2)
-    handles = [
-        Line2D([], [], color=SERIES[0], marker="o", label=f"acceptance length, longest at {curve.longest.step:,}")
-    ]
+    figures = {"acceptance-by-step": _by_step("Acceptance length on held-out answers", length, curve.longest)}
     if curve.lowest is not None:
-        losses = {found.step: found.loss for found in curve.steps if found.loss is not None}
-        other = axes.twinx()
-        other.set_ylabel("loss", color=SERIES[1])
-        other.tick_params(length=0)
-        other.grid(visible=False)
-        other.plot(list(losses), list(losses.values()), color=SERIES[1], marker="s")
-        other.axvline(curve.lowest.step, color=SERIES[1], linestyle=":", linewidth=1.2)
-        handles.append(Line2D([], [], color=SERIES[1], marker="s", label=f"loss, lowest at {curve.lowest.step:,}"))
-    figure.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0.1, labelcolor=MUTED)
-    return figure
+        loss = Line(
+            f"lowest at step {curve.lowest.step:,}",
+            "series-2",
+            tuple((found.step, found.loss) for found in curve.steps if found.loss is not None),
+            marker="square",
+        )
+        figures["loss-by-step"] = _by_step("Loss on held-out answers", loss, curve.lowest)
+    return figures
+
+
+def _by_step(title: str, line: Line, best: ValidatedStep) -> Chart:
+    """A line, and another one up and down at its best step."""
+    values = [y for _, y in (*line.points, *(end for ends in line.bars for end in ends))]
+    y = linear("", values)
+    at = Line(line.name, line.color, ((best.step, y.low), (best.step, y.high)), dash="2 3", width=1.4)
+    steps = linear("step", [step for step, _ in line.points], whole=True)
+    return Chart(title, steps, y, (at, line), (replace(at, points=()),))
 
 
 def training_page(curve: TrainingCurve) -> str:
@@ -58,7 +56,7 @@ def training_page(curve: TrainingCurve) -> str:
     )  # fmt: skip
     return environment.get_template("training.html").render(
         curve=curve,
-        figure=Markup(svg(training_figure(curve))),
+        figures=[(figure.title, svg(figure)) for figure in training_figures(curve).values()],
         version=__version__,
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv as csv_reader
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -15,28 +16,29 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import fixtures
-import matplotlib.image
 import pytest
 import typer.testing
 from fixtures.report_results import full_result, old_result
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
+from rich.cells import cell_len
 
 from draftkit.cli.report import report
 from draftkit.cli.shared import print_json
 from draftkit.errors import DraftkitError
 from draftkit.report import figures as figures_module
+from draftkit.report.chart import Chart, linear, logarithmic
 from draftkit.report.csv import COLUMNS, cells_csv
 from draftkit.report.figures import all_figures, measured_speedups, short
 from draftkit.report.format import size
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
 from draftkit.report.page import labelled, page, prediction_rows, provenance_table
-from draftkit.report.palette import MOST_SERIES, SERIES_COLORS
+from draftkit.report.palette import MOST_SERIES, PALETTE, SERIES_COLORS
 from draftkit.report.series import Series, join
-from draftkit.report.theme import PALETTE, png, svg
+from draftkit.report.svg import Frame, svg, svg_file
 from draftkit.report.tokens import show_round
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import (
@@ -66,7 +68,7 @@ def old() -> Result:
 
 
 @pytest.fixture(scope="module")
-def drawn(full: Result) -> dict[str, Figure]:
+def drawn(full: Result) -> dict[str, Chart]:
     return all_figures(join([full]))
 
 
@@ -206,7 +208,7 @@ def test_hardware_tells_series_apart() -> None:
 # Figures
 
 
-def test_every_figure_is_drawn_from_a_full_file_and_few_from_an_old_one(drawn: dict[str, Figure], old: Result) -> None:
+def test_every_figure_is_drawn_from_a_full_file_and_few_from_an_old_one(drawn: dict[str, Chart], old: Result) -> None:
     assert list(drawn) == [
         "acceptance-by-position",
         "conditional-acceptance-by-position",
@@ -229,17 +231,21 @@ def test_every_figure_is_drawn_from_a_full_file_and_few_from_an_old_one(drawn: d
     ]
 
 
-def lines(figure: Figure) -> list[list[float]]:
-    return [list(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
+def drawn_values(figure: Chart) -> list[list[float]]:
+    return [[y for _, y in line.points] for line in figure.lines]
 
 
-def test_figures_draw_the_numbers_of_the_file(full: Result, drawn: dict[str, Figure]) -> None:
+def test_figures_draw_the_numbers_of_the_file(full: Result, drawn: dict[str, Chart]) -> None:
     series = join([full])
-    assert lines(drawn["acceptance-by-position"]) == [list(one.main.accepted_at) for one in series]
-    assert [point.speedup for point in measured_speedups(series[0], 16)] in lines(drawn["speed-by-k-batch-16"])
+    assert drawn_values(drawn["acceptance-by-position"]) == [list(one.main.accepted_at) for one in series]
+    measured = [point.speedup for point in measured_speedups(series[0], 16)]
+    assert measured in drawn_values(drawn["speed-by-k-batch-16"])
     assert [
         max(cell["speedup"] for cell in full_result()["cells"] if one.main.draft == cell["draft"]) for one in series
-    ] == [max(line) for line in lines(drawn["speed-by-batch"])[2::2]]
+    ] == [max(line) for line in drawn_values(drawn["speed-by-batch"])[2::2]]
+    interval = full.cells[0].acceptance_length
+    assert interval is not None
+    assert drawn["acceptance-length-by-k"].lines[0].bars[0] == ((1, interval.low), (1, interval.high))
 
 
 def test_each_run_has_its_own_plain_decoding() -> None:
@@ -251,14 +257,62 @@ def test_each_run_has_its_own_plain_decoding() -> None:
 
     drawn = figures_module.throughput_by_batch(join([Result(run(0, 3) + run(1, 2), {})]))
     assert drawn is not None
-    assert lines(drawn)[2:] == [[2, 4], [3, 6]]
+    assert drawn_values(drawn)[2:] == [[2, 4], [3, 6]]
 
 
-def test_svg_has_the_colors_of_the_page_and_nothing_from_elsewhere(drawn: dict[str, Figure]) -> None:
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((1, 2, 3), ["1.0", "1.5", "2.0", "2.5", "3.0"]),
+        ((0, 4000), ["0", "1,000", "2,000", "3,000", "4,000"]),
+        ((2.5, 2.5), ["2.0", "2.2", "2.4", "2.6", "2.8", "3.0"]),
+        ((-0.02, 0.03), ["-0.02", "-0.01", "0.00", "0.01", "0.02", "0.03"]),
+    ],
+)
+def test_an_axis_has_round_numbers(values: tuple[float, ...], texts: list[str]) -> None:
+    assert [text for _, text in linear("", values).ticks] == texts
+
+
+def test_axes_of_counts_and_of_wide_ranges() -> None:
+    assert [text for _, text in linear("K", (1, 3), whole=True).ticks] == ["1", "2", "3"]
+    assert [text for _, text in linear("K", (4, 4), whole=True).ticks] == ["4"]
+    assert [text for _, text in logarithmic("ms", (3, 400)).ticks] == ["5", "10", "20", "50", "100", "200"]
+    assert [text for _, text in logarithmic("ms", (3, 400_000)).ticks] == ["10", "100", "1,000", "10,000", "100,000"]
+    assert [text for _, text in logarithmic("batch", (1, 3), at=(1, 3)).ticks] == ["1", "3"]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.booleans())
+def test_an_axis_holds_its_values_and_its_ticks(values: list[float], whole: bool) -> None:
+    axis = linear("", values, whole=whole)
+    assert all(0 <= axis.share(value) <= 1 for value in (*values, *(value for value, _ in axis.ticks)))
+    assert len(axis.ticks) <= 8
+
+
+def test_every_point_lies_within_its_figure(drawn: dict[str, Chart]) -> None:
+    for figure in drawn.values():
+        frame = Frame(figure)
+        for line in figure.lines:
+            for x, y in (*line.points, *(end for bar in line.bars for end in bar)):
+                assert frame.left <= frame.x(x) <= frame.right
+                assert 30 <= frame.y(y) <= frame.bottom
+
+
+def test_texts_of_ticks_do_not_run_into_each_other() -> None:
+    """A speed model may know of many batches."""
+    batches = list(range(1, 200))
+    chart = Chart("", logarithmic("batch", batches, at=batches), linear("", (0, 1)), (), (figures_module._line(
+        Series("a", 0, (cell(),)), ()),))  # fmt: skip
+    frame = Frame(chart)
+    places = [(frame.x(value), len(text)) for value, text in frame.x_ticks()]
+    assert 8 < len(places) < 40
+    assert all(right - left > 6 * (a + b) / 2 for (left, a), (right, b) in itertools.pairwise(places))
+
+
+def test_svg_has_the_colors_of_the_page_and_nothing_from_elsewhere(drawn: dict[str, Chart]) -> None:
     text = svg(drawn["speed-by-k-batch-4"])
     assert "var(--series-1)" in text
     assert not any(light in text for light, _ in PALETTE.values())
-    assert not re.search(r"<(style|metadata|script|image)\b|width=\"\d+pt", text)
+    assert not re.search(r"<(style|metadata|script|image)\b", text)
     assert "zoo:eagle3" in text
 
 
@@ -266,19 +320,22 @@ def test_palette_colors_are_distinct() -> None:
     assert len({light for light, _ in PALETTE.values()}) == len(PALETTE)
 
 
-def test_png_files_have_a_white_background(drawn: dict[str, Figure]) -> None:
-    image = matplotlib.image.imread(io.BytesIO(png(drawn["speed-by-batch"])))
-    assert image[0, 0].tolist() == [1, 1, 1, 1]
+def test_files_are_well_formed_and_need_no_page(drawn: dict[str, Chart]) -> None:
+    for figure in drawn.values():
+        file = svg_file(figure)
+        root = ElementTree.fromstring(file)
+        assert b"var(" not in file
+        assert root[0].attrib["fill"] == "white"
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "_hidden", "$x^$", "多语言草稿" * 30, "a" * 500, "\n\n"])
 def test_figures_take_any_name(name: str) -> None:
     one = Series(name, 0, (replace(cell(name, 2), acceptance_per_pos=(0.7, 0.4)),))
     figure = all_figures([one])["acceptance-by-position"]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [short(name)]
-    assert len(labels[0]) <= figures_module.NAME_LENGTH
-    assert "<script" not in svg(figure)
+    assert [line.name for line in figure.legend] == [short(name)]
+    assert cell_len(short(name)) <= figures_module.NAME_LENGTH
+    texts = [element.text for element in ElementTree.fromstring(svg_file(figure)).iter() if element.text]
+    assert short(name) in texts
 
 
 # Memory
@@ -408,7 +465,7 @@ def test_json_on_stdout_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"mean": None, "all": [1.0, None]}
 
 
-def test_the_page_is_self_contained_and_small(full: Result, drawn: dict[str, Figure]) -> None:
+def test_the_page_is_self_contained_and_small(full: Result, drawn: dict[str, Chart]) -> None:
     html = page([full], join([full]), drawn)
     elements = Elements(html)
     assert len(html.encode()) < 1_000_000
@@ -546,25 +603,11 @@ def test_the_command_writes_a_page_and_figures(command: Callable[..., int], file
     assert command(*files, "--out", out, "--figures", folder) == 0
     assert all(name in out.read_text() for name in ("zoo:eagle, monday.json", "zoo:eagle, friday.json"))
     assert sorted(path.name for path in folder.iterdir()) == [
-        "acceptance-by-category.png",
-        "acceptance-by-position.png",
-        "conditional-acceptance-by-position.png",
+        "acceptance-by-category.svg",
+        "acceptance-by-position.svg",
+        "conditional-acceptance-by-position.svg",
     ]
     assert list(out.parent.iterdir()) == [out]
-
-
-def test_without_matplotlib_there_is_a_page_without_figures(
-    command: Callable[..., int], files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [module for module in sys.modules if module.partition(".")[0] == "matplotlib"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(sys.modules[report.__module__], "find_spec", lambda _: None)
-    out = tmp_path / "report.html"
-    assert command(files[0], "--out", out) == 0
-    assert "2.91 [2.20, 3.75]" in out.read_text()
-    assert "draftkit-spec[report]" in out.read_text()
-    with pytest.raises(DraftkitError, match="matplotlib"):
-        command(files[0], "--out", out, "--force", "--figures", tmp_path / "figures")
 
 
 def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files: list[Path], tmp_path: Path) -> None:
@@ -585,7 +628,7 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
 
 
 def test_reports_need_no_torch() -> None:
-    modules = "figures, page, series, theme, csv, tables"
+    modules = "figures, page, series, svg, csv, tables"
     code = f"import sys; from draftkit.report import {modules}; from draftkit.results import record, saved, settings"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

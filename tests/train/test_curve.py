@@ -14,7 +14,7 @@ from test_train import target as pico_folder  # noqa: F401
 
 from draftkit import Interval
 from draftkit.errors import FormatError, SourceError
-from draftkit.report.training import training_figure, training_page
+from draftkit.report.training import training_figures, training_page
 from draftkit.train import trainer
 from draftkit.train.curve import TrainingCurve, ValidatedStep, read_curve
 from draftkit.train.run import train_draft
@@ -119,12 +119,12 @@ def test_the_page_draws_both(draftkit: Command, parting: None, pico_folder: Path
     assert "they part" in ran.err
     page = (tmp_path / "page.html").read_text()
     assert page == training_page(read_curve(out))
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2
     assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
-    assert (tmp_path / "figures" / "acceptance-and-loss.png").stat().st_size > 1000
-    length, loss = training_figure(read_curve(out)).axes
-    assert [round(y) - 1 for y in length.lines[0].get_ydata()] == list(ACCEPTED.values())  # type: ignore[union-attr]
-    assert list(loss.lines[0].get_ydata()) == list(LOSSES.values())  # type: ignore[arg-type]
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"acceptance-by-step.svg", "loss-by-step.svg"}
+    length, loss = (figure.lines[-1].points for figure in training_figures(read_curve(out)).values())
+    assert [(x, round(y) - 1) for x, y in length] == list(ACCEPTED.items())
+    assert list(loss) == list(LOSSES.items())
     assert draftkit("report", out, tmp_path / "page.html", "--out", tmp_path / "two.html").code == 1
 
 

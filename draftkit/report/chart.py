@@ -1,0 +1,100 @@
+"""What a figure shows, whatever draws it: axes, and lines of points in the colors of the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Point = tuple[float, float]
+Tick = tuple[float, str]  # a value of an axis, and the text beside it
+
+MOST_TICKS = 6
+MARGIN = 0.04  # of an axis, beyond the outermost values
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From `low` to `high`. `ruled`: whether a line crosses the figure at each tick."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[Tick, ...]
+    logarithmic: bool = False
+    ruled: bool = True
+
+    def share(self, value: float) -> float:
+        """Where a value lies: 0 at the beginning, 1 at the end."""
+        low, high = self.low, self.high
+        if self.logarithmic:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return (value - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of one color, a name of the palette. `bars`: the ends of each interval.
+
+    `marker`: a name of `svg.MARKERS`, none if empty; `dash`: as in SVG, solid if empty; `width` 0: markers alone.
+    """
+
+    name: str
+    color: str
+    points: tuple[Point, ...] = ()
+    bars: tuple[tuple[Point, Point], ...] = ()
+    marker: str = ""
+    dash: str = ""
+    width: float = 2
+
+
+@dataclass(frozen=True)
+class Chart:
+    """`legend`: lines of which only the look and the name count. `height`: of what the axes enclose."""
+
+    title: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    legend: tuple[Line, ...]
+    height: float = 190
+
+
+def linear(label: str, values: Iterable[float], *, whole: bool = False) -> Axis:
+    """An axis that holds all values; `whole`: with ticks at whole numbers only."""
+    found = list(values)
+    low, high = min(found), max(found)
+    margin = MARGIN * (high - low) or 0.5
+    step = _step(high - low or 1)
+    step = max(step, 1) if whole else step
+    low, high = low - margin, high + margin
+    return Axis(label, low, high, tuple(_ticks(low, high, step)))
+
+
+def shares(label: str) -> Axis:
+    """From nothing to all."""
+    return Axis(label, 0, 1, tuple(_ticks(0, 1, 0.2)))
+
+
+def logarithmic(label: str, values: Iterable[float], at: Sequence[float] = ()) -> Axis:
+    """The same for positive values, with ticks `at` values, or at 1, 2 and 5 times powers of ten."""
+    found = [math.log10(value) for value in values]
+    margin = MARGIN * (max(found) - min(found)) or 0.1
+    low, high = min(found) - margin, max(found) + margin
+    if not at:
+        powers = [10.0**power for power in range(math.floor(low), math.ceil(high) + 1)]
+        at = [power * times for power in powers for times in ((1, 2, 5) if high - low < 3 else (1,))]
+    low, high = 10**low, 10**high
+    return Axis(label, low, high, tuple((v, f"{v:,g}") for v in at if low <= v <= high), logarithmic=True)
+
+
+def _step(span: float) -> float:
+    """The least of 1, 2 and 5 times a power of ten that divides a span into no more than `MOST_TICKS`."""
+    power = 10.0 ** math.floor(math.log10(span / MOST_TICKS))
+    return next(power * times for times in (1, 2, 5, 10) if power * times * MOST_TICKS >= span * (1 - 1e-9))
+
+
+def _ticks(low: float, high: float, step: float) -> Iterable[Tick]:
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
+        yield i * step, f"{i * step:,.{digits}f}"
