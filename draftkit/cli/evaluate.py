@@ -280,6 +280,14 @@ def evaluate(
             "--plan-memory", rich_help_panel=MACHINE, help="Print what the run would take of memory, and load nothing."
         ),
     ] = False,
+    plan_time: Annotated[
+        bool,
+        typer.Option(
+            "--plan-time",
+            rich_help_panel=MACHINE,
+            help="Print what a round would take by arithmetic, here and on a few GPUs, and load nothing.",
+        ),
+    ] = False,
     details: Annotated[
         bool,
         typer.Option(
@@ -304,7 +312,7 @@ def evaluate(
     """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
     quiet_transformers()
     from draftkit.engines.vllm.settings import VllmSettings
-    from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation
+    from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation, plan_rounds
     from draftkit.evaluate.llama_cpp import LlamaCppSettings, evaluate_llama_cpp
     from draftkit.evaluate.options import (
         parse_contexts,
@@ -316,7 +324,7 @@ def evaluate(
         parse_slices,
     )
     from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
-    from draftkit.report.tables import memory_table, show_evaluation
+    from draftkit.report.tables import memory_table, rounds_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
     from draftkit.results.record import result_json
     from draftkit.results.saved import ResultFile
@@ -383,7 +391,7 @@ def evaluate(
     if server is not None or server_baseline is not None or engine == "llama.cpp":
         beyond = {
             "--advise": advise, "--predict": predict, "--records": records is not None, "--plan-memory": plan_memory,
-            "--engine": engine not in (None, "llama.cpp") or wants_vllm, "--resume": resume,
+            "--plan-time": plan_time, "--engine": engine not in (None, "llama.cpp") or wants_vllm, "--resume": resume,
             "--certify": certify and engine == "llama.cpp",
             "--verification": verification != "rejection", "--k-by-batch": settings.k_by_batch is not None,
         }  # fmt: skip
@@ -398,6 +406,14 @@ def evaluate(
             print_json({source: plan.to_dict() for source, plan in plans.items()})
         for source, plan in plans.items() if not as_json else ():
             console().print(memory_table(source, plan, ks[-1]))
+        return
+    if plan_time:
+        assert target is not None
+        planned = plan_rounds(target, drafts, sweep)
+        if as_json:
+            print_json({source: [one.to_dict() for one in rounds] for source, rounds in planned.items()})
+        for source, rounds in planned.items() if not as_json else ():
+            console().print(rounds_table(source, rounds))
         return
     asked_of_certificates = _certificate_settings(target, sweep) if certify and server is None and target else None
     saved = None if out is None else ResultFile(out, resume=resume)

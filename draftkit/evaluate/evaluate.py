@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import TypeVar
 
 import torch
@@ -28,8 +29,11 @@ from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Run
 from draftkit.evaluate.notebook import notebook_progress
 from draftkit.evaluate.planning import plan_memory
+from draftkit.evaluate.present_device import present_device
 from draftkit.evaluate.provenance import provenance
+from draftkit.evaluate.round_cost import DEVICES
 from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
+from draftkit.evaluate.time_plan import PlannedRound, plan_time
 from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, plain_lane, vllm_here
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
@@ -260,6 +264,29 @@ def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | Non
         _, _, conversations = _prompts(target, settings)
         opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
         return _plans(target, opened, conversations, settings)
+
+
+def plan_rounds(
+    target: str, drafts: Sequence[str], asked: Settings | Sweep | None = None
+) -> dict[str, list[PlannedRound]]:
+    """What a round of each draft would take, on the device at hand and on those of a small table; no weights are
+    loaded. Sequences look back on their prompt and half of what follows, in the mean. Raises `DraftkitError`."""
+    sweep = Sweep.of(asked or Settings())
+    require_runtime(target, "rounds are planned for draftkit's own engine: leave out --plan-time")
+    device = device_named(sweep.first.device)
+    dtype = dtype_named(sweep.first.dtype, device)
+    asked_at = [_prompts(target, sweep.first.at(context=context))[2].extents for context in sweep.context]
+    here = present_device(torch.device(device), dtype)
+    with ExitStack() as stack:
+        return plan_time(
+            locate(target).path,
+            {source: stack.enter_context(open_draft(source, target)) for source in drafts},
+            devices=[here, *(listed for listed in DEVICES if listed is not here)],
+            dtype=dtype,
+            batches=sweep.concurrency,
+            contexts=[round(mean(prompt + new / 2 for _, prompt, new in extents)) for extents in asked_at],
+            ks=sweep.k,
+        )
 
 
 class _Evaluation:

@@ -41,7 +41,7 @@ def plan_memory(
     text = config.get_text_config()
     capacity = longest + k + 1
     own = footprint(config)
-    fixed = {"target weights": _weight_bytes(target, config, own, dtype)}
+    fixed = {"target weights": weight_bytes(target, config, own, dtype)}
     for source, draft in drafts.items():
         if draft.tensors:
             fixed[f"weights of {source}"] = sum(math.prod(t.shape) for t in draft.tensors.values()) * dtype.itemsize
@@ -63,7 +63,7 @@ def plan_memory(
     return plans
 
 
-def _weight_bytes(folder: Path, config: PretrainedConfig, own: Footprint, dtype: torch.dtype) -> int:
+def weight_bytes(folder: Path, config: PretrainedConfig, own: Footprint, dtype: torch.dtype) -> int:
     """Weights that stay quantized are as large as their files."""
     if stays_quantized(config):
         return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

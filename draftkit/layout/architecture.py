@@ -118,6 +118,10 @@ class Architecture(ABC):
         """Whether drafting fewer than `draft_tokens` changes each: rows of one pass that see the later ones."""
         return False
 
+    def passes(self, k: int) -> float:
+        """How often a round of `k` drafts reads the draft's weights: once for each, or for all in one pass."""
+        return 1 if self.parallel is not None else k
+
     @property
     def states_read(self) -> int:
         """How many of the target's hidden states it reads at a position."""

@@ -22,6 +22,7 @@ from draftkit.results.verdict import verdicts_of
 if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
     from draftkit.evaluate.certificate.served import ServedCertificate
+    from draftkit.evaluate.time_plan import PlannedRound
     from draftkit.runtime.memory_plan import MemoryPlan
 
 GIB = 1 << 30
@@ -311,6 +312,22 @@ def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:
     table.add_row("without the draft", str(cost.plain_batch))
     table.add_row("KV of a token, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, plan.capacity))
     table.add_row("KV of a sequence, target + draft, KiB", _kilobytes(cost.target_kv, cost.draft_kv, 1))
+    return table
+
+
+def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
+    """What rounds take by arithmetic."""
+    columns = ("device", "batch", "context", "K", "GB read", "kernels", "ms", "plain, ms", "pays from")
+    table = Table(*columns, title=f"{draft}: rounds by arithmetic", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in rounds:
+        sizes = (one.batch, one.context, one.num_speculative_tokens)
+        table.add_row(
+            one.device, *map(str, sizes), f"{one.bytes_read / 1e9:.3g}", f"{one.kernels:,}", f"{one.ms:.3g}",
+            f"{one.plain_ms:.3g}", f"{one.pays_from:.2f}",
+        )  # fmt: skip
+    table.caption = "pays from: the acceptance length above which decoding is faster with the draft"
     return table
 
 

@@ -35,8 +35,8 @@ class ConditionalDrop:
     def keep(self, drafted: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The part of `drafted` bool [K, N] that is trained: depth 0 whole, and a random part of each further depth.
 
-        A chain kept at a depth was kept at the one before. `generator` is one of the CPU; None for torch's own, whose
-        state the Trainer saves, so that a resumed run draws the same.
+        A chain kept at a depth was kept at the one before. `generator` is one of the CPU, where the result is too; None
+        for torch's own, whose state the Trainer saves, so that a resumed run draws the same.
         """
         possible = drafted.cpu()
         kept = torch.zeros_like(possible)
@@ -48,7 +48,7 @@ class ConditionalDrop:
             pool = pool[possible[depth, pool]]
             pool = _some(pool, int((chains - depth) * max(self.retention**depth, self.least)), generator)
             kept[depth, pool] = True
-        return kept.to(drafted.device)
+        return kept
 
 
 def _some(pool: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
@@ -63,19 +63,22 @@ class ParallelRows:
     - `anchors`, `depths` int64 [R]: first the true rows, ascending, then the mask rows, chain by chain.
     - `context`: the positions of the true rows, from the start of the first sample with a chain.
     - `drafting` int64 [M]: which rows those of `kept` are.
+
+    How many rows there are is found on the CPU: of a GPU, each count would be waited for.
     """
 
     def __init__(self, kept: Tensor, batch: TrainingBatch):
+        kept = kept.cpu()
         anchors = kept.any(0).nonzero()[:, 0]
         first, last = (int(anchors[0]), int(anchors[-1])) if len(anchors) else (0, 0)
         self.context = slice(first - int(batch.positions[0, first]), last + 1)
-        true = torch.arange(self.context.start, self.context.stop, device=kept.device)
+        true = torch.arange(self.context.start, self.context.stop)
         masked = kept[1:].T.nonzero()
-        self.anchors = torch.cat((true, masked[:, 0]))
-        self.depths = torch.cat((torch.zeros_like(true), masked[:, 1] + 1))
+        rows = torch.stack((torch.cat((true, masked[:, 0])), torch.cat((torch.zeros_like(true), masked[:, 1] + 1))))
+        self.drafting = kept[rows[1], rows[0]].nonzero()[:, 0].to(batch.tokens.device)
+        self.anchors, self.depths = rows.to(batch.tokens.device)
         self.positions = batch.positions[:, self.anchors] + self.depths  # [1, R]
         self.sample_ids = batch.sample_ids[0, self.anchors]  # [R]
-        self.drafting = kept[self.depths, self.anchors].nonzero()[:, 0]
 
     @property
     def drafts(self) -> tuple[Tensor, Tensor]:

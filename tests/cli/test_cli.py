@@ -100,6 +100,7 @@ SURFACE = {
         "--gpu-memory-utilization",
         "--vllm-arguments",
         "--plan-memory",
+        "--plan-time",
         "--details",
         "--repeats",
         "--trust-remote-code",

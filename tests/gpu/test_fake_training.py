@@ -1,7 +1,9 @@
-"""A training step of every recipe with every option on a fake GPU, in bfloat16: no device is mixed, and no type."""
+"""A training step of every recipe with every option on a fake GPU, in bfloat16: no device is mixed, and no type; the
+host waits for the GPU a few times, each of which is known."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
@@ -24,6 +26,7 @@ from draftkit.train import attention, block_attention, masked_attention
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import read_config
 from draftkit.train.recipes import recipe_class
+from draftkit.train.recipes.mlp_speculator import MlpSpeculator
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.run import start_recipe
 
@@ -36,6 +39,25 @@ CASES = [  # into how many partitions a batch falls, numbers decide, and there a
     for recipe, cases in OPTIONS.items()
     for options in cases
 ]
+
+# What a step waits for, by the function that asks: how many rows there are, as no others are computed. A loss asks
+# which rows have a weight, and whether their labels are tokens of the draft.
+LOSS = "train.losses.linear.linear_loss"
+CHAIN = ["train.chain.chain_steps"]
+ROWS = ["train.parallel.keep", "train.parallel.__init__"]
+BLOCKS = ["train.recipes.bases.dflash.forward"]
+HEADS = 2 * ["train.recipes.mlp_speculator.rows", "train.recipes.mlp_speculator.compare"]
+WAITS = {
+    "eagle": CHAIN,
+    "eagle3": CHAIN,
+    "mtp": CHAIN,
+    "p-eagle": ROWS,
+    "pard": ROWS,
+    "dflash": BLOCKS,
+    "dspark": BLOCKS,
+    "mlp-speculator": HEADS,
+    "draft-model": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +86,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(masked_attention, "_compiled_blocks", block_mask)
     monkeypatch.setattr(block_attention, "_compiled_flex", flex)
     monkeypatch.setattr(block_attention, "_compiled_mask", block_mask)
-    # Of every mask, half is set: so many rows each step of a chain has.
-    monkeypatch.setattr(FakeTensor, "tolist", lambda numbers: [max(SIZE >> i, 1) for i in range(1, len(numbers) + 1)])
     with fake_cuda() as recorder:
+
+        def read(numbers: Tensor) -> list[int]:
+            """Of every mask, half is set: so many rows each step of a chain has."""
+            if numbers.is_cuda:
+                recorder.work.read("tolist")
+            return [SIZE // 2] * len(numbers)
+
+        monkeypatch.setattr(FakeTensor, "tolist", read)
         yield recorder
 
 
@@ -141,6 +169,8 @@ def test_a_step_in_bfloat16(
 
     work = gpu.during(step, strict=False)
     assert work.launches
+    losses = recipe.draft.spec.num_heads if isinstance(recipe, MlpSpeculator) else 1
+    assert Counter(work.readers) <= Counter(WAITS[name]) + Counter({LOSS: 2 * losses})
     learned = [parameter for parameter in recipe.parameters() if parameter.requires_grad]
     assert any(parameter.grad is not None for parameter in learned)
     assert all(p.grad.dtype == p.dtype and p.grad.device == p.device for p in learned if p.grad is not None)

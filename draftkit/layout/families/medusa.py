@@ -48,6 +48,10 @@ class MedusaSpec(Architecture):
     def reduced_vocabulary(self) -> bool:
         return self.draft_vocab_size != self.vocab_size
 
+    def passes(self, k: int) -> float:
+        """Each head once."""
+        return k / self.num_heads
+
     def tensors(self) -> dict[str, TensorSchema]:
         h = self.target_hidden_size
         tensors: dict[str, Shape] = {}

@@ -44,6 +44,10 @@ class MlpSpeculatorSpec(Architecture):
     def draft_tokens(self) -> int:
         return self.num_heads
 
+    def passes(self, k: int) -> float:
+        """Tied weights in every step, others once."""
+        return k if self.tied else k / self.num_heads
+
     def tensors(self) -> dict[str, TensorSchema]:
         """One set of weights per step; tied copies are stored once, at the first index that owns them."""
         v, d = self.vocab_size, self.inner_size

@@ -54,6 +54,10 @@ class MtpSpec(Architecture):
         kind = self.config.get("model_type")
         return f"the multi-token prediction heads of {kind}" if self.parts is None else None
 
+    def passes(self, k: int) -> float:
+        """One module in each step."""
+        return k / self.num_modules
+
     @property
     def modules_run(self) -> int:
         """How many of the modules draft."""

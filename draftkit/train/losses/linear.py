@@ -186,6 +186,8 @@ class _Task:
         if self.reach is None:
             return self.rows.split(self.chunk)
         more = max(len(self.weights) - 1, 0) // self.chunk
+        if more == 0:
+            return (self.rows,)
         begins = torch.arange(1, more + 1, device=self.rows.device) * self.chunk
         return self.rows.tensor_split(torch.searchsorted(self.rows, begins).tolist())
 

@@ -106,12 +106,13 @@ class Pard(Recipe):
         possible = batch.complete(k) if self.options.train_prompt else batch.drafted(k)
         kept = self.options.drop.keep(possible.roll(1, -1))
         teacher = self.head.teacher(batch.last[0])
-        believed = kept * self.confidence(batch, teacher, k) if self.options.confidence else kept
         rows = ParallelRows(kept, batch)
+        counted = kept.to(batch.tokens.device)
+        believed = counted * self.confidence(batch, teacher, k) if self.options.confidence else counted
         weights = row_weights(believed, self.options.reduction)
         teacher_or_text = teacher if self.loss.needs_target else None
         found = self.measure(batch, rows, teacher_or_text, weights, self.loss, self._without(batch))
-        return StepOutcome(found.value, step_statistics(found, *rows.drafts, kept))
+        return StepOutcome(found.value, step_statistics(found, *rows.drafts, counted))
 
     def confidence(self, batch: TrainingBatch, teacher: Teacher, k: int) -> Tensor:
         """The target's probability of all tokens of a chain before the one that depth d drafts: [K, N] by anchors."""
@@ -120,10 +121,10 @@ class Pard(Recipe):
         return torch.stack(steps).cumprod(0)
 
     def _without(self, batch: TrainingBatch) -> Tensor | None:
-        """bool [D]: the samples whose features are dropped, by torch's random numbers of the CPU."""
+        """bool [N]: by a sample's number, whether its features are dropped; by torch's random numbers of the CPU."""
         if self.features is None or self.options.feature_dropout == 0:
             return None
-        return torch.rand(int(batch.sample_ids.max()) + 1) < self.options.feature_dropout
+        return torch.rand(batch.tokens.shape[1]) < self.options.feature_dropout
 
     def measure(
         self,

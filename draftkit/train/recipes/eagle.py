@@ -111,7 +111,8 @@ def smooth_l1(draft: Tensor, target: Tensor) -> Tensor:
 def sample_lengths(sample_ids: Tensor) -> Tensor:
     """How long the sample of each position is: int64 [1, N], of padding how long that is."""
     numbers = sample_ids + 1
-    return torch.bincount(numbers[0])[numbers]
+    counts = numbers.new_zeros(numbers.shape[1] + 1)  # as many samples as there can be
+    return counts.index_add_(0, numbers[0], torch.ones_like(numbers[0]))[numbers]
 
 
 def eagle_spec(origin: Origin, options: EagleOptions) -> EagleSpec:

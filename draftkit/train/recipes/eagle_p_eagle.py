@@ -97,9 +97,9 @@ class PEagle(EagleFamily):
     def forward(self, batch: TrainingBatch) -> StepOutcome:
         kept = self.options.drop.keep(batch.drafted(self.options.steps))
         teacher = self.head.teacher(batch.last[0])
-        counted = kept
+        counted = kept.to(batch.tokens.device)
         if self.options.out_of_vocabulary == "drop":
-            counted = kept & self.drawable(teacher, kept)
+            counted = counted & self.drawable(teacher, counted)
         rows = [ParallelRows(part, batch) for part in partitions(kept, self.options.partitions)]
         weights = row_weights(counted, self.options.reduction)
         measure = self.measure

@@ -104,17 +104,15 @@ class MlpSpeculator(Recipe):
     def rows(self, batch: TrainingBatch, drafted: Tensor) -> ChainRows:
         """The rows of `drafted` bool [K, N], whose steps run on fewer and fewer."""
         state = self.draft.start(batch.last[0].float())
-        positions = torch.arange(len(state), device=state.device)
-        steps, places, states = [], [], []
-        for t, wanted in enumerate(drafted):
-            kept = wanted[positions]
-            positions = positions[kept]
+        steps, places = drafted.nonzero().T  # step after step
+        before, states = torch.arange(len(state), device=state.device), []
+        for t, positions in enumerate(places.split(drafted.sum(1).tolist())):
+            kept = torch.searchsorted(before, positions)  # of a chain that goes on, every step was drafted
             tokens = batch.tokens[0, positions + 1 + t]
-            state = self.draft.advance(t, state[kept], tokens)
-            steps.append(torch.full_like(positions, t))
-            places.append(positions)
+            state = self.draft.advance(t, state.index_select(0, kept), tokens)
             states.append(state)
-        return ChainRows(torch.cat(steps), torch.cat(places), torch.cat(states))
+            before = positions
+        return ChainRows(steps, places, torch.cat(states))
 
     def compare(
         self, batch: TrainingBatch, rows: ChainRows, teacher: Teacher | None, weights: Tensor, loss: Loss

@@ -1,0 +1,123 @@
+"""What rounds cost by arithmetic, against figures worked out by hand, and against what a fake GPU has counted."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from conftest import Command
+from transformers import LlamaConfig, Qwen3MoeConfig
+
+from draftkit.evaluate.round_cost import H100, Device, Forward, RoundCost
+from draftkit.evaluate.time_plan import PlannedRound, plan_time
+from draftkit.hub.locate import locate
+from draftkit.loading import open_draft
+from draftkit.models.cost import read_cost
+from draftkit.runtime.drafters import family_of
+
+ROOT = Path(__file__).parents[2]
+LLAMA_8B = LlamaConfig(
+    hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+    vocab_size=128256, max_position_embeddings=8192,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def roofline() -> ModuleType:
+    """scripts/bench_roofline.py."""
+    found = spec_from_file_location("bench_roofline", ROOT / "scripts/bench_roofline.py")
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    sys.modules[module.__name__] = module  # where dataclasses look
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_longer_of_reading_and_computing_counts_and_the_gaps() -> None:
+    device = Device("a device", bandwidth=1e9, speed=1e12, gap=1e-6)
+    forward = Forward(numbers=1e6, weights=2e6, cached=100, kernels=50)
+    assert forward.seconds(device, 1, 1, 1000) == pytest.approx((2e6 + 100 * 1000) / 1e9)
+    assert forward.seconds(device, 64, 100, 0) == pytest.approx(2 * 64 * 100 * 1e6 / 1e12)
+    assert RoundCost(forward).seconds(device, 1, 0) == pytest.approx(2e-3 + 50e-6)
+    chain, at_once = (RoundCost(forward, forward, k=4, passes=passes) for passes in (4, 1))
+    assert chain.bytes_read(1, 0) == pytest.approx(5 * 2e6)
+    assert at_once.bytes_read(1, 0) == pytest.approx(2 * 2e6)
+
+
+def test_kernels_are_about_those_that_were_counted(roofline: ModuleType) -> None:
+    known = json.loads((ROOT / "benchmarks/launches.json").read_text(encoding="utf-8"))
+    for _, own, name, _ in roofline.OWN:
+        assert own.kernels == pytest.approx(known[name], rel=0.02)
+    assert RoundCost(roofline.LLAMA_8B).kernels == known["a plain round, greedy"]
+
+
+def test_the_table_is_of_this_model(roofline: ModuleType) -> None:
+    """`python scripts/bench_roofline.py` writes it."""
+    table = (ROOT / "benchmarks/roofline.md").read_text(encoding="utf-8").splitlines()
+    assert set(roofline.own_lines() + roofline.published_lines()) <= set(table)
+
+
+def planned(folder: Path, draft: str, k: int, **sizes: int) -> PlannedRound:
+    with open_draft(draft, str(folder)) as opened:
+        (found,) = plan_time(
+            folder, {"draft": opened}, devices=[H100], dtype=torch.bfloat16, batches=[sizes.get("batch", 1)],
+            contexts=[1024], ks=[k],
+        )["draft"]  # fmt: skip
+    return found
+
+
+def test_a_plan_reads_what_the_table_does(roofline: ModuleType, tmp_path: Path) -> None:
+    LLAMA_8B.save_pretrained(tmp_path)
+    found = planned(tmp_path, "ngram", 4)
+    drafted = RoundCost(roofline.LLAMA_8B, k=4)
+    assert found.kernels == drafted.kernels
+    assert found.bytes_read == pytest.approx(drafted.bytes_read(1, 1024), rel=1e-4)  # norms are not in the table
+    assert found.ms == pytest.approx(1e3 * drafted.seconds(H100, 1, 1024), rel=1e-4)
+    assert found.pays_from == pytest.approx(1)
+
+
+def test_of_experts_rows_read_those_they_are_sent_to(tmp_path: Path) -> None:
+    Qwen3MoeConfig(
+        hidden_size=64, moe_intermediate_size=32, num_hidden_layers=2, vocab_size=100, num_experts=8,
+        num_experts_per_tok=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    cost = read_cost(tmp_path)
+    one, many = (planned(tmp_path, "ngram", 1, batch=batch) for batch in (1, 64))
+    cached = 2 * 2 * 2 * 2 * 16 * 1024  # layers, keys and values, bytes, heads, their width, positions
+    twice = 1 - (1 - 2 / 8) ** 2  # of two rows
+    assert one.bytes_read - cached == pytest.approx(2 * (cost.per_token + (twice - 2 / 8) * cost.experts))
+    unread = cost.parameters - 100 * 64  # but for the embedding
+    assert many.bytes_read - 64 * cached == pytest.approx(2 * unread, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("draft", "tables", "passes"),
+    [("zoo:eagle3", "embed_tokens", 3), ("zoo:mlp-speculator", ".emb.", 3), ("zoo:p-eagle", "embed_tokens", 1)],
+)
+def test_a_draft_reads_its_weights_in_every_pass(draft: str, tables: str, passes: int) -> None:
+    target = locate("zoo:target").path
+    drafted, plain = (planned(target, source, 3) for source in (draft, "ngram"))
+    with open_draft(draft, "zoo:target") as opened:
+        shapes = [t.shape for name, t in opened.tensors.items() if len(t.shape) > 1 and tables not in name]
+        cached = family_of(opened).slot_bytes(opened, torch.bfloat16, 1024, 1)
+    read = 2 * sum(map(math.prod, shapes))
+    assert drafted.bytes_read - plain.bytes_read == passes * (read + cached)
+
+
+def test_plan_time(draftkit: Command) -> None:
+    asked = "eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--draft", "ngram", "--limit", 2, "--plan-time"
+    shown = draftkit(*asked)
+    assert shown.code == 0
+    assert "H100" in shown.out
+    found = json.loads(draftkit(*asked, "--k", "2,4", "--concurrency", "1,8", "--json").out)
+    assert found.keys() == {"zoo:eagle3", "ngram"}
+    h100 = [one for one in found["zoo:eagle3"] if one["device"] == "H100"]
+    assert [(one["batch"], one["num_speculative_tokens"]) for one in h100] == [(1, 2), (1, 4), (8, 2), (8, 4)]
+    assert all(one["ms"] > one["plain_ms"] > 0 and one["pays_from"] > 1 for one in h100)
