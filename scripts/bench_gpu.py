@@ -1,6 +1,7 @@
 """Rounds of an 8B-shaped target on a GPU against the roofline: plain decoding and four shapes of drafts.
 
 `python scripts/bench_gpu.py [--batches 1 8 100] [--context 512]`; `--shape tiny --device cpu` tries the script out.
+`--profile` says instead, of plain rounds and EAGLE-3's, which kernels their time goes into.
 
 All weights are random; drafts are accepted at set rates, so that every round emits `--acceptance-length` tokens. The
 roofline is the time to move the weights that the models' forwards read and the live cache at the measured speed of a
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import mean, median
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from bench_runtime import commit
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftkit.evaluate.provenance import processor
@@ -43,7 +45,7 @@ from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.engine import Engine
+from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
@@ -51,6 +53,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 ROUNDS = 40
 WARM_UP = 5  # rounds; the first one captures the graph
+PROFILED = 20  # rounds
 REPEATS = 20
 SEED = 0
 COLUMNS = ("batch", "draft", "K", "round", "roofline", "×", "target", "draft", "outside", "tokens/s", "× plain")
@@ -282,6 +285,39 @@ class Bench:
 
     def timed_round(self, batch: int, draft: Draft | None) -> tuple[float, float]:
         """The median time of a round in ms with all slots taken, and the mean length of their sequences."""
+        times: list[float] = []
+        lengths: list[float] = []
+
+        def on_round(touched: list[Generation]) -> None:
+            if len(touched) == batch and touched[-1].rounds:
+                times.append(time.perf_counter())
+                lengths.append(mean(g.length for g in touched))
+
+        self.decode(batch, draft, on_round)
+        gaps = [after - before for before, after in pairwise(times)]
+        return median(gaps[WARM_UP:]) * 1e3, mean(lengths[WARM_UP:])
+
+    def profile(self, batch: int, draft: Draft | None) -> str:
+        """The kernels, on a CPU the operators, that rounds spend most time in, as a table of torch's."""
+        cuda = self.device.type == "cuda"
+        profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
+        seen = 0
+
+        def on_round(touched: list[Generation]) -> None:
+            nonlocal seen
+            seen += len(touched) == batch and bool(touched[-1].rounds)
+            if seen == WARM_UP:
+                profiler.start()
+            if seen == WARM_UP + PROFILED:
+                profiler.stop()
+                seen += 1
+
+        self.decode(batch, draft, on_round)
+        spent = f"self_{'device' if cuda else 'cpu'}_time_total"
+        return profiler.key_averages().table(sort_by=spent, row_limit=25, max_name_column_width=60)
+
+    def decode(self, batch: int, draft: Draft | None, on_round: OnRound) -> None:
+        """About `ROUNDS` rounds with all slots taken."""
         k, tokens = (0, 1.0) if draft is None else (draft.k, self.options.acceptance_length)
         engine = Engine(
             Target(self.model, None if draft is None else draft.drafter.aux_layers),
@@ -294,17 +330,7 @@ class Bench:
         prompts = torch.randint(self.shape.target.vocab_size, (batch, self.options.context)).tolist()
         most = round(ROUNDS * tokens) + 1
         requests = [Request(str(i), tuple(prompt), most, ignore_eos=True) for i, prompt in enumerate(prompts)]
-        times: list[float] = []
-        lengths: list[float] = []
-
-        def on_round(touched: list[Generation]) -> None:
-            if len(touched) == batch and touched[-1].rounds:
-                times.append(time.perf_counter())
-                lengths.append(mean(g.length for g in touched))
-
         engine.generate(requests, on_round=on_round)
-        gaps = [after - before for before, after in pairwise(times)]
-        return median(gaps[WARM_UP:]) * 1e3, mean(lengths[WARM_UP:])
 
     def row(self, batch: int, draft: Draft | None, plain: float | None) -> tuple[list[str], float]:
         """A row of the table, and tokens/s."""
@@ -398,6 +424,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--k", type=int, default=4, help="draft tokens a round; twice as many for PARD")
     parser.add_argument("--acceptance-length", type=float, default=3.0)
+    parser.add_argument("--profile", action="store_true", help="where the time goes, instead of how much there is")
     return parser.parse_args()
 
 
@@ -417,6 +444,11 @@ def main() -> None:
     )
     table = Table(*COLUMNS, title=title)
     drafts = bench.drafts()
+    if options.profile:
+        for batch, draft in product(options.batches, (None, drafts[0])):
+            print(f"{'plain' if draft is None else draft.name}, batch {batch}, {PROFILED} rounds")
+            print(bench.profile(batch, draft))
+        return
     speeds = {}
     for batch in options.batches:
         cells, plain = bench.row(batch, None, None)

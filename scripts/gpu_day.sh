@@ -11,12 +11,13 @@ section() { # title, seconds, command
 	local title=$1 seconds=$2
 	shift 2
 	printf '\n## %s\n\n`%s`\n\n```\n' "$title" "$*" >>"$out"
-	timeout "$seconds" "$@" 2>&1 | tail -n 80 >>"$out"
+	timeout "$seconds" "$@" 2>&1 | tail -n 160 >>"$out"
 	printf '```\n\nExit code %s after at most %s s.\n' "${PIPESTATUS[0]}" "$seconds" >>"$out"
 }
 
 printf '# %s, %s\n\ndraftkit at %s.\n' "$device" "$(date -u +%F)" "$(git rev-parse --short HEAD)" >"$out"
-section "Tests on a GPU" 540 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/runtime -m "gpu or interpreter"
-section "Attention" 240 "$python" scripts/bench_attention.py
-section "Rounds against the roofline" 840 "$python" scripts/bench_gpu.py
+section "Tests on a GPU" 720 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_on_a_gpu.py tests/runtime -m "gpu or interpreter"
+section "Attention" 180 "$python" scripts/bench_attention.py
+section "Rounds against the roofline" 660 "$python" scripts/bench_gpu.py
+section "Where the time of rounds goes" 180 "$python" scripts/bench_gpu.py --profile --batches 1 8
 echo "$out"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import product
 
 import pytest
 import torch
-from fixtures.drafter_cases import CASES, Load, V, confident_dspark, target
+from fixtures.drafter_cases import Load, V
+from fixtures.drafter_pairs import PAIRS, Pair
 from fixtures.fake_cuda import Recorder, fake_cuda, moved
-from fixtures.gemma4_assistants import save_pair
-from fixtures.mtp_targets import save_with_head
 from fixtures.recurrent_targets import recurrent_target
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
@@ -21,20 +20,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
-from transformers import PreTrainedModel
 
-from draftkit.convert.api import convert_checkpoint
-from draftkit.layout.families.suffix import SuffixSpec
-from draftkit.layout.folder import read_draft
-from draftkit.loading import load_drafter
-from draftkit.models.target import Target, load_target
+from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime import drafters
-from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.drafters.ngram import NgramDrafter
-from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.prefill import Prefill, Prefilled
@@ -56,44 +47,6 @@ ROUNDS: list[tuple[Verification, SamplingParameters]] = [
     *product(LOSSLESS, (SAMPLED, CUT)),
     ("synthetic", SAMPLED),
 ]
-SUFFIX = SuffixSpec(max_depth=8, max_spec_factor=1.0, min_token_prob=0.1)
-
-Pair = tuple[PreTrainedModel, Drafter | None]
-
-
-def of_target(make: Callable[[Load], Drafter]) -> Callable[[Load, pytest.TempPathFactory], Pair]:
-    return lambda load, folders: (target(), make(load))
-
-
-def with_head(kind: str, modules: int = 1) -> Callable[[Load, pytest.TempPathFactory], Pair]:
-    def made(load: Load, folders: pytest.TempPathFactory) -> Pair:
-        saved = save_with_head(kind, folders.mktemp(kind), modules)
-        model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
-        folder = convert_checkpoint(str(saved.folder), folders.mktemp("head") / "head", format="mtp")
-        return model, load_drafter(read_draft(folder), model)
-
-    return made
-
-
-def with_assistant(load: Load, folders: pytest.TempPathFactory) -> Pair:
-    saved = save_pair(folders.mktemp("gemma4"))
-    model = load_target(saved.folder, device="cpu", dtype=torch.float32, attention=ATTENTION)
-    folder = convert_checkpoint(str(saved.assistant), folders.mktemp("assistant") / "draft", target=str(saved.folder))
-    return model, load_drafter(read_draft(folder), model)
-
-
-PAIRS: dict[str, Callable[[Load, pytest.TempPathFactory], Pair]] = {
-    "no draft": lambda load, folders: (target(), None),
-    "n-gram": of_target(lambda load: NgramDrafter(V, min_n=1, max_n=3)),
-    "suffix": of_target(
-        lambda load: SuffixDrafter(V, SuffixSpec(max_depth=8, max_spec_factor=1.0, min_token_prob=0.1))
-    ),
-    **{name: of_target(lambda load, make=make: make(load).drafter) for name, make in CASES.items()},
-    "DSpark, its estimates heeded": of_target(confident_dspark),
-    "MTP": with_head("mimo"),
-    "MTP, modules in turn": with_head("glm4_moe", 2),
-    "Gemma-4's assistant": with_assistant,
-}
 
 
 @pytest.fixture(scope="module", params=PAIRS)

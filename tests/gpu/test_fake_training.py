@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -13,22 +12,17 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.fake_cuda import Recorder, backward, fake_cuda, moved
-from fixtures.mtp_targets import save_with_head
 from fixtures.recipe_options import OPTIONS
+from fixtures.started_recipes import kind_of_target, save_models, started
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from draftkit.convert.api import convert_checkpoint
 from draftkit.data.states.online import load_training_target
-from draftkit.loading import open_draft
 from draftkit.train import attention, block_attention, masked_attention
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.config import read_config
-from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.mlp_speculator import MlpSpeculator
 from draftkit.train.recipes.recipe import Recipe
-from draftkit.train.run import start_recipe
 
 pytest.importorskip("triton")
 torch.set_num_threads(1)
@@ -62,14 +56,7 @@ WAITS = {
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A target, one with a head of its own, and a causal language model to make a PARD of."""
-    folder = tmp_path_factory.mktemp("given")
-    source = pico.save_tokenizer(pico.save_llama(folder / "source", seed=1, num_hidden_layers=1))
-    return {
-        "target": str(pico.save_tokenizer(pico.save_llama(folder / "target"))),
-        "head": str(pico.save_tokenizer(save_with_head("mimo", folder / "head").folder)),
-        "draft": str(convert_checkpoint(str(source), folder / "draft")),
-    }
+    return save_models(tmp_path_factory.mktemp("given"))
 
 
 @pytest.fixture(scope="module")
@@ -148,16 +135,7 @@ def test_a_step_in_bfloat16(
     name: str, options: dict[str, object], given: dict[str, str], load: Callable[[str], Any],
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    kind = "head" if name == "mtp" else "target"
-    settings = {
-        "recipe": name, "target": given[kind], "data": "unused", "out": "unused", "options": options,
-        "draft": given["draft"] if name == "pard" else "",
-        "draft_vocab_size": 64 if name in ("eagle3", "p-eagle") and "train_embeddings" not in options else 0,
-    }  # fmt: skip
-    config, counts = read_config(None, [], settings), torch.arange(pico.VOCABULARY)
-    start = config.draft or recipe_class(name).starts_from
-    with open_draft(start, given[kind]) if start else nullcontext() as draft:
-        made = start_recipe(config, load(kind), draft, counts)
+    made = started(name, options, given, load(kind_of_target(name)))
     gpu: Recorder = request.getfixturevalue("gpu")  # what is loaded is no fake
     recipe = moved(made, torch.float32)
     batch = batch_of(recipe, pico.HIDDEN)

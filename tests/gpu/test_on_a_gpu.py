@@ -1,23 +1,44 @@
 """What only a GPU can show: rounds replayed from CUDA graphs give the tokens of launched ones, with every drafter and
-in every mode, and a capture that fails leaves a GPU that works."""
+in every mode; output is that of plain decoding, or of its distribution; a capture that fails leaves a GPU that works; a
+training step computes what it does on the CPU."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import TypeVar
 
 import pytest
 import torch
-from fixtures.drafter_cases import Case, requests, sampled, target
+from fixtures.drafter_cases import Load, requests, sampled
+from fixtures.drafter_pairs import PAIRS, Pair
+from fixtures.recipe_options import OPTIONS
+from fixtures.sampling_statistics import fit, processed
+from fixtures.started_recipes import batch_of_two, kind_of_target, save_models, started
 from torch import Tensor, nn
 
+from draftkit.data.states.online import load_training_target
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Verification
-from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
+from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.rounds import Rounds
+from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+K = 3
+TEXTS, LENGTH, TOP_K = 4096, 3, 4  # of the test of a distribution
+LIMIT = 1e-6  # of a p-value; with fixed seeds, a pass stays a pass on a device
+MODES: list[tuple[Verification, bool]] = [  # whether greedy: all lossless modes are one then
+    ("rejection", True),
+    ("rejection", False),
+    ("coupled", False),
+    ("block", False),
+    ("synthetic", False),
+]
+RECIPES = [(name, cases[0]) for name, cases in OPTIONS.items()]
 
 Thing = TypeVar("Thing")
 
@@ -27,7 +48,7 @@ def placed(thing: Thing) -> Thing:
 
     def there(tensor: Tensor, memo: dict[int, object]) -> object:
         if id(tensor) not in memo:
-            new = tensor.detach().to("cuda")
+            new = tensor.detach().to(DEVICE, copy=True)
             memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return memo[id(tensor)]
 
@@ -37,27 +58,71 @@ def placed(thing: Thing) -> Thing:
         return copy.deepcopy(thing)
 
 
-def decoded(drafter: Drafter, target: Target, mode: Verification, *, greedy: bool, eager: bool) -> list[list[int]]:
-    engine = Engine(
-        target, drafter, num_speculative_tokens=3, num_slots=4, verification=mode, eager=eager,
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request: pytest.FixtureRequest, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return placed(PAIRS[request.param](load, tmp_path_factory))
+
+
+def engine(pair: Pair, mode: Verification, *, eager: bool, slots: int = 4) -> Engine:
+    model, drafter = pair
+    k = 0 if drafter is None else min(K, drafter.max_tokens or K)
+    synthetic = SyntheticAcceptance.of_length(2, k) if mode == "synthetic" and k else None
+    return Engine(
+        Target(model, drafter.aux_layers if drafter else None), drafter, num_speculative_tokens=k, num_slots=slots,
+        verification=mode if k else "rejection", synthetic=synthetic, eager=eager,
         draft_sampling=DraftSampling("probabilistic"),
     )  # fmt: skip
-    return [generation.tokens for generation in engine.generate(requests() if greedy else sampled())]
 
 
-@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("mode", ["rejection", "coupled", "block"])
-def test_replayed_rounds_equal_launched_ones(case: Case, mode: Verification, greedy: bool) -> None:
-    model, drafter = placed((target(), case.drafter))
-    there = Target(model, drafter.aux_layers)
-    launched, replayed = (decoded(drafter, there, mode, greedy=greedy, eager=eager) for eager in (True, False))
+def decoded(pair: Pair, mode: Verification, *, greedy: bool, eager: bool = False) -> list[list[int]]:
+    asked = requests() if greedy else sampled()
+    return [generation.tokens for generation in engine(pair, mode, eager=eager).generate(asked)]
+
+
+@pytest.mark.parametrize(("mode", "greedy"), MODES)
+def test_replayed_rounds_equal_launched_ones(pair: Pair, mode: Verification, greedy: bool) -> None:
+    launched, replayed = (decoded(pair, mode, greedy=greedy, eager=eager) for eager in (True, False))
     assert replayed == launched
 
 
-def test_a_capture_that_fails_leaves_a_gpu_that_works(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, drafter = placed((target(), case.drafter))
-    there = Target(model, drafter.aux_layers)
-    expected = decoded(drafter, there, "rejection", greedy=True, eager=True)
+@pytest.mark.parametrize(("mode", "greedy"), [("rejection", True), ("coupled", False)])
+def test_no_draft_changes_the_output(pair: Pair, mode: Verification, greedy: bool) -> None:
+    assert decoded(pair, mode, greedy=greedy) == decoded((pair[0], None), "rejection", greedy=greedy)
+
+
+@pytest.mark.parametrize("pair", ["draft model", "EAGLE-3", "DFlash", "n-gram"], indirect=True)
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_the_output_has_the_targets_distribution(pair: Pair, mode: Verification) -> None:
+    """Of short texts after one prompt, all of which can be listed."""
+    prompt, k = (5, 6, 7, 5, 6), SamplingParameters(temperature=1.0, top_k=TOP_K)
+    asked = [Request(str(i), prompt, LENGTH, k.numbered(i), ignore_eos=True) for i in range(TEXTS)]
+    found = Counter(tuple(g.tokens) for g in engine(pair, mode, eager=False, slots=64).generate(asked))
+    probability = {(): 1.0}
+    for _ in range(LENGTH):
+        probability = {
+            (*text, token): p * float(after[token])
+            for text, p in probability.items()
+            for after in [processed(logits_after(pair, (*prompt, *text)), k)]
+            for token in after.nonzero()[:, 0].tolist()
+        }
+    assert found.keys() <= probability.keys()
+    counts = torch.tensor([found[text] for text in probability])
+    assert fit(counts, torch.tensor(list(probability.values()), dtype=torch.float64)) > LIMIT
+
+
+def logits_after(pair: Pair, tokens: tuple[int, ...]) -> Tensor:
+    """Of the target, by transformers alone: [V]."""
+    model, ids = pair[0], torch.tensor([tokens], device=DEVICE)
+    model.set_attn_implementation("eager")
+    with torch.enable_grad():  # with which all modules compute as their own
+        found = model(ids).logits[0, -1].detach().cpu()
+    model.set_attn_implementation(ATTENTION)
+    return found
+
+
+@pytest.mark.parametrize("pair", ["draft model", "EAGLE-3", "n-gram"], indirect=True)
+def test_a_capture_that_fails_leaves_a_gpu_that_works(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = decoded(pair, "rejection", greedy=True, eager=True)
     run = Rounds.run
 
     def looking(*arguments: object, **named: object) -> Tensor:
@@ -69,7 +134,44 @@ def test_a_capture_that_fails_leaves_a_gpu_that_works(case: Case, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Rounds, "run", looking)
         with pytest.warns(UserWarning, match="without CUDA graphs, and slower"):
-            found = decoded(drafter, there, "rejection", greedy=True, eager=False)
+            found = decoded(pair, "rejection", greedy=True)
     assert found == expected
     assert torch.cuda.current_stream() == stream
-    assert decoded(drafter, there, "rejection", greedy=True, eager=False) == expected
+    assert decoded(pair, "rejection", greedy=True) == expected
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(("name", "options"), RECIPES, ids=[name for name, _ in RECIPES])
+def test_a_training_step_is_that_of_the_cpu(
+    name: str, options: dict[str, object], models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32; in bfloat16 its loss is near, and every gradient is a number."""
+    target = load_training_target(models[kind_of_target(name)], device="cpu", dtype=torch.float32)
+    recipe = started(name, options, models, target).eval()  # EAGLE's noise comes from the device's own generator
+    batch = batch_of_two(recipe, target)
+    there, moved = placed(recipe), placed(batch)
+    expected = stepped(recipe, batch)
+    found = stepped(there, moved)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
+    for (label, own), other in zip(recipe.named_parameters(), there.parameters(), strict=True):
+        if own.grad is not None:
+            assert other.grad is not None, label
+            scale = float(own.grad.abs().max())
+            torch.testing.assert_close(other.grad.cpu(), own.grad, rtol=0, atol=1e-2 * scale + 1e-7, msg=label)
+    there.zero_grad()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        coarse = stepped(there, moved)
+    torch.testing.assert_close(coarse.cpu(), expected, rtol=0.1, atol=0.05)
+    assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in there.parameters())
+
+
+def stepped(recipe: nn.Module, batch: object) -> Tensor:
+    """The loss of a step, whose gradients are the parameters'."""
+    torch.manual_seed(0)  # of the CPU: which chains are trained
+    loss: Tensor = recipe(batch).loss
+    loss.backward()
+    return loss.detach()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import psutil
 import pytest
 from conftest import Command
 from fixtures.drafter_cases import Case, target
@@ -16,6 +15,8 @@ from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.memory_plan import MemoryPlan
+
+psutil = pytest.importorskip("psutil")  # which a day on a GPU does without
 
 
 def pool_bytes(cache: SlotCache) -> int:
