@@ -1,10 +1,15 @@
 """Does a draft that `--to gguf` writes mean the same to llama.cpp as to draftkit? Same prompts through both.
 
-`python scripts/check_llama_cpp.py --llama-server BUILD/bin/llama-server [--prompts 16] [--k 4] [--only NAME]`
+`python scripts/check_llama_cpp.py --llama-server BUILD/bin/llama-server [--llama-cpp SOURCE] [--prompts 16] [--k 4]
+[--only NAME]`
 
 Each draft is written to GGUF in float32, as is its target, and `llama-server` runs them greedily in float32 on one
 thread, one request at a time. Output tokens, and for each request the draft tokens and those that stood, must be
 draftkit's under the server's counting rules (`counts`). Exits with 1 when anything differs.
+
+With llama.cpp's source, whose converter then makes the targets' files, also multi-token prediction heads of tiny
+targets, in a file of their own and in the target's; the reference is the head as llama.cpp drafts with it
+(`llama_cpp_heads.py`), which is not as vLLM does. The converter needs sentencepiece.
 
 The server: llama.cpp b11434, from the package index,
 
@@ -17,20 +22,22 @@ The server: llama.cpp b11434, from the package index,
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from llama_cpp_heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.convert.api import convert_checkpoint
+from draftkit.convert.api import convert_checkpoint, put_heads_back
 from draftkit.engines.llama_cpp import draft_arguments
 from draftkit.engines.llama_server import EXACT, llama_server
-from draftkit.engines.records import Answer
 from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
@@ -86,6 +93,7 @@ def counts(generation: Generation, k: int, ends: Collection[int]) -> tuple[int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-server", type=Path, required=True)
+    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source, for heads")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -94,16 +102,95 @@ def main() -> None:
     torch.set_num_threads(1)
     table, differences = Table(*COLUMNS), 0
     with tempfile.TemporaryDirectory() as scratch:
-        checks = Checks(options, Path(scratch))
-        for case in CASES:
-            name = f"{case.source}, {case.stored}, K={case.k or options.k}"
-            if options.only in name:
-                row, equal = checks.row(case)
-                table.add_row(name, *row)
-                differences += not equal
-                print(name, *row, flush=True)
+        for name, compared in comparisons(options, Path(scratch)):
+            row = (name, *compared.row())
+            table.add_row(*row)
+            differences += not compared.equal
+            print(*row, flush=True)
     Console(width=160).print(table)
     sys.exit(1 if differences else 0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What both engines said and counted for each request, and how many steps of the server had a draft."""
+
+    outputs: Sequence[tuple[list[int], list[int]]]
+    counted: Sequence[tuple[tuple[int, int], tuple[int, int]]]
+    steps: int
+
+    @property
+    def equal(self) -> bool:
+        return all(a == b for a, b in (*self.outputs, *self.counted))
+
+    def row(self) -> list[str]:
+        drafted, accepted = (sum(theirs[i] for _, theirs in self.counted) for i in (0, 1))
+        found = [str(drafted), str(accepted), str(self.steps), f"{1 + accepted / self.steps:.3f}"]
+        return found + [f"{sum(a == b for a, b in pairs)} of {len(pairs)}" for pairs in (self.outputs, self.counted)]
+
+
+def comparisons(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Compared]]:
+    """Every case that was chosen, with its name."""
+    names = {f"{case.source}, {case.stored}, K={case.k or options.k}": case for case in CASES}
+    chosen = [name for name in names if options.only in name]
+    checks = Checks(options, scratch) if chosen else None
+    for name in chosen:
+        assert checks is not None
+        yield name, checks.compared(names[name])
+    for kind in KINDS if options.llama_cpp is not None else ():
+        if options.only in f"heads of {kind}":
+            yield from head_comparisons(options, kind, scratch / kind)
+
+
+def served(options: argparse.Namespace, arguments: Sequence[str], asked: Sequence[Request], scratch: Path) -> Served:
+    """The answers of a server, whole: a stream names not every token."""
+    exact = [*EXACT, "-t", "1", "-np", "1", "-c", "2048"]
+    with llama_server(options.llama_server, [*arguments, *exact], scratch / "server.log") as url:
+        server = server_of(LlamaCppServer, url)
+        answers: list[dict[str, Any]] = []
+        for request in asked:
+            ((_, answer),) = server.api.ask("/completion", server.body(request) | {"stream": False}, stream=False)
+            answers.append(answer)
+        counted = server.counters().drafts
+        assert counted is not None
+    drafts = [(a["timings"]["draft_n"], a["timings"]["draft_n_accepted"]) for a in answers]
+    return Served([answer["tokens"] for answer in answers], drafts, counted.num_drafts)
+
+
+class Served(NamedTuple):
+    """Tokens, draft tokens and those that stood, of each request; the steps that had a draft."""
+
+    tokens: list[list[int]]
+    drafts: list[tuple[int, int]]
+    steps: int
+
+
+def compared(ours: Sequence[Generation], theirs: Served, k: int, ends: Collection[int]) -> Compared:
+    outputs = [(a.tokens, b) for a, b in zip(ours, theirs.tokens, strict=True)]
+    counted = [(counts(a, k, ends), b) for a, b in zip(ours, theirs.drafts, strict=True)]
+    return Compared(outputs, counted, theirs.steps)
+
+
+def head_comparisons(options: argparse.Namespace, kind: str, work: Path) -> Iterator[tuple[str, Compared]]:
+    """The heads of a tiny target, apart from it and in its file."""
+    work.mkdir()
+    asked = requests(min(options.prompts, 8))
+    save_target(kind, work / "target", asked)
+    target, heads, apart, whole = (work / name for name in ("t.gguf", "heads", "mtp.gguf", "whole.gguf"))
+    script = Path(__file__).with_name("llama_cpp_target.py")
+    command = (sys.executable, script, "--llama-cpp", options.llama_cpp, work / "target", target, "--no-mtp")
+    with (work / "converter.log").open("w") as log:
+        subprocess.run(command, check=True, stdout=log, stderr=log)
+    convert_checkpoint(str(work / "target"), heads, format="mtp")
+    convert_checkpoint(str(heads), apart, to="gguf", target=str(target))
+    put_heads_back(str(heads), str(target), whole)
+    model, head = loaded(work / "target")
+    spec_type = ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(HEAD_TOKENS))
+    for name, files in (("apart", (str(target), "-md", str(apart))), ("in the target", (str(whole),))):
+        reference = LlamaCppHead(model, head)
+        ours = [reference.generate(request, HEAD_TOKENS) for request in asked]
+        theirs = served(options, ["-m", *files, *spec_type], asked, work)
+        yield f"heads of {kind}, {name}", compared(ours, theirs, HEAD_TOKENS, Target(model).eos_token_ids)
 
 
 class Checks:
@@ -117,8 +204,7 @@ class Checks:
         self.target = scratch / "target.gguf"
         convert_checkpoint("zoo:target", self.target, to="gguf", target="zoo:target", stored="f32")
 
-    def row(self, case: Case) -> tuple[list[str], bool]:
-        """A row of the table, and whether everything in it is equal."""
+    def compared(self, case: Case) -> Compared:
         k = case.k or self.options.k
         file = self.scratch / "draft.gguf"
         file.unlink(missing_ok=True)
@@ -128,25 +214,8 @@ class Checks:
             engine = Engine(Target(self.model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
             ours = engine.generate(self.requests)
             arguments = ["-m", str(self.target), *draft_arguments(draft.spec, file, k)]
-        theirs, steps = self._served([*arguments, *EXACT, "-t", "1", "-np", "1", "-c", "2048"])
-        ends = Target(self.model).eos_token_ids
-        outputs = sum(tuple(a.tokens) == b.tokens for a, b in zip(ours, theirs, strict=True))
-        counted = [(b.drafts.num_draft_tokens or 0, b.drafts.num_accepted_tokens) for b in theirs if b.drafts]
-        equal = sum(counts(a, k, ends) == b for a, b in zip(ours, counted, strict=True))
-        drafted, accepted = map(sum, zip(*counted, strict=True))
-        row = [drafted, accepted, steps, f"{1 + accepted / steps:.3f}", f"{outputs} of {len(ours)}"]
-        row.append(f"{equal} of {len(ours)}")
-        return list(map(str, row)), outputs == equal == len(ours)
-
-    def _served(self, arguments: Sequence[str]) -> tuple[list[Answer], int]:
-        """The server's answers, and how many of its steps had a draft."""
-        with llama_server(self.options.llama_server, arguments, self.scratch / "server.log") as url:
-            server = server_of(LlamaCppServer, url)
-            server.require(speculates=True)
-            answers = [server.complete(request, None) for request in self.requests]
-            counted = server.counters().drafts
-            assert counted is not None
-            return answers, counted.num_drafts
+        theirs = served(self.options, arguments, self.requests, self.scratch)
+        return compared(ours, theirs, k, Target(self.model).eos_token_ids)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from draftkit.checks.registry import check
-from draftkit.convert.gguf_layers import DEFAULT
+from draftkit.convert.formats import mtp_gguf
+from draftkit.convert.gguf_layers import DEFAULT, TABLE_IS_HEAD
 from draftkit.engines.llama_cpp import last_state_of, refusal_of_target
+from draftkit.engines.mtp import differences_in_llama_cpp
 from draftkit.finding import Finding
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
@@ -49,3 +51,48 @@ def unsupported_target(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding
     if problem := refusal_of_target(spec, target):
         fix = "serve this target with another engine, or a standalone draft"
         yield Finding("gguf-unsupported-target", "error", problem, fix=fix, source=SOURCE)
+
+
+@check
+def head_states(format: str, facts: Mapping[str, object], origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
+    """Multi-token prediction heads, which read other states than in vLLM."""
+    if format != mtp_gguf.NAME:
+        return
+    first, *others = differences_in_llama_cpp(str(facts["feedback"]), str(origins["config"].value))
+    yield Finding(
+        "gguf-head-states",
+        "warning" if others else "note",
+        f"llama.cpp {'; and it '.join((first, *others))}",
+        cost="drafts differ from vLLM's; the output stays the target's",
+        fix="measure the heads where they are to serve: draftkit eval --engine llama.cpp",
+        source=SOURCE,
+    )
+
+
+@check
+def head_copies(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
+    if copies := origins.get(mtp_gguf.COPIES):
+        yield Finding(
+            "gguf-head-copies",
+            "warning",
+            f"the heads have {copies.value}, which llama.cpp reads instead of the target's own",
+            cost="where the target was fine-tuned since, drafts are those of an old table; vLLM reads the target's",
+            fix="draftkit convert it and --to gguf again, which leaves them out",
+            source=SOURCE,
+        )
+
+
+@check
+def table_as_head(origins: Mapping[str, FactOrigin], target: TargetFacts) -> Iterator[Finding]:
+    """A block drafter with a table and no output layer."""
+    head = origins.get("lm_head")
+    if head is not None and head.note == TABLE_IS_HEAD and not target.tied:
+        yield Finding(
+            "gguf-table-as-head",
+            "error",
+            "the file has token_embd and no output: llama.cpp drafts with the table as output layer, and the target "
+            "has an output layer of its own",
+            cost="drafts are other tokens than the draft means",
+            fix="convert the checkpoint that the file was made from again, which writes both",
+            source=f"{SOURCE}, `src/models/dflash.cpp`; its converter drops the output layer of DSpark drafts",
+        )

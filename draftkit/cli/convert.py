@@ -52,7 +52,10 @@ def convert(
     ] = None,
     into: Annotated[
         str | None,
-        typer.Option(help="Put heads (the source) back into this target: there, or in OUT, which shares its files."),
+        typer.Option(
+            help="Put heads (the source) back into this target: there, or in OUT, which shares its files; of a GGUF "
+            "file in OUT.gguf."
+        ),
     ] = None,
     facts: Annotated[
         list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
@@ -74,6 +77,7 @@ def convert(
 ) -> None:
     """Convert a draft checkpoint of any known format into the unified layout, or into another."""
     from draftkit.convert.api import default_output, plan_conversion, put_heads_back
+    from draftkit.engines.llama_cpp import serve_with_heads
 
     if part is not None and part != "mtp":
         raise DraftkitError(f"there is no part {part}", expected="--part mtp")
@@ -83,6 +87,8 @@ def convert(
             print_json({"schema": 1, "out": str(folder), "changed": changed})
         else:
             console().print(f"{source} → {folder}; written anew: {', '.join(changed) or 'nothing'}", soft_wrap=True)
+            if folder.suffix == ".gguf":
+                console().print(f"llama.cpp: {serve_with_heads(folder)}", soft_wrap=True, markup=False)
         return
     overrides = _parse_facts(facts or [])
     conversion = plan_conversion(

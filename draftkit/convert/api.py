@@ -13,6 +13,8 @@ from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, exp
 from draftkit.convert.detect import detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
+from draftkit.convert.formats import mtp_gguf
+from draftkit.convert.gguf_target import gguf_target_facts
 from draftkit.convert.gguf_writing import file_tensors, write_file
 from draftkit.convert.mtp_heads import TargetHeads, find_heads
 from draftkit.convert.mtp_put_back import put_back
@@ -251,11 +253,14 @@ def target_with_heads(source: str, *, revision: str | None = None) -> tuple[Chec
 
 def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[Path, list[str]]:
     """Put the unified heads `source` back into a target: into its own folder, or into a new one, `out`, which shares
-    the other files with it. Returns the folder, and the names of the files that were written anew.
+    the other files with it; of a GGUF file, into the new file `out`. Returns it, and the names of the files that were
+    written anew.
 
     Raises `DraftkitError`; then nothing has changed.
     """
-    heads, located = read_draft(locate(source).path), locate(target)
+    heads, located = read_draft(locate(source).path), locate(target, as_file=True)
+    if located.path.is_file():
+        return _put_into_file(heads, located, out)
     if out is None and located.repo is not None:
         raise DraftkitError(
             f"{target} lies in the cache of the Hub, which is not changed",
@@ -263,6 +268,14 @@ def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[P
         )
     out = out or located.path
     return out, put_back(heads, open_source(located), out)
+
+
+def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Path, list[str]]:
+    if out is None:
+        raise DraftkitError("heads are put into a GGUF file of its own", expected=f"OUT.gguf --into {target.name}")
+    outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), GGUF)
+    write_file(out, outgoing, mtp_gguf.export_into(outgoing), None, force=False, on_bytes=None)
+    return out, [out.name]
 
 
 def default_output(conversion: Conversion) -> Path:
@@ -361,5 +374,7 @@ def _overridden(draft: Draft, overrides: Mapping[str, str]) -> Draft:
 def _target_facts(target: str | None) -> TargetFacts | None:
     if target is None:
         return None
-    located = locate(target, weights=False, tokenizer=False)
+    located = locate(target, weights=False, tokenizer=False, as_file=True)
+    if located.path.is_file():
+        return gguf_target_facts(located.path, located.name)
     return read_target_facts(located.path, located.name, located.revision)

@@ -12,6 +12,7 @@ from draftkit.convert.plan import renamed
 from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
 from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
 from draftkit.errors import LayoutError
+from draftkit.io.gguf_file import GgufTensor
 from draftkit.io.handles import TensorHandle, TensorToWrite
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
@@ -30,7 +31,8 @@ class Export:
     """What will be written: the foreign config, and moves from unified tensors (`target:` ones are the target's).
 
     `losses`: what of the draft this layout cannot say. `torch_files`: file → the tensors that lie there, by
-    destination, instead of among the other weights. `computed`: tensors that follow from the facts alone.
+    destination, instead of among the other weights. `computed`: tensors that follow from the facts alone. `beside`: of
+    a GGUF file, tensors of another one, as they are there.
     """
 
     config: dict[str, object]
@@ -38,6 +40,7 @@ class Export:
     losses: tuple[str, ...] = ()
     torch_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     computed: Mapping[str, TensorHandle] = field(default_factory=dict)
+    beside: tuple[GgufTensor, ...] = ()
 
 
 @dataclass(frozen=True)

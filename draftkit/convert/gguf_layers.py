@@ -40,6 +40,7 @@ PARTS = {
     "post_attention_layernorm": "ffn_norm",
 }
 DEFAULT = "llama.cpp's default"
+TABLE_IS_HEAD = "the file has a table and no head, and its table is both"
 ROTATED = ("attn_q", "attn_k")
 ROPE_FACTORS = "rope_freqs.weight"
 FACTORED = "llama3"  # the kind of scaling that llama.cpp takes as a factor of each frequency

@@ -19,9 +19,12 @@ PROVENANCE, DTYPE = "draftkit.provenance", "draftkit.dtype"
 
 
 def file_tensors(outgoing: Outgoing, export: Export, stored: str | None) -> list[GgufTensor]:
-    """The tensors of the file, their matrices `stored` as one of `TYPES`; None for the draft's own dtype."""
+    """The tensors of the file, the draft's matrices `stored` as one of `TYPES`; None for the draft's own dtype."""
     kind = _kind(outgoing, stored)
-    return [GgufTensor(handle, type_of(handle, kind)) for handle in results(outgoing, export).values()]
+    return [
+        *export.beside,
+        *(GgufTensor(handle, type_of(handle, kind)) for handle in results(outgoing, export).values()),
+    ]
 
 
 def write_file(
@@ -42,9 +45,8 @@ def write_file(
     if force and out.is_file() and PROVENANCE not in read_gguf(out).metadata:
         raise DraftkitError("the output is a file that draftkit has not written", where=out, hint="choose another")
     kind = _kind(outgoing, stored)
-    metadata = export.config | _tokenizer(outgoing, export)
-    metadata |= {"general.name": draft.provenance.source, FILE_TYPE: TYPES[kind][1], "general.quantization_version": 2}
-    metadata |= _provenance(outgoing, export)
+    metadata = {"general.name": draft.provenance.source, FILE_TYPE: TYPES[kind][1], "general.quantization_version": 2}
+    metadata |= export.config | _tokenizer(outgoing, export) | _provenance(outgoing, export)
     tensors = file_tensors(outgoing, export, stored)
     with atomic_file(out, force) as file:
         write_gguf(Path(file.name), metadata, tensors, on_bytes)

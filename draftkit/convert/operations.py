@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Operation = Literal[
     "copy", "drop", "reshape", "first_rows", "offset_to_index", "index_to_offset", "offset_to_mask", "fill",
     "mask_to_offset", "widen", "from_target", "merge_copies", "select_rows", "add_lora", "add_lora_transposed",
-    "add_dora", "add_dora_transposed", "fold_bias", "interleave", "part_halves", "cast",
+    "add_dora", "add_dora_transposed", "fold_bias", "interleave", "part_halves", "cast", "add", "stack", "unstack",
+    "part_rows", "part_rows_transposed", "join_rows",
 ]  # fmt: skip
 MAX_FOLD_ERROR = 0.03  # of what fc makes of the embedding and its bias
 FOLD_SAMPLE = 1024  # embedding rows on which that error is measured
@@ -37,8 +38,9 @@ class Move:
     """How one tensor of the result comes about, or why a source tensor is dropped (`destination` is None).
 
     `dtype` and `shape` are those of the result, of the source where it is dropped. `number` is the scale of
-    `add_lora`, `add_dora` and their transposed kinds, the value of `fill`, and the heads of `interleave` and
-    `part_halves`. `reason` is told to the user.
+    `add_lora`, `add_dora` and their transposed kinds, the value of `fill`, the heads of `interleave` and
+    `part_halves`, what `add` adds, which matrix `unstack` takes, and the row with which `part_rows` begins. `reason` is
+    told to the user.
     """
 
     operation: Operation
@@ -266,6 +268,44 @@ def _cast(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Ch
         yield from _in_dtype(numbers, sources[0].dtype, move.dtype)
 
 
+def _add(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """Every number and the same other one, computed in float32."""
+    assert move.number is not None
+    yield from _tensor_chunks(sources[0].load().float() + move.number, move.dtype, size)
+
+
+def _stack(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """Tensors of one shape and dtype, one after the other."""
+    for source in sources:
+        yield from source.chunks(size)
+
+
+def _unstack(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """One of them again."""
+    assert move.number is not None
+    yield from _cast(move, [sources[0].part(int(move.number))], size)
+
+
+def _part_rows(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """Of n matrices one above the other, rows of each, from row `number` on; of the transposed kind, each as its
+    transpose. [n, rows, columns], or [n, columns, rows]."""
+    assert move.number is not None
+    transposed, begin = move.operation.endswith("transposed"), int(move.number)
+    count, rows, columns = move.shape
+    if transposed:
+        rows, columns = columns, rows
+    part = sources[0].load().reshape(count, -1, columns)[:, begin : begin + rows]
+    yield from _tensor_chunks(part.transpose(1, 2) if transposed else part, move.dtype, size)
+
+
+def _join_rows(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
+    """The way back from a transposed part and the other one."""
+    import torch
+
+    first, second = (source.load() for source in sources)
+    yield from _tensor_chunks(torch.cat((first.transpose(1, 2), second), dim=1), move.dtype, size)
+
+
 def _in_dtype(numbers: bytes, before: str, after: str) -> Iterator[Chunk]:
     import torch
 
@@ -295,6 +335,12 @@ STREAMS: dict[str, Callable[[Move, Sequence[TensorHandle], int], Iterator[Chunk]
     "interleave": _interleave,
     "part_halves": _interleave,
     "cast": _cast,
+    "add": _add,
+    "stack": _stack,
+    "unstack": _unstack,
+    "part_rows": _part_rows,
+    "part_rows_transposed": _part_rows,
+    "join_rows": _join_rows,
 }
 
 

@@ -77,7 +77,8 @@ def _of_other_layers(checkpoint: Checkpoint) -> Kind | None:
 
 def _of_other_target(checkpoint: Checkpoint) -> Kind | None:
     """Heads of a target that draftkit does not know, or without the sizes of one; those of others have a format."""
-    known = find_heads(checkpoint) is not None or checkpoint.config.get(KIND) == LIBRARY_HEADS
+    own_format = checkpoint.gguf_architecture is not None or checkpoint.config.get(KIND) == LIBRARY_HEADS
+    known = own_format or find_heads(checkpoint) is not None
     return HEADS if not known and HEADS.has_tensors(checkpoint) else None
 
 

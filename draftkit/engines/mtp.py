@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from draftkit.engines.llama_cpp import refusal_of_heads
 from draftkit.layout.mtp import HeadKind
 
 # By `model_type`, in transformers 5.23: whose heads its assisted generation runs, and whose targets it refuses.
 IN_TRANSFORMERS = ("deepseek_v3", "glm4_moe")
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
+
+REPLAYED = ("qwen3_next",)  # whose memory llama.cpp cannot take back by single tokens (`llm_arch_supports_rs_rollback`)
 
 
 def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]:
@@ -23,8 +26,24 @@ def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]
         "vLLM 0.32": f"--speculative-config '{settings}'; {again}",
         "SGLang": "--speculative-algorithm NEXTN",
         "transformers 5.23": _in_transformers(kind, model_type),
-        "llama.cpp": "--spec-type draft-mtp, from a GGUF whose conversion kept the heads (nextn)",
+        "llama.cpp": _in_llama_cpp(kind, count, model_type),
     }
+
+
+def _in_llama_cpp(kind: HeadKind, count: int, model_type: str) -> str:
+    if reason := refusal_of_heads(model_type, count):
+        return f"none: {reason}"
+    return "; it ".join(["--spec-type draft-mtp, from GGUF", *differences_in_llama_cpp(kind.feedback, model_type)])
+
+
+def differences_in_llama_cpp(feedback: str, model_type: str) -> list[str]:
+    """What llama.cpp b11434 has heads read that vLLM does not (`common/speculative.cpp`, `src/models/`)."""
+    found = ["reads a row more, of the first token beside the last state of the request before"]
+    if feedback == "pre_norm":
+        found.append("feeds the head's own state after its last norm, vLLM before it")
+    if model_type in REPLAYED:
+        found.append("runs what stands of a draft twice, and then reads the state of a rejected token")
+    return found
 
 
 def _in_transformers(kind: HeadKind, model_type: str) -> str:

@@ -96,7 +96,7 @@ class Answer:
 
     `ttft` and `latency`: seconds to the first and to the last token, from when the request was sent to a server, or the
     offline engine took it up. `gaps`: seconds between chunks, where they were seen. `drafts`: the request's own counts,
-    where the engine gives them. `text` and `count`: what was said and of how many tokens, where a server names none.
+    where the engine gives them. `text` and `count`: what was said and of how many tokens, where a server names not all.
     `logprobs` and `alternatives`: of each token the log-probability, and those of the likeliest ones there, where they
     were asked for.
     """
@@ -118,7 +118,7 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens) if self.tokens or self.count is None else self.count
+        return max(len(self.tokens), self.count or 0)
 
     def equals(self, other: Answer) -> bool:
         """Whether both say the same: token for token, or as text where a server names no tokens."""

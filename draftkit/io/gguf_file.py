@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32")  # types of GGUF that are dtypes under the same name
 # What matrices can be written as: the name for users → GGUF's, and the number of it for a whole file (`LlamaFileType`).
 TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7), "q4_0": ("Q4_0", 2)}
+PRECISE = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 TOKENIZER = "tokenizer."  # what the keys of the tokenizer begin with
 TOKENS = "tokenizer.ggml.tokens"
@@ -110,6 +111,16 @@ def read_gguf(file: Path) -> GgufFile:
     return GgufFile(metadata, [_handle(file, tensor) for tensor in reader.tensors])
 
 
+def stored_tensors(file: Path) -> list[GgufTensor]:
+    """The tensors of a file for another to have: byte for byte, quantized ones too. Raises as `open_reader`."""
+    found = []
+    for tensor in open_reader(file).tensors:
+        handle, kind = _handle(file, tensor), tensor.tensor_type.name
+        raw = partial(file_chunks, file, int(tensor.data_offset), int(tensor.n_bytes))
+        found.append(GgufTensor(replace(handle, dtype=kind, reader=raw), kind))
+    return found
+
+
 def read_typed(file: Path, prefix: str) -> dict[str, Typed]:
     """The metadata under keys that begin with `prefix`, for another file to have. Raises as `open_reader`."""
     found = ((name, field) for name, field in open_reader(file).fields.items() if name.startswith(prefix))
@@ -122,13 +133,13 @@ def read_typed(file: Path, prefix: str) -> dict[str, Typed]:
 def type_of(handle: TensorHandle, wanted: str) -> str:
     """GGUF's type for a tensor where matrices are `wanted`, one of `TYPES`.
 
-    As llama.cpp's converter chooses (`conversion/base.py`): float32 for vectors, norms and what is no `.weight`; rows
-    that blocks do not fill in float16.
+    As llama.cpp's converter chooses (`conversion/base.py`): float32 for vectors, norms, routers and what is no
+    `.weight`; rows that blocks do not fill in float16.
     """
     kind, _ = TYPES[wanted]
     if handle.dtype not in FLOATS:
         return handle.dtype
-    if len(handle.shape) < 2 or not handle.name.endswith(".weight") or handle.name.endswith("_norm.weight"):
+    if len(handle.shape) < 2 or not handle.name.endswith(".weight") or handle.name.endswith(PRECISE):
         return "F32"
     return kind if kind in PLAIN or handle.shape[-1] % _block(kind)[0] == 0 else "F16"
 
@@ -205,25 +216,39 @@ def _add(writer: GGUFWriter, key: str, value: object) -> None:
         writer.add_array(key, list(value))
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The bytes of a tensor in a file; where they are quantized, by whole rows of `width` numbers, as float32."""
+
+    file: Path
+    start: int
+    nbytes: int
+    kind: str
+    width: int
+
+    def __call__(self, size: int) -> Iterator[Chunk]:
+        if self.kind in PLAIN:
+            yield from file_chunks(self.file, self.start, self.nbytes, size)
+            return
+        import numpy
+        from gguf import GGMLQuantizationType, dequantize
+
+        row = _nbytes(self.kind, (self.width,))
+        rows = max(size // (4 * self.width), 1)
+        for chunk in file_chunks(self.file, self.start, self.nbytes, rows * row):
+            stored = numpy.frombuffer(chunk, numpy.uint8).reshape(-1, row)
+            yield dequantize(stored, GGMLQuantizationType[self.kind]).astype(numpy.float32).tobytes()
+
+    def part(self, index: int, count: int) -> Stored:
+        nbytes = self.nbytes // count
+        return replace(self, start=self.start + index * nbytes, nbytes=nbytes)
+
+
 def _handle(file: Path, tensor: Any) -> TensorHandle:
     """A tensor of the reader, whose shape runs from the innermost dimension outward."""
     shape, kind = tuple(int(size) for size in tensor.shape[::-1]), tensor.tensor_type.name
-    start, nbytes = int(tensor.data_offset), int(tensor.n_bytes)
-    if kind in PLAIN:
-        return TensorHandle(tensor.name, kind, shape, file, partial(file_chunks, file, start, nbytes))
-    return TensorHandle(tensor.name, "F32", shape, file, partial(_dequantized, file, start, nbytes, kind, shape[-1]))
-
-
-def _dequantized(file: Path, start: int, nbytes: int, kind: str, width: int, size: int) -> Iterator[Chunk]:
-    """The float32 bytes of a quantized matrix, by whole rows of `width` numbers."""
-    import numpy
-    from gguf import GGMLQuantizationType, dequantize
-
-    row = _nbytes(kind, (width,))
-    rows = max(size // (4 * width), 1)
-    for chunk in file_chunks(file, start, nbytes, rows * row):
-        stored = numpy.frombuffer(chunk, numpy.uint8).reshape(-1, row)
-        yield dequantize(stored, GGMLQuantizationType[kind]).astype(numpy.float32).tobytes()
+    stored = Stored(file, int(tensor.data_offset), int(tensor.n_bytes), kind, shape[-1])
+    return TensorHandle(tensor.name, kind if kind in PLAIN else "F32", shape, file, stored)
 
 
 def _rows(handle: TensorHandle) -> Iterator[torch.Tensor]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from draftkit.errors import FormatError, SourceError
 from draftkit.io.dtypes import dtype_name, tensor_bytes, torch_dtype
@@ -34,6 +34,14 @@ class TensorToWrite(NamedTuple):
     @property
     def nbytes(self) -> int:
         return tensor_bytes(self.dtype, self.shape)
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A reader of a tensor that can begin within it."""
+
+    def part(self, index: int, count: int) -> Callable[[int], Iterator[Chunk]]:
+        """The reader of one of `count` equal parts."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,11 @@ class TensorHandle:
             if whole:
                 yield bytes(held[:whole])
                 del held[:whole]
+
+    def part(self, index: int) -> TensorHandle:
+        """One of the tensors that this one is a stack of, along its first dimension."""
+        assert isinstance(self.reader, Divisible)
+        return replace(self, shape=self.shape[1:], reader=self.reader.part(index, self.shape[0]))
 
     def load(self) -> torch.Tensor:
         """The tensor on the CPU, of `dtype` and `shape`, in memory of its own."""

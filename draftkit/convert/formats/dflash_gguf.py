@@ -15,6 +15,7 @@ from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.gguf_layers import (
     DEFAULT,
+    TABLE_IS_HEAD,
     Names,
     begin_reading,
     layer_metadata,
@@ -85,7 +86,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     if own_table and not own_head:
         table = checkpoint.tensors["token_embd.weight"]
         moves.append(Move("copy", (table.name,), "lm_head.weight", table.dtype, table.shape))
-        facts.record("lm_head", "draft", "format default", "the file has a table and no head, and its table is both")
+        facts.record("lm_head", "draft", "format default", TABLE_IS_HEAD)
     architecture = DFlashSpec(
         decoder=decoder,
         vocab_size=vocab_size,

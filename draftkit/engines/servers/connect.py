@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from typing import TypeVar
 
 from draftkit.engines.http import Api
 from draftkit.engines.servers import kinds
@@ -10,6 +11,8 @@ from draftkit.engines.servers.chunks import ChunkServer
 from draftkit.engines.servers.server import Server
 from draftkit.errors import SourceError
 from draftkit.layout.families import class_in
+
+Kind = TypeVar("Kind", bound=Server)
 
 TIMEOUT = 600.0  # seconds without a byte
 
@@ -22,7 +25,7 @@ def server_at(url: str) -> Server:
     return by_owner.get(str(listed.get("owned_by")), ChunkServer)(api, str(listed["id"]))
 
 
-def server_of(kind: type[Server], url: str) -> Server:
+def server_of(kind: type[Kind], url: str) -> Kind:
     """A server that is known to be of a kind, for its first model.
 
     Raises `SourceError` when it does not answer or lists no models.

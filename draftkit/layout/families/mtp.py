@@ -29,7 +29,7 @@ class MtpSpec(Architecture):
     - `concatenation`, `hidden_state`, `feedback`, `zero_first_embedding`, `modules`: as in `HeadKind`.
     """
 
-    SERVED_AS: ClassVar = {"vllm": {"mtp": "mtp"}, "sglang": {"mtp": "NEXTN"}}
+    SERVED_AS: ClassVar = {"vllm": {"mtp": "mtp"}, "sglang": {"mtp": "NEXTN"}, "llama.cpp": {"mtp": "draft-mtp"}}
     closed: ClassVar = ("config",)  # draftkit builds the head from its target's own
     whole_head: ClassVar = "its output layer is the target's"
 

@@ -4,6 +4,7 @@ From b11434 as built, and run: `server_slot_stats::to_json` and `to_metrics` of 
 tokens that are left but one, and an accepted token that ends the text counts only at the end of its draft. The server
 counts verifications for all requests together, and only those that had a draft: a request's own are told from its
 tokens, of which each verification gives one more than stood. Answers end with the tokens that the target's file names.
+In a stream, of tokens that are one character together only the last is named: they are counted by the server alone.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class LlamaCppServer(Server):
 
     def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         began = time.perf_counter()
-        events = self.api.ask("/completion", self._body(request), stream=True)
+        events = self.api.ask("/completion", self.body(request), stream=True)
         chunks = [chunk for event in events if (chunk := _chunk(event)) is not None]
         if not chunks:
             raise SourceError("the server says nothing", where=f"{self.api.root}/completion")
-        return answer_of(chunks, began, self._counts(events[-1][1].get("timings")))
+        timings = events[-1][1].get("timings")
+        count = timings.get("predicted_n") if isinstance(timings, dict) else None
+        return answer_of(chunks, began, self._counts(timings), count)
 
     def version(self) -> str | None:
         version = self.api.found("/props").get("build_info")
@@ -61,7 +64,8 @@ class LlamaCppServer(Server):
             return Counters()
         return Counters(DraftCounts(drafts, drafted, accepted, _per_position(samples)))
 
-    def _body(self, request: Request) -> dict[str, object]:
+    def body(self, request: Request) -> dict[str, object]:
+        """What `/completion` is asked."""
         drawn = sampling_of(request)
         return {
             "prompt": self._rendered(request) if request.messages else list(request.prompt),
