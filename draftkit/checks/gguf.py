@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from draftkit.checks.registry import check
-from draftkit.convert.formats import mtp_gguf
+from draftkit.convert.formats import causal_lm_gguf, dflash_gguf, mtp_gguf
 from draftkit.convert.gguf_layers import DEFAULT, TABLE_IS_HEAD
 from draftkit.engines.llama_cpp import last_state_of, refusal_of_target
 from draftkit.engines.mtp import differences_in_llama_cpp
 from draftkit.finding import Finding
+from draftkit.io.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 SOURCE = "llama.cpp b11434"
+VOCABULARY_SLACK = (
+    128  # tokens by which sizes may differ (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE` of `common/speculative.cpp`)
+)
 
 
 @check
@@ -95,4 +99,49 @@ def table_as_head(origins: Mapping[str, FactOrigin], target: TargetFacts) -> Ite
             cost="drafts are other tokens than the draft means",
             fix="convert the checkpoint that the file was made from again, which writes both",
             source=f"{SOURCE}, `src/models/dflash.cpp`; its converter drops the output layer of DSpark drafts",
+        )
+
+
+@check
+def pattern_alone(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
+    window = origins.get("sliding_window")
+    if window is not None and window.note == dflash_gguf.PATTERN_ALONE:
+        yield Finding(
+            "gguf-pattern-without-window",
+            "warning",
+            f"{dflash_gguf.PATTERN_ALONE}: llama.cpp attends to everything in these layers",
+            cost="fewer drafts stand in texts that are longer than the window",
+            fix="convert the checkpoint that the file was made from again",
+            source=SOURCE,
+        )
+
+
+@check
+def norm_of_ones(tensors: Mapping[str, TensorHandle]) -> Iterator[Finding]:
+    """The norm before fc, as it is initialized."""
+    norm = tensors.get("input_norm.weight")
+    if norm is not None and bool((norm.load() == 1).all()):
+        yield Finding(
+            "gguf-norm-of-ones",
+            "warning",
+            "the norm before fc, enc.output_norm, is all ones, as one that was never trained",
+            where="tensor enc.output_norm.weight",
+            cost="where the draft has no such norm, half of what it accepts",
+            fix="convert the checkpoint that the file was made from again; norm_before_fc says whether there is one",
+            source=SOURCE,
+        )
+
+
+@check
+def other_vocabulary(format: str, spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
+    """A standalone draft that the server loads and does not use."""
+    apart = abs(spec.architecture.vocab_size - target.vocab_size)
+    if format == causal_lm_gguf.NAME and apart > VOCABULARY_SLACK:
+        yield Finding(
+            "gguf-other-vocabulary",
+            "error",
+            f"the draft has {spec.architecture.vocab_size} tokens, and the target {target.vocab_size}",
+            cost="the server logs it and goes on without drafting",
+            fix="use a draft of the target's own family; vLLM drafts with other vocabularies",
+            source=SOURCE,
         )

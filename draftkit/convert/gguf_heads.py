@@ -83,7 +83,7 @@ HEADS = {
 
 
 @dataclass(frozen=True)
-class Heads:
+class GgufHeads:
     """The heads of a target of `num_layers`: their names in the layout and in GGUF.
 
     `prefixes`, `parts`: as in `MtpSpec`. `latent`: of latent attention, the heads, and

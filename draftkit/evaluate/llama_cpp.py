@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from draftkit.convert.api import convert_checkpoint, plan_conversion
+from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
 from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_server import llama_server
 from draftkit.errors import DraftkitError
@@ -15,6 +15,8 @@ from draftkit.evaluate.measure import Progress
 from draftkit.evaluate.server import ServerSettings, evaluate_server
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
+from draftkit.layout.folder import Draft
+from draftkit.layout.spec import DraftSpec
 from draftkit.results.record import Result
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
@@ -25,7 +27,8 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class LlamaCppSettings:
-    """The program to start, and the file that what it prints goes to; one for each draft is numbered."""
+    """The program to start, and the file that what it prints goes to; of several drafts, one for each is numbered, and
+    that of the server without a draft has `.plain` in its name."""
 
     program: Path
     log: Path
@@ -42,26 +45,28 @@ def evaluate_llama_cpp(
 ) -> Result:
     """Measure drafts in llama.cpp, one server after another. What is no GGUF file is made one on the way, in its dtype.
 
-    The result calls each draft by its file and how large that is. Nothing is told of speed: no server runs without a
-    draft. Raises `DraftkitError`, also for a draft that llama.cpp does not run.
+    The result calls each draft by its file and how large that is. Beside each runs the same program without a draft, by
+    turns, for the speed-up. Raises `DraftkitError`, also for a draft that llama.cpp does not run, or with fewer tokens.
     """
     sweep = Sweep.of(asked_for)
     if len(sweep.k) > 1:
         raise DraftkitError("llama-server drafts as it was started", expected="one --k")
     k, results = sweep.k[0], []
+    slots = str(max(sweep.concurrency))
+    specs = [_run_by_it(source, target, k) for source in drafts]
     with temporary_folder() as scratch:
         target_file = _file(target, target, scratch / "target.gguf")
-        for number, source in enumerate(drafts):
+        served = ["-m", str(target_file), "-np", slots]
+        for number, (source, spec) in enumerate(zip(drafts, specs, strict=True)):
             file = _file(source, target, scratch / f"draft-{number}.gguf")
-            spec = plan_conversion(str(file), target=target).require_draft().spec
-            if not loads(spec, "gguf"):
-                raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)
-            slots = str(max(sweep.concurrency))
-            arguments = ["-m", str(target_file), *draft_arguments(spec, file, k), "-np", slots]
-            log = settings.log.with_suffix(f".{number}{settings.log.suffix}") if len(drafts) > 1 else settings.log
-            with llama_server(settings.program, arguments, log) as url:
+            log = _named(settings.log, str(number)) if len(drafts) > 1 else settings.log
+            with (
+                llama_server(settings.program, [*served, *draft_arguments(spec, file, k)], log) as url,
+                llama_server(settings.program, served, _named(log, "plain")) as plain_url,
+            ):
                 name = f"{source} ({file.stat().st_size / MEGABYTE:.2f} MB)"
-                found = evaluate_server(ServerSettings(url), sweep, on_progress, target=target, draft=name)
+                servers = ServerSettings(url, plain_url)
+                found = evaluate_server(servers, sweep, on_progress, target=target, draft=name)
             results.append(replace(found, cells=tuple(replace(cell, method=spec.method) for cell in found.cells)))
     cells = tuple(itertools.chain.from_iterable(result.cells for result in results))
     warnings = tuple(dict.fromkeys(itertools.chain.from_iterable(result.warnings for result in results)))
@@ -69,6 +74,26 @@ def evaluate_llama_cpp(
     if saved is not None:
         saved.write(whole.to_dict())
     return whole
+
+
+def _run_by_it(source: str, target: str, k: int) -> DraftSpec:
+    """A draft. Raises `DraftkitError` for one that llama.cpp does not run, or not with so many tokens a round."""
+    found = inspect_checkpoint(source, target=target)
+    spec = found.spec if isinstance(found, Draft) else found.plan.require_spec(source)
+    if not loads(spec, "gguf"):
+        raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)
+    most = spec.architecture.draft_tokens
+    if most is not None and k > most:
+        raise DraftkitError(
+            f"the draft proposes at most {most} tokens a round, and llama-server would propose no more with {k}",
+            where=source,
+            expected=f"--k from 1 to {most}",
+        )
+    return spec
+
+
+def _named(log: Path, what: str) -> Path:
+    return log.with_suffix(f".{what}{log.suffix}")
 
 
 def _file(source: str, target: str, out: Path) -> Path:

@@ -88,6 +88,7 @@ def evaluate_server(
     server = serving.drafting
     seen = Asked(prompts.source, [len(p.turns) for p in prompts.prompts], prompts.masked, *questions.begin)
     warned = findings(Evidence(asked=seen, settings=sweep.first), "measurement")
+    warned += [Finding("not-told", "note", f"{server.engine} does not tell {what}") for what in server.untold]
     served = {"engine": server.engine, "version": server.version(), "model": server.model, "draft": server.draft()}
     made = made_by() | asked(prompts, sweep.first) | questions.provenance | {"server": served}
     if saved is not None:

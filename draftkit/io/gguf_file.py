@@ -217,7 +217,7 @@ def _add(writer: GGUFWriter, key: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Stored:
+class GgufNumbers:
     """The bytes of a tensor in a file; where they are quantized, by whole rows of `width` numbers, as float32."""
 
     file: Path
@@ -239,7 +239,7 @@ class Stored:
             stored = numpy.frombuffer(chunk, numpy.uint8).reshape(-1, row)
             yield dequantize(stored, GGMLQuantizationType[self.kind]).astype(numpy.float32).tobytes()
 
-    def part(self, index: int, count: int) -> Stored:
+    def part(self, index: int, count: int) -> GgufNumbers:
         nbytes = self.nbytes // count
         return replace(self, start=self.start + index * nbytes, nbytes=nbytes)
 
@@ -247,7 +247,7 @@ class Stored:
 def _handle(file: Path, tensor: Any) -> TensorHandle:
     """A tensor of the reader, whose shape runs from the innermost dimension outward."""
     shape, kind = tuple(int(size) for size in tensor.shape[::-1]), tensor.tensor_type.name
-    stored = Stored(file, int(tensor.data_offset), int(tensor.n_bytes), kind, shape[-1])
+    stored = GgufNumbers(file, int(tensor.data_offset), int(tensor.n_bytes), kind, shape[-1])
     return TensorHandle(tensor.name, kind if kind in PLAIN else "F32", shape, file, stored)
 
 

@@ -15,10 +15,12 @@ from fixtures.unified import write_unified
 from safetensors.torch import load_file
 
 from draftkit.checks.checkpoint import findings_of_reading
+from draftkit.checks.gguf import table_as_head
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint, plan_conversion
 from draftkit.engines.llama_cpp import check_target, serve_command
 from draftkit.errors import DraftkitError, LayoutError, TargetError
-from draftkit.io.gguf_file import GgufTensor, read_gguf, write_gguf
+from draftkit.io.gguf_file import GgufTensor, read_gguf, read_typed, write_gguf
+from draftkit.io.handles import memory_handle
 from draftkit.layout.target import read_target_facts
 
 ZOO = ("zoo:eagle3", "zoo:draft-model", "zoo:dflash", "zoo:dspark")
@@ -43,6 +45,17 @@ def rewritten(file: Path, out: Path, keys: dict[str, object], tensors: dict[str,
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return out
+
+
+def with_keys(file: Path, out: Path, keys: dict[str, object], tensors: dict[str, np.ndarray] | None = None) -> Path:
+    """A copy of a file with more or other keys and tensors."""
+    stated = dict(read_typed(file, "")) | keys
+    metadata = {k: v for k, v in stated.items() if not k.startswith("GGUF.")}
+    metadata["general.architecture"] = read_gguf(file).metadata["general.architecture"]
+    handles = {handle.name: handle for handle in read_gguf(file).tensors}
+    handles |= {n: memory_handle(n, torch.from_numpy(values), file) for n, values in (tensors or {}).items()}
+    write_gguf(out, metadata, [GgufTensor(handle, handle.dtype) for handle in handles.values()])
     return out
 
 
@@ -165,6 +178,39 @@ def test_defects_are_found_by_name(eagle3: Path, tmp_path: Path) -> None:
     assert names_found(rewritten(eagle3, tmp_path / "base.gguf", {"eagle3.rope.freq_base": None})) == {
         "gguf-default-taken"
     }
+
+
+def test_defects_of_block_drafters_are_found_by_name(unified: dict[str, Path], tmp_path: Path) -> None:
+    block = written("zoo:dflash", tmp_path / "block.gguf")
+    assert names_found(block) == set()
+    layers = int(read_gguf(block).metadata["dflash.block_count"])
+    window = {"dflash.attention.sliding_window": 64}
+    refused = describe_checkpoint(str(with_keys(block, tmp_path / "w.gguf", window)), target="zoo:target")
+    assert isinstance(refused, Reading)
+    assert {finding.name for finding in findings_of_reading(refused)} == {"gguf-window-without-pattern"}
+    pattern = {"dflash.attention.sliding_window_pattern": [True] * layers}
+    assert names_found(with_keys(block, tmp_path / "p.gguf", pattern)) == {"gguf-pattern-without-window"}
+    both = with_keys(block, tmp_path / "b.gguf", window | pattern)
+    assert names_found(both) == set()
+    assert plan_conversion(str(both), target="zoo:target").require_draft().spec.facts()["sliding_window"] == 64
+    table = {"token_embd.weight": np.ones((4096, 192), np.float32)}
+    found = describe_checkpoint(str(with_keys(block, tmp_path / "t.gguf", {}, table)), target="zoo:target")
+    assert isinstance(found, Reading)
+    assert found.target is not None
+    origins = {fact.name: fact for fact in found.plan.facts}
+    assert not list(table_as_head.find(origins, found.target))  # whose table is its output layer
+    untied = replace(found.target, config=dict(found.target.config) | {"tie_word_embeddings": False})
+    assert [finding.name for finding in table_as_head.find(origins, untied)] == ["gguf-table-as-head"]
+
+
+def test_a_norm_of_ones_and_another_vocabulary_are_found(tmp_path: Path, eagle3: Path) -> None:
+    ones = {"enc.output_norm.weight": np.ones(576, np.float32)}
+    file = with_keys(eagle3, tmp_path / "ones.gguf", {"eagle3.norm_before_fc": True}, ones)
+    assert names_found(file) == {"gguf-norm-of-ones"}
+    other = pico.save_llama(tmp_path / "other")
+    pico.save_tokenizer(other, ("a", "b"))
+    draft = convert_checkpoint(str(other), tmp_path / "other.gguf", to="gguf", target=str(other))
+    assert "gguf-other-vocabulary" in names_found(draft)
 
 
 def test_a_file_that_llama_cpp_does_not_load_is_an_error(eagle3: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.engines.llama_cpp import check_target, last_state_of
 from draftkit.errors import FormatError, LayoutError
+from draftkit.finding import Finding
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.decoder import Decoder
@@ -45,6 +46,7 @@ DESTINATION = "gguf"
 METHODS = ("dflash", "dspark", "dflash2")
 
 ARCHITECTURE = "dflash"
+PATTERN_ALONE = "the pattern has sliding layers, and no window is stated"
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 BESIDE = {
     "fc.weight": "fc.weight",
@@ -205,8 +207,12 @@ def _mask(checkpoint: Checkpoint, facts: Facts) -> int:
     tokenizer = checkpoint.config.get("tokenizer")
     token = tokenizer.get(MASK_KEY.partition(".")[2]) if isinstance(tokenizer, dict) else None
     if not isinstance(token, int):
+        old = facts.optional("mask_token_id", int)
+        named = (
+            "" if old is None else f", and {ARCHITECTURE}.mask_token_id {old}, a name that it does not read any more"
+        )
         raise FormatError(
-            f"the file has no {MASK_KEY}: llama.cpp's server dies on the first request",
+            f"the file has no {MASK_KEY}{named}: llama.cpp's server dies on the first request",
             where=checkpoint.source.path,
             hint="convert the draft again",
         )
@@ -220,9 +226,23 @@ def _causal(facts: Facts) -> bool:
 def _windowed(facts: Facts, decoder: Decoder) -> Decoder:
     """The decoder with its windows: those that a pattern gives to its layers."""
     window, pattern = facts.optional("attention.sliding_window", int), facts.flags("attention.sliding_window_pattern")
-    if not window or pattern is None or not any(pattern):
+    slides = pattern is not None and any(pattern)
+    if window and pattern is None:
+        facts.problems.append(
+            Finding(
+                "gguf-window-without-pattern",
+                "error",
+                f"attention.sliding_window is {window}, and no sliding_window_pattern says of which layers: llama.cpp "
+                "does not load the file",
+                fix="convert the checkpoint that the file was made from again",
+                source="llama.cpp `src/models/dflash.cpp`",
+            )
+        )
+    if slides and not window:
+        facts.record("sliding_window", "none", "stated", PATTERN_ALONE)
+    if not window or pattern is None or not slides:
         return decoder
-    full = tuple(layer for layer, slides in enumerate(pattern) if not slides)
+    full = tuple(layer for layer, sliding in enumerate(pattern) if not sliding)
     facts.record("sliding_window", window, "stated")
     return replace(decoder, sliding_window=window, full_attention_layers=full)
 

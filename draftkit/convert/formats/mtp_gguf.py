@@ -16,7 +16,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.mtp import plan_heads
-from draftkit.convert.gguf_heads import COPIED, HEADS, HeadNames, Heads
+from draftkit.convert.gguf_heads import COPIED, HEADS, HeadNames, GgufHeads
 from draftkit.convert.mtp_heads import TargetHeads
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
@@ -63,7 +63,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     assert known.parts is not None
     kind = next((k for k in known.spellings() if any(n.startswith(k.prefixes(1, layers)) for n in dtypes)), known)
     prefixes = kind.prefixes(count, layers)
-    heads = Heads(HEADS[str(text["model_type"])], prefixes, known.parts, layers, count)
+    heads = GgufHeads(HEADS[str(text["model_type"])], prefixes, known.parts, layers, count)
     moves, unknown = heads.read(checkpoint.tensors, dtypes)
     if unknown:
         raise FormatError(
@@ -113,7 +113,7 @@ def _export(outgoing: Outgoing, *, whole: bool) -> Export:
         raise TargetError(f"the heads are {spec.target_hidden_size} wide, and the target {width} wide", where=file)
     latent = (int(text["num_attention_heads"]), int(text.get("qk_nope_head_dim", 0)))
     assert spec.parts is not None
-    heads = Heads(names, spec.prefixes, spec.parts, layers, spec.num_modules, latent)
+    heads = GgufHeads(names, spec.prefixes, spec.parts, layers, spec.num_modules, latent)
     moves, unknown = heads.written(outgoing.draft.tensors)
     if unknown:
         raise LayoutError(f"llama.cpp's graph has no {', '.join(unknown)}", where=outgoing.draft.path)

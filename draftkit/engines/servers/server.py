@@ -17,6 +17,7 @@ class Server(ABC):
     engine: ClassVar[str]
     owner: ClassVar[str]
     estimates: ClassVar[bool] = False  # whether what it drafts is told from the sizes of chunks
+    untold: ClassVar[tuple[str, ...]] = ()  # figures of a measurement that it does not give, as a user calls them
 
     def __init__(self, api: Api, model: str):
         self.api = api

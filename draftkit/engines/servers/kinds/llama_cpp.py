@@ -29,6 +29,11 @@ class LlamaCppServer(Server):
     """A `llama-server`, with `--metrics` where acceptance at each position is to be known."""
 
     engine, owner = "llama.cpp", "llamacpp"
+    untold = (
+        "the rounds of a request, of which there are as many as its tokens need",
+        "acceptance at each position by request or category: its counters, with --metrics, are of all requests",
+        "the probabilities of the draft, so that there is no expected acceptance length",
+    )
     expected = False  # that it drafts
 
     def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
