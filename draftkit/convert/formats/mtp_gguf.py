@@ -16,7 +16,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.mtp import plan_heads
-from draftkit.convert.gguf_heads import COPIED, HEADS, HeadNames, GgufHeads
+from draftkit.convert.gguf_heads import COPIED, HEADS, GgufHeads, HeadNames
 from draftkit.convert.mtp_heads import TargetHeads
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
