@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.errors import TargetError, UnsupportedTarget
-from draftkit.io.handles import TensorHandle
+from draftkit.errors import TargetError
 from draftkit.io.tensors import gguf_file, open_checkpoint
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
+from draftkit.models.parts import require_plain
 from draftkit.models.pretrained import empty_model, load_pretrained, read_model_config, stored_names
-from draftkit.models.quantized import SCALES
 
 
 class TargetEnds(PreTrainedModel):
@@ -63,7 +61,7 @@ def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
         if missing:
             raise TargetError(f"the target's checkpoint has no tensor {missing[0]}", where=folder)
         weights = {own: tensors[stored[names[parameter]]] for own, parameter in end.named_parameters()}
-        _require_plain(weights.values(), tensors, folder)
+        require_plain(weights.values(), tensors, folder)
         end.to_empty(device=device)
         model._init_weights(end)  # what is no weight, as the scale of Gemma's embedding
         loaded = {own: handle.load().to(device, dtype) for own, handle in weights.items()}
@@ -73,10 +71,3 @@ def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
         output.weight = embedding.weight
     ends = TargetEnds(config, embedding, output, model.num_parameters())
     return ends.eval().requires_grad_(False)
-
-
-def _require_plain(weights: Iterable[TensorHandle], names: Iterable[str], folder: Path) -> None:
-    """Raise `UnsupportedTarget` for quantized weights, whose scales are stored beside them."""
-    modules = tuple(f"{handle.name.rpartition('.')[0]}." for handle in weights)
-    if scales := [name for name in names if name.startswith(modules) and name.endswith(SCALES)]:
-        raise UnsupportedTarget(f"its embedding or output layer is quantized ({min(scales)})", where=folder)

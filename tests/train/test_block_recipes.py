@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -58,24 +59,27 @@ def test_the_loss_is_the_weighted_mean_over_all_rows(make: object, terms: dict[s
     assert_close(recipe(batch).loss, (each * weights).sum() / weights.sum(), depth=DEPTH)
 
 
-def test_dpace_weighs_a_draft_by_its_effect_on_the_accepted_length(tmp_path: Path) -> None:
+def test_drafts_weigh_by_their_effect_on_the_accepted_length_or_the_chance_to_be_reached(tmp_path: Path) -> None:
     alpha = 0.4
-    recipe = recipe_of(dflash(dpace=alpha), tmp_path)
-    batch = batch_of(recipe)
+    recipes = {name: recipe_of(dflash(**{name: alpha}), tmp_path) for name in ("dpace", "reached")}
+    batch = batch_of(recipes["dpace"])
     drafted = batch.drafted(K)
-    p, q = taught(batch), trained(recipe, batch).detach().softmax(-1)
+    p, q = taught(batch), trained(recipes["dpace"], batch).detach().softmax(-1)
     ce = losses("ce", p, q)
-    weights = torch.zeros(drafted.shape)
+    weights = {name: torch.zeros(drafted.shape) for name in recipes}
     for anchor in range(drafted.shape[1]):
         rows = int(drafted[:, anchor].sum())
         right = [(1 - alpha) * float(torch.exp(-ce[t, anchor])) + alpha for t in range(rows)]
         for t in range(rows):
-            for m in range(t, rows):
-                product = 1.0
-                for i in range(m + 1):
-                    product *= right[i]
-                weights[t, anchor] += product
-    assert_close(recipe(batch).loss, (ce * weights).sum() / weights.sum(), depth=DEPTH)
+            weights["reached"][t, anchor] = math.prod(right[:t])
+            weights["dpace"][t, anchor] = sum(math.prod(right[: m + 1]) for m in range(t, rows))
+    for name, recipe in recipes.items():
+        assert_close(recipe(batch).loss, (ce * weights[name]).sum() / weights[name].sum(), depth=DEPTH)
+
+
+def test_drafts_weigh_by_one_of_them() -> None:
+    with pytest.raises(DraftkitError, match=r"options.dpace and options.reached"):
+        DFlash.start(Origin(target()), DFlashOptions(mask_token_id=V - 1, dpace=0.5, reached=0.5))
 
 
 def test_a_draft_of_another_kind_is_refused_by_its_name() -> None:

@@ -9,8 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import TargetError
-from draftkit.io.tensors import open_checkpoint
-from draftkit.models.pretrained import empty_model, read_model_config, stored_names
+from draftkit.models.parts import load_parts
 from draftkit.models.states import decoder_of
 
 
@@ -19,19 +18,8 @@ def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
 
     Only its weights are read. Raises `DraftkitError` when there is no such module or it has no weights.
     """
-    model = empty_model(read_model_config(folder, whole=False), dtype)
-    norm = final_norm(model)
-    tensors = open_checkpoint(folder)
-    stored = stored_names(model, tensors)
-    names = {part: name for name, part in model.named_modules()}
-    weights = {}
-    for part in norm.state_dict():
-        name = f"{names[norm]}.{part}"
-        if name not in stored:
-            raise TargetError(f"the target's checkpoint has no tensor {name}", where=folder, expected="its final norm")
-        weights[part] = tensors[stored[name]].load().to(dtype)
-    norm.load_state_dict(weights, strict=True, assign=True)
-    return norm.eval().requires_grad_(False)
+    (norm,) = load_parts(folder, lambda model: [final_norm(model)], dtype)
+    return norm
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:

@@ -28,7 +28,7 @@ from draftkit.train.block_attention import Blocks
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
-from draftkit.train.losses.reach import Reach, marginal
+from draftkit.train.losses.reach import Reach, marginal, reached
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
 from draftkit.train.parallel import SMALLEST_SUM
@@ -36,6 +36,7 @@ from draftkit.train.ranges import Index, Positive, Repeats, Share, Size
 from draftkit.train.recipes.bases.eagle import INITIAL_STD, check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
 from draftkit.train.statistics import step_statistics
+from draftkit.train.target_layers import begin_as_target
 from draftkit.train.teaching import target_head
 
 ROWS_AT_ONCE = 2048  # of blocks, in a pass that has to cover every anchor
@@ -48,7 +49,8 @@ class BlockOptions:
     - `max_anchors`: blocks of a batch, at random places of those where serving could draft; None for all.
     - `loss`: of each row, as `parse_loss` reads it. `decay_length` γ: draft t counts exp(−t/γ) (DFlash: 4).
     - `dpace` α: instead, draft t counts its marginal effect on the expected acceptance length, from the draft's own
-      probabilities p ← (1 − α)·p + α (D-PACE); None for the decay. The loss is the weighted mean over all rows.
+      probabilities p ← (1 − α)·p + α (D-PACE). `reached` α: instead, the chance that the drafts before it are right,
+      from the same. None for the decay. The loss is the weighted mean over all rows.
     - `temperature` divides the logits of both sides. `train_head`: whether a head of the draft's own changes.
     - `slots`, `block_size`, `mask_token_id` (None: the last one that the target's tokenizer does not use), `layers` (of
       the target, in convention S; empty for the reference's), `num_layers`: as in `DFlashSpec`.
@@ -60,6 +62,7 @@ class BlockOptions:
     loss: LossText = "ce"
     decay_length: Positive = 4.0
     dpace: Share | None = None
+    reached: Share | None = None
     temperature: Positive = 1.0
     train_head: bool = False
     slots: Literal["fill-in", "anchor-first"] = "fill-in"
@@ -93,6 +96,8 @@ class BlockRecipe(Recipe):
 
     def __init__(self, draft: DFlashModel, origin: Origin, options: BlockOptions):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
+        if options.dpace is not None and options.reached is not None:
+            raise DraftkitError("options.dpace and options.reached both weigh drafts", hint="set one of them")
         self.options = options
         self.loss = parse_loss(options.loss)
         self.head = target_head(origin.target, draft.target_ids, options.temperature)
@@ -211,19 +216,22 @@ class BlockRecipe(Recipe):
         )
 
     def _weights(self, batch: TrainingBatch, counted: Tensor) -> Tensor:
-        """float32 [K, N]: what each draft counts, but for its marginal effect."""
+        """float32 [K, N]: what each draft counts, but for what `_reach` says."""
         weights = batch.weighted(counted).float()
-        if self.options.dpace is not None:
+        if self.options.dpace is not None or self.options.reached is not None:
             return weights
         step = torch.arange(len(counted), device=counted.device)[:, None]
         return weights * torch.exp(-step / self.options.decay_length)
 
     def _reach(self, rows: BlockRows, counted: Tensor) -> Reach | None:
-        if self.options.dpace is None:
+        factors, alpha = (
+            (marginal, self.options.dpace) if self.options.reached is None else (reached, self.options.reached)
+        )
+        if alpha is None:
             return None
         k = len(counted)
         places = torch.arange(len(rows.steps), device=counted.device)  # block by block
-        return Reach(places, (len(places) // k, k), marginal, together=k, alpha=self.options.dpace)
+        return Reach(places, (len(places) // k, k), factors, together=k, alpha=alpha)
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
@@ -264,13 +272,15 @@ def block_draft(
     origin: Origin, recipe: str, methods: tuple[str, ...], options: BlockOptions, markov: MarkovHead | None,
     confidence: Literal["none", "hidden", "hidden_and_token"],
 ) -> DFlashModel:  # fmt: skip
-    """The origin's draft in float32, ready to be trained further, with the heads that it lacks; a fresh one where there
-    is none.
+    """The origin's draft in float32, ready to be trained further, with the heads that it lacks; where there is none, a
+    fresh one that begins with the target's last layers, if it has such (`begin_as_target`).
 
     Heads that are added to a draft change nothing to begin with. Raises `DraftkitError` for a draft of other `methods`.
     """
     if origin.draft is None:
-        return fresh_block_draft(block_spec(origin, options, markov, confidence), origin)
+        draft = fresh_block_draft(block_spec(origin, options, markov, confidence), origin)
+        begin_as_target(draft, origin.target)
+        return draft
     architecture = origin.draft.spec.architecture
     if architecture.method not in methods:
         raise DraftkitError(

@@ -1,0 +1,90 @@
+"""First weights of a block drafter: the target's last layers, where they are of the draft's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftkit.data.states.final_norm import final_norm
+from draftkit.errors import TargetError
+from draftkit.models.dflash import BlockLayer, DFlashModel
+from draftkit.models.ends import TargetEnds
+from draftkit.models.parts import load_parts
+from draftkit.models.states import decoder_layers, decoder_of
+
+NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 has them, Llama has not
+
+
+@torch.no_grad()
+def begin_as_target(draft: DFlashModel, target: PreTrainedModel) -> bool:
+    """Give a new draft the target's last layers and final norm, and the last of the captured states as its context.
+
+    The draft then continues the target from that state. False, and nothing is changed, where the target has no such
+    layers in full precision: they need the names and sizes of a dense decoder's, as in Llama and Qwen3.
+    """
+    choose = partial(_last_layers, draft=draft)
+    try:
+        if isinstance(target, TargetEnds) or any(parameter.is_meta for parameter in target.parameters()):
+            parts = load_parts(Path(target.name_or_path), choose, torch.float32)
+        else:
+            parts = choose(target)
+    except TargetError:  # quantized, or stored otherwise than transformers reads it
+        return False
+    if not parts:
+        return False
+    *layers, norm = parts
+    for mine, theirs in zip(cast("list[BlockLayer]", list(draft.layers)), layers, strict=True):
+        _take(mine, theirs)
+    draft.norm.weight.copy_(_scale(norm))
+    draft.fc.weight.zero_()
+    draft.fc.weight[:, -draft.spec.target_hidden_size :].fill_diagonal_(1.0)
+    return True
+
+
+def _last_layers(model: PreTrainedModel, draft: DFlashModel) -> Sequence[nn.Module]:
+    """As many of the last layers as the draft has, and the norm behind them; nothing where there are too few."""
+    wanted = _shapes(draft.layers[0])
+    fitting = [layer for layer in decoder_layers(decoder_of(model)) if _fits(_shapes(layer), wanted)]
+    count = len(draft.layers)
+    return [*fitting[-count:], final_norm(model)] if len(fitting) >= count else []
+
+
+def _shapes(layer: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in layer.named_parameters()}
+
+
+def _fits(theirs: dict[str, torch.Size], mine: dict[str, torch.Size]) -> bool:
+    """Whether a layer has all that a draft's has, in the same sizes, but for norms of queries and keys, and no more
+    than biases."""
+    more = {name for name in theirs.keys() - mine.keys() if not name.endswith("_proj.bias")}
+    return not more and all(theirs.get(name, shape if name in NORMS else None) == shape for name, shape in mine.items())
+
+
+def _take(mine: BlockLayer, theirs: nn.Module) -> None:
+    """A layer's weights. Its first norm's go into the projections behind it, which the context passes as well, and
+    without that norm."""
+    before = _scale(theirs.get_submodule("input_layernorm"))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        projection = mine.self_attn.get_submodule(name).get_parameter("weight")
+        projection.copy_(theirs.get_parameter(f"self_attn.{name}.weight") * before)
+    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        mine.get_parameter(f"{name}.weight").copy_(theirs.get_parameter(f"{name}.weight"))
+    mine.post_attention_layernorm.weight.copy_(_scale(theirs.get_submodule("post_attention_layernorm")))
+    own = dict(theirs.named_modules())
+    for part in ("q", "k"):
+        norm = mine.self_attn.get_submodule(f"{part}_norm").get_parameter("weight")
+        if (name := f"self_attn.{part}_norm") in own:
+            norm.copy_(_scale(own[name]))
+        else:  # as long as queries and keys are without the norm, of states that point nowhere
+            norm.fill_(mine.self_attn.get_submodule(f"{part}_proj").get_parameter("weight").pow(2).sum(1).mean().sqrt())
+
+
+def _scale(norm: nn.Module) -> Tensor:
+    """What an RMS norm multiplies with, whether it stores that or what is to be added to 1."""
+    return norm(torch.ones_like(norm.get_parameter("weight"))).float()
