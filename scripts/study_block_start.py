@@ -71,8 +71,8 @@ class Study:
         self.options = options
         self.target = load_training_target(options.target, device="cpu", dtype=torch.float32)
         self.recipe = recipe_class(options.recipe)
-        settings = {**to_dict(self.recipe.options_type()), **json.loads(options.options)}
-        self.settings = from_dict(self.recipe.options_type, settings, "--options")
+        settings: dict[str, object] = {**to_dict(self.recipe.options_type()), **json.loads(options.options)}
+        self.settings: Any = from_dict(self.recipe.options_type, settings, "--options")
         self.d2t_ids = None
         if options.vocabulary_of is not None:
             with open_draft(options.vocabulary_of, options.target) as draft:

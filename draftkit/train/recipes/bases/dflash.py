@@ -54,6 +54,7 @@ class BlockOptions:
     - `temperature` divides the logits of both sides. `train_head`: whether a head of the draft's own changes.
     - `slots`, `block_size`, `mask_token_id` (None: the last one that the target's tokenizer does not use), `layers` (of
       the target, in convention S; empty for the reference's), `num_layers`: as in `DFlashSpec`.
+    - `begin`: whether its layers begin as the target's last ones, where these are of its kind, or at random.
     - `sliding_window`: of the first `num_layers` − 1 layers, None for none. `causal`: all layers are within the block;
       None for those with a window.
     """
@@ -70,6 +71,7 @@ class BlockOptions:
     mask_token_id: Index | None = None
     layers: tuple[Index, ...] = ()
     num_layers: Repeats = 2
+    begin: Literal["target", "random"] = "target"
     sliding_window: Size | None = None
     causal: bool | None = None
 
@@ -273,13 +275,14 @@ def block_draft(
     confidence: Literal["none", "hidden", "hidden_and_token"],
 ) -> DFlashModel:  # fmt: skip
     """The origin's draft in float32, ready to be trained further, with the heads that it lacks; where there is none, a
-    fresh one that begins with the target's last layers, if it has such (`begin_as_target`).
+    fresh one.
 
     Heads that are added to a draft change nothing to begin with. Raises `DraftkitError` for a draft of other `methods`.
     """
     if origin.draft is None:
         draft = fresh_block_draft(block_spec(origin, options, markov, confidence), origin)
-        begin_as_target(draft, origin.target)
+        if options.begin == "target":
+            begin_as_target(draft, origin.target)
         return draft
     architecture = origin.draft.spec.architecture
     if architecture.method not in methods:
