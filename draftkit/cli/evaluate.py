@@ -28,6 +28,7 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSamplingMode, Turns, Verification
 
 if TYPE_CHECKING:
+    from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.certificate.result import Certificate
     from draftkit.evaluate.certificate.served import ServedCertificate
     from draftkit.evaluate.certificate.settings import CertificateSettings
@@ -212,7 +213,8 @@ def evaluate(
         typer.Option(
             "--certify",
             rich_help_panel=SPEED,
-            help="Test that each draft leaves the target's output and distribution as they are.",
+            help="Test, in the engine that is measured, that each draft leaves the target's output as it is, and the "
+            "distribution at the temperatures above 0.",
         ),
     ] = False,
     out: Annotated[
@@ -324,6 +326,7 @@ def evaluate(
         parse_slices,
     )
     from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
+    from draftkit.evaluate.vllm import certify_with_vllm
     from draftkit.report.tables import memory_table, rounds_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
     from draftkit.results.record import result_json
@@ -415,16 +418,16 @@ def evaluate(
         for source, rounds in planned.items() if not as_json else ():
             console().print(rounds_table(source, rounds))
         return
-    asked_of_certificates = _certificate_settings(target, sweep) if certify and server is None and target else None
+    own = _certificate_settings(target, sweep, vllm) if certify and server is None and target else None
     saved = None if out is None else ResultFile(out, resume=resume)
-    served: ServedCertificate | None = None
+    served: list[ServedCertificate] = []
     with _prompt_progress() as on_progress:
         if server is not None:
             name = drafts[0] if drafts else None
             servers = ServerSettings(server, server_baseline)
             result = evaluate_server(servers, sweep, on_progress, target=target, draft=name, saved=saved)
             if certify:
-                served = certify_server(servers, sweep, on_progress, target=target, draft=name)
+                served.append(certify_server(servers, sweep, on_progress, target=target, draft=name))
         elif engine == "llama.cpp":
             assert target is not None
             log = Path("llama-server.log") if out is None else out.with_suffix(".llama-server.log")
@@ -444,11 +447,12 @@ def evaluate(
                 vllm=vllm,
                 fall_back=engine is None,
             )
-    certificates = [] if asked_of_certificates is None else _certificates(target or "", drafts, asked_of_certificates)
+            if certify and vllm is not None:
+                served += [certify_with_vllm(target, name, sweep, vllm, on_progress) for name in drafts]
+    certificates = [] if own is None else _certificates(target or "", drafts, own)
     as_file = result.to_dict()
     if certify:
-        certified = certificates if served is None else [served]
-        as_file["certificates"] = [certificate.to_dict() for certificate in certified]
+        as_file["certificates"] = [found.to_dict() for found in certificates] + [found.to_dict() for found in served]
         if saved is not None:
             saved.write(as_file)
     if as_json:
@@ -459,8 +463,9 @@ def evaluate(
         print(cells_csv(result), end="")
     else:
         show_evaluation(console(), result, certificates, served=served, details=details)
-    if served is not None and served.verdict == "bug":
-        raise DraftkitError(f"{served.engine} is not lossless with {served.draft}: {served.failures[0]}")
+    for found in served:
+        if found.verdict == "bug":
+            raise DraftkitError(f"{found.engine} is not lossless with {found.draft}: {found.failures[0]}")
     if bugs := [certificate.draft for certificate in certificates if certificate.verdict == "bug"]:
         raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
     if require_al is not None:
@@ -497,13 +502,20 @@ def _require_acceptance(result: Result, floor: float) -> None:
         raise typer.Exit(3)
 
 
-def _certificate_settings(target: str, sweep: Sweep) -> CertificateSettings:
-    """All settings of the measurement. Raises `DraftkitError` where there is nothing to certify."""
+def _certificate_settings(target: str, sweep: Sweep, vllm: VllmSettings | None) -> CertificateSettings | None:
+    """All settings of the measurement, for draftkit's own engine; None where only `vllm` runs the target.
+
+    Raises `DraftkitError` where there is nothing to certify.
+    """
     from draftkit.evaluate.certificate.settings import CertificateSettings
-    from draftkit.loading import require_runtime
+    from draftkit.evaluate.vllm import check_certifiable
+    from draftkit.loading import require_runtime, runtime_refusal
 
-    require_runtime(target, "leave out --certify: a certificate is of draftkit's own engine")
-
+    if vllm is not None:
+        check_certifiable(sweep.first, vllm)
+        if runtime_refusal(target) is not None:
+            return None
+    require_runtime(target, "leave out --certify, or certify vLLM with --engine vllm")
     settings = sweep.first
     if settings.verification not in ("rejection", "block"):
         raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
@@ -514,7 +526,7 @@ def _certificate_settings(target: str, sweep: Sweep) -> CertificateSettings:
         limit=min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS),
         device=settings.device,
         dtype=settings.dtype,
-        temperatures=tuple(t for t in sweep.temperature if t > 0) or (1.0,),
+        temperatures=tuple(t for t in sweep.temperature if t > 0),
         top_k=settings.sampling.top_k,
         top_p=settings.sampling.top_p,
         min_p=settings.sampling.min_p,

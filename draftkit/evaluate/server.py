@@ -17,7 +17,12 @@ from draftkit.engines.servers.server import Server
 from draftkit.engines.vllm.request import warm_up
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.axes import with_slices
-from draftkit.evaluate.certificate.served import ServedCertificate, certify_served
+from draftkit.evaluate.certificate.served import (
+    ServedCertificate,
+    certified_samplings,
+    certified_settings,
+    certify_served,
+)
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.engine_cell import measured_by
 from draftkit.evaluate.measure import Conversations, Progress
@@ -31,8 +36,6 @@ from draftkit.results.record import Cell, Heading, Result, ResultWarning
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
-
-CERTIFIED_PROMPTS, CERTIFIED_TOKENS = 32, 64
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def certify_server(
     draft: str | None = None,
 ) -> ServedCertificate:
     """Whether a server answers with its draft as without: at temperature 0, and as the user draws, at every temperature
-    of the sweep above 0 (1 where there is none), with as many requests together as it has at most.
+    of the sweep above 0, with as many requests together as it has at most.
 
     Arguments as of `evaluate_server`; a server without a draft is needed. Raises `DraftkitError`.
     """
@@ -129,11 +132,8 @@ def certify_server(
     serving = Serving.of(servers)
     if serving.plain is None:
         raise DraftkitError("a certificate needs the same target without a draft", hint="add --server-baseline URL")
-    settings = replace(
-        sweep.first.at(concurrency=max(sweep.concurrency)),
-        max_new_tokens=min(sweep.first.max_new_tokens, CERTIFIED_TOKENS),
-    )
-    prompts = load_prompt_set(settings.prompts, min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS))
+    settings = certified_settings(sweep)
+    prompts = load_prompt_set(settings.prompts, settings.limit)
     questions = Questions.of(prompts, target, settings)
     requests = questions.requests(settings)
 
@@ -146,8 +146,7 @@ def certify_server(
         plain,
         drafting,
         requests,
-        [replace(settings.sampling, temperature=t) for t in sweep.temperature if t > 0]
-        or [replace(settings.sampling, temperature=1.0)],
+        certified_samplings(sweep),
         names=(
             target or serving.drafting.model,
             draft or serving.drafting.draft() or "served",

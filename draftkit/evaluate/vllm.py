@@ -20,19 +20,26 @@ from draftkit.engines.vllm.request import warm_up
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.certificate.served import (
+    ServedCertificate,
+    certified_samplings,
+    certified_settings,
+    certify_served,
+)
+from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.engine_cell import measured_by
-from draftkit.evaluate.measure import Progress
+from draftkit.evaluate.measure import Conversations, Progress
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
-from draftkit.loading import open_draft
+from draftkit.loading import load_target_tokenizer, open_draft
 from draftkit.models.devices import device_named, dtype_named
 from draftkit.models.pretrained import describe
 from draftkit.models.remote_code import trusts_remote_code
 from draftkit.models.target import end_token_ids
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading
-from draftkit.results.settings import Settings
+from draftkit.results.settings import Settings, Sweep
 
 BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --vllm-url with a server of it"
 
@@ -73,17 +80,72 @@ def measure_with_vllm(
     `DraftkitError`; for a draft that vLLM cannot run, before anything is started.
     """
     _require_first_turn(settings)
+    with drafting_lane(target, draft, requests, settings, vllm, on_progress) as (method, drafting):
+        heading = _heading(target, draft, method, settings)
+        if vllm.url is not None:  # how the server's draft is built, drawn and verified, its metrics do not say
+            heading = replace(heading, draft_sampling=None, verification=None)
+        return measured_by(heading, requests, settings, plain, drafting, categories, _repeats(settings, vllm))
+
+
+def certify_with_vllm(
+    target: str,
+    draft: str,
+    asked: Settings | Sweep,
+    vllm: VllmSettings,
+    on_progress: Progress = lambda *_: None,
+) -> ServedCertificate:
+    """Whether vLLM answers with the draft as without, at the most draft tokens of the sweep: at temperature 0, and at
+    every temperature of it above. `target` and `draft` as of `measure_with_vllm`. Raises `DraftkitError`.
+    """
+    sweep = Sweep.of(asked)
+    check_certifiable(sweep.first, vllm)
+    # Above temperature 0 drafts may be drawn, which vLLM has to be told when it starts.
+    settings = certified_settings(sweep).at(temperature=max(sweep.temperature))
+    prompts = load_prompt_set(settings.prompts, settings.limit)
+    requests = Conversations(prompts.prompts, load_target_tokenizer(target), settings).first_requests
+
+    def certified(name: str, done: int, total: int, length: float) -> None:  # one lane has runs of several sizes
+        on_progress(f"certificate, {name}", done, max(done, total), length)
+
+    with (
+        plain_lane(target, requests, replace(settings, repeats=1), vllm, certified) as plain,
+        drafting_lane(target, draft, requests, settings, vllm, certified) as (_, drafting),
+    ):
+        assert plain is not None
+        names = (target, draft, "vllm")
+        samplings = certified_samplings(sweep)
+        return certify_served(plain, drafting, requests, samplings, names=names, concurrency=settings.concurrency)
+
+
+def check_certifiable(settings: Settings, vllm: VllmSettings) -> None:
+    """Raise `DraftkitError` where vLLM cannot run with a draft and without one at a time."""
+    if vllm.url is not None and vllm.baseline_url is None:
+        raise DraftkitError("a certificate needs the same target without a draft", hint="add --vllm-baseline-url URL")
+    if not _both_fit(settings, vllm):
+        raise DraftkitError(
+            "a certificate runs vLLM with the draft and without one at a time, and each takes most of the GPU",
+            hint="--gpu-memory-utilization 0.45, or leave out --certify",
+        )
+
+
+@contextmanager
+def drafting_lane(
+    target: str,
+    draft: str,
+    requests: Sequence[Request],
+    settings: Settings,
+    vllm: VllmSettings,
+    on_progress: Progress = lambda *_: None,
+) -> Iterator[tuple[str, Lane]]:
+    """The method of a draft as vLLM names it, and what runs requests with it."""
     if vllm.url is not None:
-        drafting = _on_server(draft, vllm.url, target, requests, settings, on_progress, speculates=True)
-        # How the server's draft is built, drawn and verified, its metrics do not say.
-        heading = replace(_heading(target, draft, "served", settings), draft_sampling=None, verification=None)
-        return measured_by(heading, requests, settings, plain, drafting, categories, settings.repeats)
+        yield "served", _on_server(draft, vllm.url, target, requests, settings, on_progress, speculates=True)
+        return
     with (
         served_draft(draft, target, settings) as served,
         _offline(draft, target, requests, settings, vllm, served.speculative, on_progress) as drafting,
     ):
-        heading = _heading(target, draft, served.method, settings)
-        return measured_by(heading, requests, settings, plain, drafting, categories, _repeats(settings, vllm))
+        yield served.method, drafting
 
 
 @contextmanager
@@ -115,8 +177,13 @@ def plain_lane(
 
 def _repeats(settings: Settings, vllm: VllmSettings) -> int:
     """Passes by turns at most: none where the two engines do not fit a device together."""
-    fits = device_named(settings.device) == "cpu" or (vllm.gpu_memory_utilization or 1.0) <= 0.5
-    return settings.repeats if vllm.url is not None or fits else 0
+    return settings.repeats if _both_fit(settings, vllm) else 0
+
+
+def _both_fit(settings: Settings, vllm: VllmSettings) -> bool:
+    """Whether vLLM can run with a draft and without one at a time."""
+    on_cpu = device_named(settings.device) == "cpu"
+    return vllm.url is not None or on_cpu or (vllm.gpu_memory_utilization or 1.0) <= 0.5
 
 
 def _offline(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from draftkit.evaluate.certificate.served import ServedCertificate, ServedDivergence
     from draftkit.evaluate.certificate.settings import CertificateSettings
 
+NOT_DRAWN = "Temperatures above 0 were not measured, and not tested."
 STYLES = {"no difference seen": "bold green", "numerics only": "bold yellow", "bug": "bold red"}
 
 
@@ -50,9 +51,11 @@ def _problems(result: Certificate) -> list[Text]:
 
 def _power(smallest: Detectable) -> Text:
     """What the certificate can say at all."""
+    seen = f"  it would have seen, with 95 %: {smallest.wrong_tokens:.2%} of the greedy tokens wrong"
+    if smallest.wrong_drawn_tokens is None:
+        return Text(f"{seen}; not smaller defects. {NOT_DRAWN}")
     return Text(
-        f"  it would have seen, with 95 %: {smallest.wrong_tokens:.2%} of the greedy tokens wrong, "
-        f"{smallest.wrong_drawn_tokens:.2%} of the drawn ones; a distribution off by a total variation of "
+        f"{seen}, {smallest.wrong_drawn_tokens:.2%} of the drawn ones; a distribution off by a total variation of "
         f"{smallest.verifier:.3f} in the verifier, {smallest.continuations:.3f} end to end; not smaller defects"
     )
 
@@ -114,11 +117,12 @@ def served_certificate(result: ServedCertificate) -> Group:
         seen.append(f"a total variation of {max(tokens):.2f} in the tokens of a place")
     if likely and max(likely) < 1:
         seen.append(f"drawn answers of which one is likelier than one without with a chance of 50 ± {max(likely):.0%}")
-    power = Text(f"  it would have seen, with 95 %: {'; '.join(seen)}; not smaller defects")
+    beyond = "" if result.tests else f". {NOT_DRAWN}"
+    power = Text(f"  it would have seen, with 95 %: {'; '.join(seen)}; not smaller defects{beyond}")
     failures = [Text(f"  fails: {failure}", "red") for failure in result.failures]
     drawn = [f"T = {s.temperature:g}, top-k {s.top_k}, top-p {s.top_p:g}, min-p {s.min_p:g}" for s in result.samplings]
-    where = Text(f"{result.engine} {result.version or ''}; {'; '.join(drawn)}; concurrency {result.concurrency}")
-    return Group(head, *failures, power, steps, where)
+    how = [f"{result.engine} {result.version or ''}".rstrip(), *drawn, f"concurrency {result.concurrency}"]
+    return Group(head, *failures, power, steps, Text("; ".join(how)))
 
 
 def _difference(divergence: ServedDivergence) -> str:
@@ -137,10 +141,10 @@ def _number(value: float | None) -> str:
 def _origin(result: Certificate) -> list[Text]:
     where, settings = result.provenance, result.settings
     drafts = ", ".join(map(str, settings.num_speculative_tokens))
-    temperatures = ", ".join(f"{t:g}" for t in settings.temperatures)
+    temperatures = ", ".join(f"{t:g}" for t in (0, *settings.temperatures))
     return [
         Text(
-            f"K={drafts}, {settings.verification}, temperature 0 and {temperatures}{_cuts(settings)}; "
+            f"K={drafts}, {settings.verification}, temperature {temperatures}{_cuts(settings)}; "
             f"{where['dtype']} on {where['device']}; seed {settings.seed}"
         ),
         Text(

@@ -52,7 +52,7 @@ def show_evaluation(
     result: Result,
     certificates: Sequence[Certificate] = (),
     *,
-    served: ServedCertificate | None = None,
+    served: Sequence[ServedCertificate] = (),
     details: bool = False,
 ) -> None:
     """A measurement: the verdict, the cells, what was asked for beside them, and warnings; all else with `details`."""
@@ -75,8 +75,8 @@ def show_evaluation(
             console.print(prediction_table(cell, result.cells))
     for certified in certificates:
         console.print(certificate(certified))
-    if served is not None:
-        console.print(served_certificate(served))
+    for found in served:
+        console.print(served_certificate(found))
     for warning in result.warnings:
         console.print(f"warning: {warning.message} [{warning.name}]")
 

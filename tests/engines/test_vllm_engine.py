@@ -33,7 +33,7 @@ from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
-from draftkit.evaluate.vllm import check_with_vllm, measure_with_vllm, plain_lane
+from draftkit.evaluate.vllm import certify_with_vllm, check_with_vllm, measure_with_vllm, plain_lane
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.loading import open_draft
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
@@ -188,6 +188,38 @@ def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None
     refused = draftkit(*measure, "--vllm-python", sys.executable, "--engine", "draftkit")
     assert refused.code == 1
     assert "leave out --engine, or them" in refused.err
+
+
+@pytest.mark.parametrize("planted", ["", "errs"])
+def test_vllm_is_certified_as_it_is_measured(
+    planted: str, falcon: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, draftkit: Command
+) -> None:
+    """At the most draft tokens, and at the temperatures of the run: greedily with log-probabilities, then drawn."""
+    monkeypatch.setenv("FAKE_VLLM", planted)
+    ran = draftkit(
+        "eval", "--target", falcon, "--draft", "ngram", "--k", "2,4", "--temperature", "0,1", "--limit", 3,
+        "--max-new-tokens", 20, "--repeats", 0, "--device", "cpu", "--vllm-python", sys.executable, "--certify",
+        "--json",
+    )  # fmt: skip
+    (found,) = json.loads(ran.out)["certificates"]
+    assert (ran.code, found["verdict"]) == ((1, "bug") if planted else (0, "no difference seen")), ran.err
+    assert ("vllm is not lossless with ngram: request" in ran.err) is bool(planted)
+    assert (found["engine"], found["draft"], found["requests"], len(found["tests"])) == ("vllm", "ngram", 3, 7)
+    assert {test["name"].rpartition(" ")[2] for test in found["tests"]} == {"1"}
+    asked = [[sampling["logprobs"] for sampling in run] for run in journal.entries("sampling")]
+    assert asked[-4:] == [[5] * 3, [5] * 3, [1] * 500, [1] * 500]
+    drafting = [a["speculative_config"] for a in journal.entries("arguments") if "speculative_config" in a]
+    assert drafting[-1]["num_speculative_tokens"] == 4
+    if planted:
+        assert [(d["position"], d["margin"]) for d in found["divergences"]] == [(1, pytest.approx(2.9))] * 3
+
+
+def test_a_certificate_of_vllm_wants_room_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftkit.evaluate.vllm.device_named", lambda _: "cuda")
+    with pytest.raises(DraftkitError, match="each takes most of the GPU"):
+        certify_with_vllm("zoo:target", "zoo:eagle", SETTINGS, VLLM)
+    with pytest.raises(DraftkitError, match="without a draft"):
+        certify_with_vllm("zoo:target", "zoo:eagle", SETTINGS, VllmSettings(url="http://localhost:1"))
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda:1", "1,2"), ("cuda", None), (None, None)])

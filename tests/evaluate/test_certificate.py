@@ -111,6 +111,15 @@ def test_what_is_measured_is_what_is_tested() -> None:
     assert "top_k 12, top_p 0.9, min_p 0.02" in rendered(found)
 
 
+def test_greedy_decoding_alone_is_certified_alone() -> None:
+    """Where nothing was measured above temperature 0, nothing is drawn, and the report says so."""
+    found = certified(pico_pair(), replace(TOKENS_ONLY, temperatures=()))
+    assert found.verdict == "no difference seen"
+    assert (found.coupled, found.fits) == ((), ())
+    assert (found.detectable.wrong_tokens > 0, found.detectable.verifier) == (True, None)
+    assert "Temperatures above 0 were not measured, and not tested." in " ".join(rendered(found).split())
+
+
 def without(cut: str) -> Callable[[pytest.MonkeyPatch], None]:
     """A sampler that does not know one of the cuts."""
     neutral = {"top_k": torch.iinfo(torch.int32).max, "top_p": 1.0, "drop": float("inf")}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.engines.records import Answer, Counters, DraftCounts, EngineRun, Lane, Progress
+from draftkit.engines.records import Answer, Counters, DraftCounts, EngineRun, Lane, Progress, Token
 from draftkit.engines.vllm.process import read_metrics, vllm_process
 from draftkit.engines.vllm.request import sampling_fields
 from draftkit.engines.vllm.settings import VllmSettings
@@ -93,7 +93,8 @@ def offline_lane(engine: OfflineEngine, warming: Sequence[Request], on_progress:
 
 
 def _prompt(request: Request, engine: OfflineEngine) -> PromptTokens:
-    return {"tokens": list(request.prompt), "sampling": sampling_fields(request, engine.end_ids)}
+    wanted = {"logprobs": request.alternatives} if request.alternatives else {}
+    return {"tokens": list(request.prompt), "sampling": sampling_fields(request, engine.end_ids) | wanted}
 
 
 def _run(result: WorkerAnswer) -> EngineRun:
@@ -113,4 +114,7 @@ def _length(counts: DraftCounts | None) -> float:
 def _answer(output: Output) -> Answer:
     histogram, drafted = output["histogram"], output["num_draft_tokens"]
     drafts = None if histogram is None or drafted is None else DraftCounts.of_histogram(histogram, drafted)
-    return Answer(tuple(output["tokens"]), output["ttft"], output["latency"], drafts=drafts)
+    tokens = tuple(output["tokens"])
+    rows = None if output["logprobs"] is None else tuple(dict[Token, float](row) for row in output["logprobs"])
+    own = None if rows is None else tuple(row[token] for token, row in zip(tokens, rows, strict=True))
+    return Answer(tokens, output["ttft"], output["latency"], drafts=drafts, logprobs=own, alternatives=rows)

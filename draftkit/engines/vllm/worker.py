@@ -34,6 +34,7 @@ class Output(TypedDict):
     histogram: list[int] | None
     num_draft_tokens: int | None
     states: str | None  # the file of hidden states
+    logprobs: list[list[tuple[int, float]]] | None  # of each token and of the likeliest ones there, where asked for
 
 
 class WorkerAnswer(TypedDict):
@@ -130,6 +131,7 @@ def as_output(output: Any) -> Output:
     completion, times = output.outputs[0], output.metrics
     drafts = getattr(completion, "spec_decode_metrics", None)
     stored = getattr(output, "kv_transfer_params", None) or {}
+    logprobs = getattr(completion, "logprobs", None)
     return {
         "tokens": list(completion.token_ids),
         "ttft": times and times.first_token_ts - times.scheduled_ts,
@@ -137,6 +139,7 @@ def as_output(output: Any) -> Output:
         "histogram": drafts and drafts.histogram,
         "num_draft_tokens": drafts and drafts.num_draft_tokens,
         "states": stored.get("hidden_states_path"),
+        "logprobs": logprobs and [[(token, one.logprob) for token, one in row.items()] for row in logprobs],
     }
 
 

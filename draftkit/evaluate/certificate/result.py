@@ -41,13 +41,14 @@ class Detectable:
 
     `wrong_tokens`: the share of greedy tokens that are wrong, by more than the noise floor; `wrong_drawn_tokens` the
     same where draft and target share their noise. `verifier` and `continuations`: the total variation between the
-    distribution of drawn tokens and the target's, of the worst test, for the verifier alone and end to end.
+    distribution of drawn tokens and the target's, of the worst test, for the verifier alone and end to end. None where
+    nothing was drawn.
     """
 
     wrong_tokens: float
-    wrong_drawn_tokens: float
-    verifier: float
-    continuations: float
+    wrong_drawn_tokens: float | None = None
+    verifier: float | None = None
+    continuations: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class Certificate:
     @property
     def detectable(self) -> Detectable:
         greedy, drawn = (sum(e.tokens for e in runs) for runs in (self.greedy, self.coupled))
+        if not drawn:
+            return Detectable(detectable_rate(greedy, POWER))
         return Detectable(
             detectable_rate(greedy, POWER),
             detectable_rate(drawn, POWER),

@@ -20,9 +20,11 @@ from draftkit.evaluate.certificate.result import POWER, Fit
 from draftkit.evaluate.certificate.two_samples import RankTest, homogeneity, rank_test
 from draftkit.io.jsonfile import finite
 from draftkit.requests import Request, SamplingParameters
+from draftkit.results.settings import Settings, Sweep
 
 ServedVerdict = Literal["no difference seen", "numerics only", "unclear", "bug"]
 
+PROMPTS, TOKENS = 32, 64  # that are asked greedily, at most
 ALTERNATIVES = 5  # log-probabilities that are asked for beside each token's own
 QUANTILE, SAFETY = 0.999, 2.0  # of how far log-probabilities move: the floor is twice what nearly all stay below
 LEAST, MOST = 1e-4, 0.5  # nats that rounding moves them by, at least and at most: what moves them more is a bug
@@ -102,6 +104,21 @@ class ServedCertificate:
         return {key: finite(value) for key, value in found.items()}
 
 
+def certified_settings(sweep: Sweep) -> Settings:
+    """How the requests of a certificate are run: the most draft tokens and the most requests together of a sweep."""
+    first = sweep.first
+    return replace(
+        first.at(num_speculative_tokens=max(sweep.k), concurrency=max(sweep.concurrency)),
+        max_new_tokens=min(first.max_new_tokens, TOKENS),
+        limit=min(first.limit or PROMPTS, PROMPTS),
+    )
+
+
+def certified_samplings(sweep: Sweep) -> list[SamplingParameters]:
+    """How tokens are drawn that a certificate compares: as they were measured, above temperature 0."""
+    return [replace(sweep.first.sampling, temperature=hot) for hot in sweep.temperature if hot > 0]
+
+
 def certify_served(
     plain: Lane,
     drafting: Lane,
@@ -124,7 +141,7 @@ def certify_served(
     without, run = plain(greedy), drafting(greedy)
     if not all(answer.tokens for answer in (*without.answers, *run.answers)):
         raise DraftkitError(
-            "the server names no tokens, neither by id nor with log-probabilities", hint="leave out --certify"
+            f"{names[2]} names no tokens, neither by id nor with log-probabilities", hint="leave out --certify"
         )
     pairs = list(zip(greedy, run.answers, without.answers, strict=True))
     moved = _moved([(answer, other) for _, answer, other in pairs])

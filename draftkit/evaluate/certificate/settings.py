@@ -51,7 +51,7 @@ class CertificateSettings:
         _require(min(ks, default=0) >= 1, "num_speculative_tokens", ks, "at least 1")
         _require(self.max_new_tokens >= 4, "max_new_tokens", self.max_new_tokens, "at least 4")
         _require(self.sampler_texts >= 100, "sampler_texts", self.sampler_texts, "at least 100")
-        _require(min(hot, default=0) > 0, "temperatures", hot, "above 0: greedy decoding is tested anyway")
+        _require(min(hot, default=1) > 0, "temperatures", hot, "above 0: greedy decoding is tested anyway")
         _require(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
         _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
 
