@@ -26,6 +26,7 @@ from draftkit.results.record import Result
 
 CARD = "README.md"
 FIGURES_FOLDER = "figures"
+OWN = "\ufffc"  # stands for a draft's own folder while other paths are named
 # What goes to the Hub besides the draft itself; checkpoints of a training run hold more, which does not.
 BESIDE = (
     CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "versions.json", "adapter/*",
@@ -68,11 +69,14 @@ def write_card(
     """Write the model card of the unified draft in `folder`, and return the files written.
 
     `results`: files of `eval --json`; what they say of this draft is kept under `folder/eval`, and counts again the
-    next time. `repo`: the name under which the card speaks of the draft, the folder without one. `license`: the Hub's
-    name of its license, inherited without one. A card that says something else is replaced with `force` only.
-    Raises `DraftkitError`.
+    next time. `repo`: the name under which the card speaks of the draft, the folder without one, until it is pushed; of
+    other paths of this machine it has the last part. `license`: the Hub's name of its license, inherited without one.
+    A card that says something else is replaced with `force` only. Raises `DraftkitError`.
     """
-    files = _card_files(read_draft(folder), results, repo or os.path.realpath(folder), license)
+    draft, own = read_draft(folder), os.path.realpath(folder)
+    files = _card_files(draft, results, repo or own, license)
+    public = _without_paths({**_files(draft), **files}, folder, OWN)
+    files[CARD] = _text(public[CARD]).replace(OWN, repo or own).encode()
     card = folder / CARD
     if card.exists() and card.read_bytes() != files[CARD] and not force:
         raise DraftkitError("there is another card already", where=card, hint="replace it with --force")

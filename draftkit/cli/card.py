@@ -24,7 +24,8 @@ def card(
         typer.Argument(metavar="RESULT.json…", help="What `draftkit eval --json` printed; kept in DIR/eval."),
     ] = None,
     repo: Annotated[
-        str | None, typer.Option(help="org/name under which the draft will be found; default: the folder.")
+        str | None,
+        typer.Option(help="org/name under which the draft will be found; default: the folder."),
     ] = None,
     license: LicenseOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a card that says something else.")] = False,

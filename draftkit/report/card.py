@@ -172,7 +172,8 @@ def _advice(given: CardInput) -> str:
             if model.doubt is None and model.best_k is not None and (most is None or model.best_k <= most):
                 stop = model.stop_above
                 end = "" if stop is None else f"; above {stop} requests together, plain decoding is faster"
-                return f"By the times of its rounds, K = {model.best_k} is best{end}."
+                context = "" if model.context is None else f" in a context of {model.context} tokens"
+                return f"By the times of its rounds, K = {model.best_k} is best{context}{end}."
     return ""
 
 

@@ -22,6 +22,7 @@ CELL = {
     "draft_sampling": ("draft_sampling",),
     "verification": ("verification",),
     "concurrency": ("concurrency",),
+    "context": ("context",),
     "output_tokens": ("output_tokens",),
     "num_drafts": ("num_drafts",),
     "num_draft_tokens": ("num_draft_tokens",),
@@ -29,12 +30,15 @@ CELL = {
     "acceptance_length": ("acceptance_length", "mean"),
     "acceptance_length_low": ("acceptance_length", "low"),
     "acceptance_length_high": ("acceptance_length", "high"),
+    "drafted_acceptance_length": ("drafted_acceptance_length", "mean"),
     "expected_acceptance_length": ("expected_acceptance_length", "mean"),
     "acceptance_per_pos": ("acceptance_per_pos",),
     "conditional_acceptance_per_pos": ("conditional_acceptance_per_pos",),
     "tokens_per_second": ("tokens_per_second",),
     "baseline_tokens_per_second": ("baseline_tokens_per_second",),
     "speedup": ("speedup",),
+    "speedup_low": ("speedup_interval", "low"),
+    "speedup_high": ("speedup_interval", "high"),
     "runtime_s": ("runtime_s",),
     **{
         f"{name}_ms_{statistic}": (f"{name}_ms", statistic)

@@ -10,7 +10,16 @@ from draftkit.report.model_index import is_hub_id
 from draftkit.results.record import Cell, Interval, Result
 
 Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
-SETTING = ("run", "dataset", "K", "T", "concurrency")
+# What every table says of a row; the last only where rows differ in it.
+SETTING: dict[str, Callable[[Cell], object]] = {
+    "dataset": lambda cell: cell.dataset,
+    "K": lambda cell: cell.num_speculative_tokens,
+    "T": lambda cell: f"{cell.temperature:g}",
+    "concurrency": lambda cell: cell.concurrency,
+    "context": lambda cell: cell.context,
+    "engine": lambda cell: cell.engine,
+}
+VARIED = ("context", "engine")
 VERSIONS = ("draftkit", "vllm", "torch", "transformers", "python")
 
 
@@ -27,13 +36,17 @@ def plain(value: object) -> str:
 
 
 def acceptance_table(rows: Sequence[Row]) -> str:
-    header = (*SETTING, "prompts", "drafts", "acceptance length", "of drafts", "expected", "accepted at 1…K")
-    return table(header, ((*_setting(row), *_acceptance(row[1])) for row in rows))
+    header = ("prompts", "drafts", "acceptance length", "of drafts", "expected", "accepted at 1…K")
+    return _by_setting(header, [(row, _acceptance(row[1])) for row in rows])
 
 
-def _setting(row: Row) -> tuple[object, ...]:
-    number, cell = row
-    return number, cell.dataset, cell.num_speculative_tokens, f"{cell.temperature:g}", cell.concurrency
+def _by_setting(header: Sequence[str], lines: Sequence[tuple[Row, Sequence[object]]]) -> str:
+    """A table whose rows begin with the run and how it was measured."""
+    cells = [cell for (_, cell), _ in lines]
+    shown = [name for name, of in SETTING.items() if name not in VARIED or len({of(cell) for cell in cells}) > 1]
+    settings = ((number, *(SETTING[name](cell) for name in shown)) for (number, cell), _ in lines)
+    rows = ((*setting, *line) for setting, (_, line) in zip(settings, lines, strict=True))
+    return table(("run", *shown, *header), rows)
 
 
 def _acceptance(cell: Cell) -> tuple[object, ...]:
@@ -70,15 +83,14 @@ def _spread(rows: Sequence[Row], numbers: Callable[[Cell], dict[str, float | Non
     names = list(dict.fromkeys(name for _, cell in rows for name in numbers(cell)))
     if len(names) < least:
         return ""
-    lines = ((*_setting(row), *(number(numbers(row[1]).get(name)) for name in names)) for row in rows)
-    return table((*SETTING, *names), lines)
+    return _by_setting(names, [(row, [number(numbers(row[1]).get(name)) for name in names]) for row in rows])
 
 
 def speed_table(rows: Sequence[Row]) -> str:
     """Throughput and latencies; empty where no cell compares with plain decoding."""
-    header = (*SETTING, "tokens/s", "plain", "speed-up", "TTFT / TPOT / ITL ms")
-    lines = [(*_setting(row), *_speed(row[1])) for row in rows if row[1].times_faster is not None]
-    return table(header, lines) if lines else ""
+    header = ("tokens/s", "plain", "speed-up", "TTFT / TPOT / ITL ms")
+    lines = [(row, _speed(row[1])) for row in rows if row[1].times_faster is not None]
+    return _by_setting(header, lines) if lines else ""
 
 
 def _speed(cell: Cell) -> tuple[object, ...]:

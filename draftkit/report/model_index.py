@@ -66,6 +66,7 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
         "temperature": cell.temperature,
         "draft_sampling": cell.draft_sampling,
         "concurrency": cell.concurrency,
+        "context": cell.context,
         "num_prompts": cell.num_prompts,
         "max_new_tokens": cell.max_new_tokens,
         "engine": cell.engine,
@@ -96,8 +97,9 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
 
 def _setting(cell: Cell) -> str:
     """What tells the rows of a table of results apart."""
+    context = "" if cell.context is None else f", context={cell.context}"
     engine = "" if cell.engine == "draftkit" else f", {cell.engine}"
-    return f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency={cell.concurrency}{engine}"
+    return f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency={cell.concurrency}{context}{engine}"
 
 
 def _bounds(interval: Interval | None) -> dict[str, float]:

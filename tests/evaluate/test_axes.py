@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from fixtures.servers import SpeakingServer, simulated
+from rich.console import Console
 
 from draftkit.data.language import language_of
 from draftkit.errors import DraftkitError
@@ -17,7 +18,10 @@ from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts, parse_slices
 from draftkit.evaluate.prompts import Prompt
+from draftkit.evaluate.speed import RoundTimes
 from draftkit.loading import load_target_tokenizer
+from draftkit.report.series import join
+from draftkit.report.tables import show_evaluation
 from draftkit.results.record import Cell, PromptRecord
 from draftkit.results.settings import Settings
 
@@ -86,6 +90,42 @@ def test_a_shift_is_named() -> None:
     english = slices["language=en"].shift
     assert english is not None
     assert english.above(1)
+
+
+def test_advice_is_of_each_k_and_batch_in_each_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model for each context, from rounds that were timed and cells that were measured there."""
+    timed: list[tuple[int, list[int]]] = []
+
+    def times(plain, target, drafter, requests, settings, batches) -> RoundTimes:
+        timed.append((min(len(request.prompt) for request in requests), list(batches)))
+        slow = 5.0 if settings.context == 150 else 1.0
+        return RoundTimes({(b, k): 10 * b + slow * k * b for b in batches for k in (0, 1, 8)})
+
+    monkeypatch.setattr("draftkit.evaluate.evaluate.measure_round_times", times)
+    settings = Settings(max_new_tokens=12, limit=2, device="cpu", repeats=0)
+    sweep = settings.sweep(k=(1, 2), concurrency=(1, 2), context=(64, 150))
+    result = evaluate_draft("zoo:target", "ngram", sweep, advise=True)
+    assert [batches for _, batches in timed] == [[1, 2], [1, 2]]
+    assert 64 <= timed[0][0] < 150 <= timed[1][0]
+    assert [model.context for model in result.speed_models] == [64, 150]
+    for model in result.speed_models:
+        assert {(p.concurrency, p.num_speculative_tokens) for p in model.predicted} == {
+            (batch, k) for batch in (1, 2) for k in range(1, 9)
+        }
+        own = {
+            (cell.concurrency, cell.num_speculative_tokens): cell.speedup
+            for cell in result.cells
+            if cell.context == model.context
+        }
+        assert {(m.concurrency, m.num_speculative_tokens): m.speedup for m in model.measured} == own
+    near, far = ([p.speedup for p in model.predicted] for model in result.speed_models)
+    assert all(a > b for a, b in zip(near, far, strict=True))
+    assert [one.model and one.model.context for one in join([result])] == [64, 150]
+    show_evaluation(Console(width=80), result)
+    shown = capsys.readouterr().out
+    assert all(f"ngram, context {context}: no advice" in " ".join(shown.split()) for context in (64, 150))
 
 
 def test_contexts_are_numbers_of_tokens() -> None:

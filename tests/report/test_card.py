@@ -218,14 +218,14 @@ def test_the_license_is_inherited(draft: Path, tmp_path: Path) -> None:
     edit(draft, source=str(source), target=str(target))
     card = card_of(draft)
     assert card.data.license is None
-    assert f"Unknown: none is stated by its source, {source} or its target, {target}." in card.text
+    assert "Unknown: none is stated by its source, source or its target, target." in card.text
     readme(target, "license: other\nlicense_name: community\nlicense_link: https://example.org/license")
     card = card_of(draft)
     assert (card.data.license, card.data.license_name) == ("other", "community")
-    assert f"[community](https://example.org/license), inherited from its target, {target}." in card.text
+    assert "[community](https://example.org/license), inherited from its target, target." in card.text
     (draft / "README.md").unlink()
     readme(source, "license: mit")
-    assert f"`mit`, inherited from its source, {source}." in card_of(draft).text
+    assert "`mit`, inherited from its source, source." in card_of(draft).text
     card = card_of(draft, license="apache-2.0")
     assert card.data.license == "apache-2.0"
     assert "`apache-2.0`, as its publisher states." in card.text
@@ -280,6 +280,32 @@ def test_local_paths_are_not_told(draft: Path, tmp_path: Path) -> None:
     card = card_of(draft, result)
     assert "/home/someone" not in str(card)
     assert {entry.dataset_type for entry in card.data.eval_results} == {"chats"}
+
+
+def test_a_local_card_names_places_but_for_its_own(draft: Path, tmp_path: Path) -> None:
+    """Of the draft's folder a pushed card says the repository; what else lies on this machine has a name."""
+    edit(draft, target=str(tmp_path / "models" / "llama"))
+    text = card_of(draft, repo=None).text
+    assert "`llama`" in text
+    assert "vllm serve llama" in text
+    assert str(tmp_path / "models") not in text
+    assert f"--draft {draft}" in text
+
+
+def test_every_table_says_what_tells_its_rows_apart(draft: Path, tmp_path: Path) -> None:
+    cells = [
+        eval_results.cell(draft, context=context, engine=engine)
+        for context in (None, 4096)
+        for engine in ("draftkit", "vllm")
+    ]
+    card = card_of(draft, eval_results.write(tmp_path / "result.json", *cells))
+    heads = [line for line in card.text.splitlines() if line.startswith("| run | dataset")]
+    assert len(heads) >= 3
+    assert all(head.startswith("| run | dataset | K | T | concurrency | context | engine |") for head in heads)
+    assert "| 1 | mt-bench | 3 | 0 | 1 | 4096 | vllm |" in card.text
+    names = [entry.metric_name for entry in card.data.eval_results]
+    assert len(set(names)) == len(names) == 8
+    assert "acceptance length (K=3, T=0, concurrency=1, context=4096, vllm)" in names
 
 
 def test_figures_come_with_the_card(draft: Path, tmp_path: Path) -> None:
