@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import bench_attention
 import torch
-from bench_runtime import commit
+from bench_runtime import LATENCIES, commit, latencies
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -318,8 +318,15 @@ class Bench:
 
     def decode(self, batch: int, draft: Draft | None, on_round: OnRound) -> None:
         """About `ROUNDS` rounds with all slots taken."""
+        tokens = 1.0 if draft is None else self.options.acceptance_length
+        prompts = torch.randint(self.shape.target.vocab_size, (batch, self.options.context)).tolist()
+        most = round(ROUNDS * tokens) + 1
+        requests = [Request(str(i), tuple(prompt), most, ignore_eos=True) for i, prompt in enumerate(prompts)]
+        self.engine(batch, draft).generate(requests, on_round=on_round)
+
+    def engine(self, batch: int, draft: Draft | None) -> Engine:
         k, tokens = (0, 1.0) if draft is None else (draft.k, self.options.acceptance_length)
-        engine = Engine(
+        return Engine(
             Target(self.model, None if draft is None else draft.drafter.aux_layers),
             None if draft is None else draft.drafter,
             num_speculative_tokens=k,
@@ -327,10 +334,14 @@ class Bench:
             verification="rejection" if draft is None else "synthetic",
             synthetic=None if draft is None else SyntheticAcceptance.of_length(tokens, k),
         )
-        prompts = torch.randint(self.shape.target.vocab_size, (batch, self.options.context)).tolist()
-        most = round(ROUNDS * tokens) + 1
+
+    def latency_row(self, concurrency: int, draft: Draft | None) -> list[str]:
+        """How long first tokens and further steps take while prompts of `--context` tokens come in."""
+        most = round(ROUNDS * self.options.acceptance_length)
+        prompts = torch.randint(self.shape.target.vocab_size, (concurrency, self.options.context)).tolist()
         requests = [Request(str(i), tuple(prompt), most, ignore_eos=True) for i, prompt in enumerate(prompts)]
-        engine.generate(requests, on_round=on_round)
+        engine = self.engine(concurrency, draft)
+        return [str(concurrency), "–" if draft is None else draft.name, *latencies(engine, requests)]
 
     def row(self, batch: int, draft: Draft | None, plain: float | None) -> tuple[list[str], float]:
         """A row of the table, and tokens/s."""
@@ -424,6 +435,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--k", type=int, default=4, help="draft tokens a round; twice as many for PARD")
     parser.add_argument("--acceptance-length", type=float, default=3.0)
+    parser.add_argument("--latency", type=int, nargs="*", default=[8, 64], help="concurrencies to time first tokens at")
     parser.add_argument("--profile", action="store_true", help="where the time goes, instead of how much there is")
     return parser.parse_args()
 
@@ -457,6 +469,10 @@ def main() -> None:
             cells, speeds[batch, draft.name] = bench.row(batch, draft, plain)
             table.add_row(*cells)
     console.print(table)
+    waits = Table(*LATENCIES, title="first tokens and steps, ms")
+    for concurrency, draft in product(options.latency, (None, *drafts[:1], drafts[2])):
+        waits.add_row(*bench.latency_row(concurrency, draft))
+    console.print(waits)
     eagle = drafts[0].drafter
     assert isinstance(eagle, EagleDrafter)
     console.print(bench.draft_step(eagle.model))

@@ -2,13 +2,16 @@
 
 `python scripts/bench_runtime.py [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
 `python scripts/bench_runtime.py --target T --drafts D … [--dataset mt-bench] [--assistant A]`
+`python scripts/bench_runtime.py --latency 8 64`
 
 All tools generate greedily from the same token ids in float32 with the same number of threads, their prompts included
 in the time. The peers are `generate`, assisted generation with a standalone draft (the zoo's for its target), the same
 K and its confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, eager and with its default
 compilation, of which the faster one counts. What is compared in a row takes turns, so that other load on the machine
 falls on all; the best of the repeats counts, after a warm-up. A batch of 8 stays full in draftkit and vLLM while
-requests wait, and padded on the left in `generate`.
+requests wait, and padded on the left in `generate`. `--latency` times draftkit alone: how long requests wait for their
+first token and for each further step at these concurrencies, with three times as many requests, all there at once. A
+request's time begins where it gets a slot.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -56,6 +61,22 @@ class Timing(NamedTuple):
 
 
 Run = Callable[[], Timing]
+LATENCIES = ("concurrency", "draft", "TTFT p50", "TTFT p99", "step p50", "step p99", "tokens/s")
+WAVES = 3  # so many times the concurrency are the requests of a latency
+
+
+def latencies(engine: Engine, requests: Sequence[Request]) -> list[str]:
+    """The cells of `LATENCIES` after the draft's, in milliseconds. The requests are taken round and round until there
+    are enough."""
+    asked = [replace(requests[i % len(requests)], id=str(i)) for i in range(WAVES * engine.num_slots)]
+    engine.warm_up(asked[: engine.num_slots])
+    began = time.perf_counter()
+    found = engine.generate(asked)
+    taken = time.perf_counter() - began
+    first = quantiles([1e3 * generation.ttft for generation in found], n=100)
+    steps = quantiles([1e3 * gap for generation in found for gap in generation.itl], n=100)
+    speed = sum(len(generation.tokens) for generation in found) / taken
+    return [f"{times[percent - 1]:.1f}" for times in (first, steps) for percent in (50, 99)] + [f"{speed:.0f}"]
 
 
 def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
@@ -91,8 +112,7 @@ class Bench:
         with ExitStack() as stack:
             draft = None
             if name is not None:
-                source = f"zoo:{name}" if name in DRAFTS else name
-                draft = stack.enter_context(open_draft(source, self.options.target))
+                draft = stack.enter_context(open_draft(_source(name), self.options.target))
             vllm = {}
             if self.options.vllm_python:
                 for kind, eager in (("vLLM eager", True), ("vLLM", False)):
@@ -108,10 +128,19 @@ class Bench:
                     runs["assisted"] = partial(self.generate, 1, assistant_model=self.assistant)
                 yield [str(batch), name or "–", *_cells(speeds(runs, self.options.repeats))]
 
-    def draftkit(self, draft: Draft | None, batch: int) -> Run:
+    def latency_rows(self, name: str | None) -> Iterator[list[str]]:
+        with ExitStack() as stack:
+            draft = None if name is None else stack.enter_context(open_draft(_source(name), self.options.target))
+            for concurrency in self.options.latency:
+                yield [str(concurrency), name or "–", *latencies(self.engine(draft, concurrency), self.requests)]
+
+    def engine(self, draft: Draft | None, batch: int) -> Engine:
         drafter = None if draft is None else load_drafter(draft, self.model)
         target = Target(self.model, None if drafter is None else drafter.aux_layers)
-        engine = Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
+        return Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
+
+    def draftkit(self, draft: Draft | None, batch: int) -> Run:
+        engine = self.engine(draft, batch)
 
         def run() -> Timing:
             began = self.clock()
@@ -187,6 +216,10 @@ class Bench:
             asked.close()
 
 
+def _source(name: str) -> str:
+    return f"zoo:{name}" if name in DRAFTS else name
+
+
 def _of_transformers(source: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(locate(source).path, dtype=torch.float32)
 
@@ -230,6 +263,7 @@ def arguments() -> argparse.Namespace:
         help="process_time: processor time, of all threads; for machines with other work",
     )
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--latency", type=int, nargs="+", help="first tokens and steps at these concurrencies, instead")
     options = parser.parse_args()
     if options.target == "zoo:target":
         options.assistant = options.assistant or "zoo:draft-model"
@@ -243,15 +277,15 @@ def main() -> None:
     bench, console = Bench(options), Console(width=140)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, K={K}"
-    sizes += f", best of {options.repeats} by {options.clock}"
+    sizes += "" if options.latency else f", best of {options.repeats} by {options.clock}"
     today = datetime.now(UTC).date().isoformat()
     table = Table(
-        *COLUMNS,
-        *RATIOS,
-        title=f"tokens/s, {today}, commit {commit()}\n{processor()}, {options.threads} threads, {versions}; {sizes}",
+        *(LATENCIES if options.latency else (*COLUMNS, *RATIOS)),
+        title=f"{'ms and ' if options.latency else ''}tokens/s, {today}, commit {commit()}\n"
+        f"{processor()}, {options.threads} threads, {versions}; {sizes}",
     )
     for name in (None, *(options.drafts or ())):
-        for row in bench.rows(name):
+        for row in bench.latency_rows(name) if options.latency else bench.rows(name):
             print(*row, sep="\t", file=sys.stderr, flush=True)
             table.add_row(*row)
     console.print(table)

@@ -57,6 +57,8 @@ class JointWeights:
         if type(module) is not nn.Linear or "forward" in vars(module):
             return False
         weight = module.weight
+        if hasattr(weight, "__tensor_flatten__"):  # a tensor made of others, as torchao's are
+            return False
         hooked = module._forward_hooks or module._forward_pre_hooks
         alone = self._users[weight.untyped_storage()._cdata] == 1
         whole = weight.untyped_storage().nbytes() == weight.nbytes and weight.is_contiguous()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.fake_cuda import Variant
-from fixtures.gpu_kernels import H100, compiled, digests, kernels, report, variants
+from fixtures.gpu_kernels import H100, compiled, digests, in_double, kernels, report, variants
 
 triton = pytest.importorskip("triton")
 
@@ -42,6 +42,13 @@ def test_a_kernel_compiles_for_a_gpu(name: str, launched: dict[str, Variant], tm
     assert not line.faults
     assert code.fused <= (name in MAY_FUSE)
     assert code.loads_ahead == (name == "_attention_kernel")
+
+
+def test_double_precision_is_noticed() -> None:
+    allowed = ["cvt.rn.f64.s64 %d1, %r1;", "mul.rn.f64 %d2, %d1, 0d3BF921FB54442D19;", "cvt.rn.f32.f64 %f1, %d2;"]
+    assert not in_double("\n".join(allowed))
+    assert in_double("\n".join(allowed[:1] + allowed[2:]))
+    assert in_double("\n".join([*allowed, "add.rn.f64 %d3, %d1, %d2;"]))
 
 
 def test_the_table_is_of_these_kernels() -> None:

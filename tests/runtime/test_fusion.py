@@ -14,7 +14,9 @@ from fixtures.drafter_cases import Case, Load, dflash_draft, eagle3
 from fixtures.kernels import DEVICE
 from fixtures.precision import LAYER, assert_close
 from fixtures.targets import TEXT
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
@@ -220,6 +222,106 @@ def test_only_plain_weights_are_joined() -> None:
         assert part.v_proj.weight.untyped_storage().nbytes() == part.v_proj.weight.nbytes
     fuse(doubled)
     assert "forward" not in vars(doubled.mlp)
+
+
+class Packed(nn.Module):
+    """As GPTQ and AWQ have it: integers, scales, and no weight."""
+
+    def __init__(self, own: nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = own.in_features, own.out_features
+        scales = own.weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("qweight", (own.weight / scales).round().to(torch.int8))
+        self.register_buffer("scales", scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.qweight.to(x.dtype) * self.scales.to(x.dtype))
+
+
+class Narrow(nn.Linear):
+    """As transformers has fp8: a weight of few bits under the usual name."""
+
+    def __init__(self, own: nn.Linear):
+        super().__init__(own.in_features, own.out_features, bias=False, device="meta")
+        self.weight = nn.Parameter(own.weight.to(torch.float8_e4m3fn), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight.to(x.dtype))
+
+
+class Flat(Narrow):
+    """As bitsandbytes has four bits: the weight is a column of bytes."""
+
+    def __init__(self, own: nn.Linear):
+        super().__init__(own)
+        self.weight = nn.Parameter(self.weight.view(torch.uint8).view(-1, 1), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.view(torch.float8_e4m3fn).view(self.out_features, self.in_features)
+        return linear(x, weight.to(x.dtype))
+
+
+class Composed(Tensor):
+    """As torchao's weights, in linear layers that are torch's own: another tensor that looks like a usual one."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Composed:
+        made: Composed = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32, device=inner.device)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        plain = [x.inner.float() if isinstance(x, cls) else x for x in args]
+        return function(*plain, **(kwargs or {}))
+
+
+def composed(own: nn.Linear) -> nn.Linear:
+    own.weight = nn.Parameter(Composed(own.weight.detach().bfloat16()), requires_grad=False)
+    return own
+
+
+def with_adapter(made: PreTrainedModel) -> None:
+    torch.manual_seed(1)
+    inject_adapter_in_model(LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False), made)
+    made.requires_grad_(False)
+
+
+def quantized(make: Callable[[nn.Linear], nn.Module]) -> Callable[[PreTrainedModel], None]:
+    def change(made: PreTrainedModel) -> None:
+        for layer in made.model.layers:
+            for part in (layer.self_attn, layer.mlp):
+                for name, own in list(part.named_children()):
+                    if isinstance(own, nn.Linear):
+                        setattr(part, name, make(own))
+
+    return change
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    "change", [with_adapter, *map(quantized, (Packed, Narrow, Flat, composed))],
+    ids=["LoRA", "GPTQ", "fp8", "bitsandbytes", "torchao"],
+)  # fmt: skip
+def test_adapted_and_quantized_products_are_left_alone(change: Callable[[PreTrainedModel], None]) -> None:
+    """The norms and sums around them are not."""
+    made = model("llama")
+    plain = logits(made)
+    change(made)
+    expected = logits(made)
+    assert not expected.equal(plain)
+    fuse(made)
+    taken = Counter(type(vars(module).get("forward")) for module in made.modules())
+    assert taken[FusedAttention] == taken[FusedMLP] == 0
+    assert (taken[FusedNorm], taken[FusedLayer]) == (5, 2)
+    assert_close(logits(made), expected, depth=2 * LAYER)
 
 
 @pytest.mark.interpreter
