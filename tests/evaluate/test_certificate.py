@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.evaluate.certificate.certify import STEPS, certify, certify_pair
+from draftkit.evaluate.certificate.contexts import Context
 from draftkit.evaluate.certificate.exact_distribution import exact_distribution
 from draftkit.evaluate.certificate.goodness import chi_square, detectable_rate, holm, poisson_tail
 from draftkit.evaluate.certificate.pair import Pair, ragged_requests
@@ -383,3 +384,12 @@ def test_known_tails() -> None:
 def test_settings_that_measure_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(DraftkitError, match=next(iter(wrong))):
         CertificateSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_text_that_anything_may_follow_is_not_the_most_open():
+    """Of a hundred draws from a thousand tokens none comes up five times: nothing could be compared there."""
+    anything, few = torch.zeros(1000), torch.full((1000,), -20.0)
+    few[:4] = 0
+    contexts = [Context((), logits, logits) for logits in (anything, few)]
+    assert max(contexts, key=lambda context: context.openness(100)) is contexts[1]
+    assert max(contexts, key=lambda context: context.openness(10_000)) is contexts[0]

@@ -70,7 +70,7 @@ def certify_pair(
     begin()
     coupled = [coupled_equality(pair, sampling, replay, k, batch) for sampling in samplings for k in ks]
     begin()
-    contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), most)
+    contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), most, settings.continuations)
     distributions = distributions_of(contexts[:CONTEXTS], settings.draft_sampling)
     texts = settings.sampler_texts
     fits = {

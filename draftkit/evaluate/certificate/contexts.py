@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from draftkit.evaluate.certificate.goodness import MIN_EXPECTED
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
 from draftkit.models.states import AuxLayers
@@ -23,22 +24,25 @@ class Context:
     target: Tensor
     draft: Tensor
 
-    @property
-    def entropy(self) -> float:
-        """Of the target's distribution at temperature 1, in nats."""
-        return float(torch.special.entr(self.target.double().softmax(-1)).sum())
+    def openness(self, draws: int) -> tuple[int, float]:
+        """How many tokens are expected often enough to be counted among so many draws at temperature 1, then the
+        entropy in nats. A text that thousands of tokens may follow shows nothing in a hundred draws.
+        """
+        likely = self.target.double().softmax(-1)
+        return int((likely * draws >= MIN_EXPECTED).sum()), float(torch.special.entr(likely).sum())
 
 
-def open_contexts(pair: Pair, count: int, k: int) -> list[Context]:
-    """For each of the first `count` requests, the context after which most is possible among those where rounds began.
+def open_contexts(pair: Pair, count: int, k: int, draws: int) -> list[Context]:
+    """For each of the first `count` requests, of the contexts where rounds began the one after which `draws` tokens
+    show most.
 
     The draft's logits are those of the first draft there.
     """
-    contexts = [_most_open(pair, request, k) for request in pair.requests[:count]]
-    return sorted(contexts, key=lambda context: -context.entropy)
+    contexts = [_most_open(pair, request, k, draws) for request in pair.requests[:count]]
+    return sorted(contexts, key=lambda context: context.openness(draws), reverse=True)
 
 
-def _most_open(pair: Pair, request: Request, k: int) -> Context:
+def _most_open(pair: Pair, request: Request, k: int, draws: int) -> Context:
     recorder = _Recorder(pair.drafter, pair.model.config.get_text_config().vocab_size)
     (output,) = pair.speculative([request], k=k, num_slots=1, drafter=recorder, eager=True)
     logits = teacher_forced(pair.model, request.prompt, output.tokens)
@@ -48,7 +52,7 @@ def _most_open(pair: Pair, request: Request, k: int) -> Context:
         for position, draft in recorder.logits.items()
         if position < len(ids)
     ]
-    return max(contexts, key=lambda context: context.entropy)
+    return max(contexts, key=lambda context: context.openness(draws))
 
 
 class _Recorder:
