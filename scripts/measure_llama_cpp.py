@@ -1,22 +1,32 @@
 """What faults in a draft's GGUF file, and quantized weights, cost with llama.cpp: acceptance, and what `inspect` says.
 
-`python scripts/measure_llama_cpp.py --llama-server BUILD/bin/llama-server [--prompts 8] [--k 4] [--faults] [--types]`
+`python scripts/measure_llama_cpp.py --llama-server BUILD/bin/llama-server [--prompts 8] [--k 4] [--faults] [--types]
+[--only NAME …] [--llama-quantize BUILD/bin/llama-quantize]`
 
-`--faults`: each fault is put into the sound file of `zoo:eagle3` (or `zoo:dspark`), with which the zoo's target is then
-run, greedily, one request at a time. `--types`: the matrices of draft and target in several types, each draft with the
-target in float32, and each target with the draft in float32; intervals are by bootstrap over prompts. The server is
-built as `check_llama_cpp.py` says.
+`--faults`: each fault is put into the sound file of `zoo:eagle3` (or another draft), with which the zoo's target is
+then run, greedily, one request at a time unless the fault is of several. `SLIDING` is a DFlash draft with a window,
+made here, that knows the answers to the first prompts by heart; `OTHER` a random one with another tokenizer. `--types`:
+the matrices of draft and target in several types, each draft with the target in float32, and each target with the draft
+in float32; intervals are by bootstrap over prompts. With llama.cpp's own program, k-quants too: rows that are no
+multiple of 256 numbers, as 192 are, it stores in Q5_0 or Q8_0. Both are built as `check_llama_cpp.py` says.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
+
 import numpy as np
+from fixtures.memorized import SIZES, answers, memorized, save
+from fixtures.pico import save_llama, save_tokenizer
 from rich.console import Console
 from rich.table import Table
 
@@ -32,10 +42,12 @@ from draftkit.io.gguf_file import GgufTensor, Typed, read_gguf, read_typed, writ
 from draftkit.io.handles import TensorHandle, memory_handle
 from draftkit.loading import load_target_tokenizer
 from draftkit.requests import Request
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 
 Tensors = dict[str, TensorHandle]
 Change = Callable[[Tensors], Mapping[str, TensorHandle]]
 TYPES = ("f32", "f16", "q8_0", "q4_0")
+K_QUANTS = ("q6_k", "q4_k_m")
 RESAMPLES = 2000
 
 
@@ -48,6 +60,9 @@ class Fault:
     change: Change = dict
     source: str = "zoo:eagle3"
     kind: str = "draft-eagle3"
+    k: int | None = None
+    slots: int = 1
+    arguments: tuple[str, ...] = ()
 
 
 def altered(name: str, make: Callable[[np.ndarray], np.ndarray]) -> Change:
@@ -91,6 +106,15 @@ def apart(rows: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda m: m.reshape(-1, rows // 2, 2, m.shape[1]).swapaxes(1, 2).reshape(m.shape)
 
 
+def added(name: str, size: int) -> Change:
+    """A vector of ones."""
+    import torch
+
+    return lambda tensors: tensors | {name: memory_handle(name, torch.ones(size), next(iter(tensors.values())).origin)}
+
+
+SLIDING, OTHER = "a draft with a window", "a draft of another vocabulary"
+WINDOW = ("sliding_window", "sliding_window_pattern")
 IDS = "eagle3.target_layers"
 ATTENTION = ("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight")
 FAULTS = (
@@ -116,6 +140,19 @@ FAULTS = (
     Fault("dspark: sample_from_anchor wrong", {"dflash.sample_from_anchor": False}, dict, "zoo:dspark", "draft-dspark"),
     Fault("dspark: another mask token", {"tokenizer.ggml.mask_token_id": 5}, dict, "zoo:dspark", "draft-dspark"),
     Fault("dspark: causal", {"dflash.attention.causal": True}, dict, "zoo:dspark", "draft-dspark"),
+    Fault("norm_before_fc wrong, of ones", {"eagle3.norm_before_fc": True}, added("enc.output_norm.weight", 576)),
+    Fault("none, 4 in parallel", slots=4, arguments=("--no-spec-draft-backend-sampling",)),
+    Fault("4 in parallel, sampling in the backend", slots=4),
+    Fault("dflash: none", source="zoo:dflash", kind="draft-dflash"),
+    Fault("dflash: under draft-simple", source="zoo:dflash", kind="draft-simple"),
+    Fault("dflash: under draft-dspark", source="zoo:dflash", kind="draft-dspark"),
+    Fault("dflash: K = 7, its block", source="zoo:dflash", kind="draft-dflash", k=7),
+    Fault("dflash: K = 12, above its block", source="zoo:dflash", kind="draft-dflash", k=12),
+    Fault("sliding: none", source=SLIDING, kind="draft-dflash"),
+    Fault("sliding: no window", {f"dflash.attention.{key}": None for key in WINDOW}, dict, SLIDING, "draft-dflash"),
+    Fault("sliding: pattern alone", {f"dflash.attention.{WINDOW[0]}": None}, dict, SLIDING, "draft-dflash"),
+    Fault("sliding: window alone", {f"dflash.attention.{WINDOW[1]}": None}, dict, SLIDING, "draft-dflash"),
+    Fault("a draft of another vocabulary", source=OTHER, kind="draft-simple"),
 )
 
 
@@ -132,18 +169,33 @@ class Measuring:
     def written(self, source: str, stored: str) -> Path:
         """A file of the zoo, made once."""
         out = self.scratch / f"{source.removeprefix('zoo:')}-{stored}.gguf"
-        if not out.exists():
-            convert_checkpoint(source, out, to="gguf", target="zoo:target", stored=stored)
-        return out
+        if out.exists():
+            return out
+        if stored in K_QUANTS:
+            command = (self.options.llama_quantize, self.written(source, "f32"), out, stored, "1")
+            subprocess.run(command, check=True, capture_output=True)
+            return out
+        if source == OTHER:
+            draft = save_llama(self.scratch / "other")
+            save_tokenizer(draft, ("a", "b"))
+            return convert_checkpoint(str(draft), out, to="gguf", target=str(draft), stored=stored)
+        if source == SLIDING:
+            options = DFlashOptions(**SIZES, sliding_window=8)
+            source = save(memorized(DFlash, options, answers()), self.scratch / "sliding")
+        return convert_checkpoint(source, out, to="gguf", target="zoo:target", stored=stored)
 
-    def counts(self, target: Path, draft: Path, kind: str) -> tuple[list[DraftCounts], float]:
+    def counts(self, target: Path, draft: Path, fault: Fault) -> tuple[list[DraftCounts], float]:
         """What each request drafted, and the mean length over the verifying steps that had a draft."""
-        arguments = ["-m", str(target), "-md", str(draft), "--spec-type", kind, "--spec-draft-n-max"]
-        arguments += [str(self.options.k), *EXACT, "-t", "1", "-np", "1", "-c", "2048"]
-        with llama_server(self.options.llama_server, arguments, self.scratch / "server.log") as url:
+        arguments = ["-m", str(target), "-md", str(draft), "--spec-type", fault.kind, "--spec-draft-n-max"]
+        arguments += [str(fault.k or self.options.k), *EXACT, "-t", "1", "-np", str(fault.slots), "-c"]
+        arguments += [str(2048 * fault.slots), *fault.arguments]
+        with (
+            llama_server(self.options.llama_server, arguments, self.scratch / "server.log") as url,
+            ThreadPoolExecutor(fault.slots) as pool,
+        ):
             server = server_of(LlamaCppServer, url)
             server.require(speculates=True)
-            found = [server.complete(request, None).drafts for request in self.requests]
+            found = [answer.drafts for answer in pool.map(lambda asked: server.complete(asked, None), self.requests)]
             total = server.counters().drafts
         assert total is not None
         return [counts for counts in found if counts is not None], total.acceptance_length
@@ -164,7 +216,7 @@ class Measuring:
         keys["general.architecture"] = architecture.value
         write_gguf(broken, keys, [GgufTensor(handle, handle.dtype) for handle in tensors.values()])
         try:
-            length = f"{self.counts(self.target, broken, fault.kind)[1]:.3f}"
+            length = f"{self.counts(self.target, broken, fault)[1]:.3f}"
         except DraftkitError as error:
             length = "nothing is drafted" if "speculative" in str(error) else "the server ends"
         return length, self.named(broken)
@@ -181,7 +233,7 @@ class Measuring:
 
     def row(self, target: str, source: str, kind: str, stored: str) -> list[str]:
         files = self.written("zoo:target", target), self.written(source, stored)
-        found, length = self.counts(*files, kind)
+        found, length = self.counts(*files, Fault("none", kind=kind))
         low, high = interval(found)
         sizes = [f"{file.stat().st_size / 1e6:.2f}" for file in files]
         return [source, stored, sizes[1], target, sizes[0], f"{length:.3f}", f"{low:.2f}–{high:.2f}"]
@@ -204,12 +256,14 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--types", action="store_true")
+    parser.add_argument("--llama-quantize", type=Path, help="with --types: k-quants alone, by this program")
+    parser.add_argument("--only", nargs="+", default=[""], help="the faults whose name contains one of these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         measuring = Measuring(options, Path(scratch))
         if options.faults:
             table = Table("fault", "mean length", "inspect")
-            for fault in FAULTS:
+            for fault in (fault for fault in FAULTS if any(name in fault.name for name in options.only)):
                 row = (fault.name, *measuring.fault(fault))
                 print(*row, sep=" | ", flush=True)
                 table.add_row(*row)
@@ -217,7 +271,8 @@ def main() -> None:
         if options.types:
             table = Table("draft", "type", "MB", "target", "MB", "mean length", "95 %")
             for source, kind in (("zoo:eagle3", "draft-eagle3"), ("zoo:draft-model", "draft-simple")):
-                cells = [("f32", stored) for stored in TYPES] + [(stored, "f32") for stored in TYPES[1:]]
+                types = TYPES if options.llama_quantize is None else ("f32", *K_QUANTS)
+                cells = [("f32", stored) for stored in types] + [(stored, "f32") for stored in types[1:]]
                 for target, stored in cells:
                     found = measuring.row(target, source, kind, stored)
                     print(*found, sep=" | ", flush=True)

@@ -6,7 +6,9 @@ the target's file. Source: llama.cpp `conversion/base.py`, gguf-py `vocab.py`.
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,34 @@ from draftkit.hub.locate import locate
 from draftkit.io.gguf_file import TOKENIZER, TOKENS, read_typed
 from draftkit.io.jsonfile import read_object
 
-# How a text is split is named in a list of llama.cpp's converter; only targets' files need it to be the right one.
+# How llama.cpp calls the ways to split a text before merging (`src/llama-vocab.cpp`, which has each pattern beside its
+# own). Its converter tells them by the hash of a text's tokens; here it is the `pre_tokenizer` of tokenizer.json, and
+# whether the vocabulary is asked for a piece before its merges are. Files of drafts never split a text.
+TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+START, ENDING, SLASHED = (
+    r"[^\r\n\p{L}\p{N}]?",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1),
+)
+BYTES = "ByteLevel"
+SPLITS = {
+    ((BYTES,), False): "gpt-2",
+    (("Digits", BYTES), False): "smollm",
+    ((WORDS + r"|\p{N}{1,3}" + TAIL,), True): "llama-bpe",
+    ((WORDS + r"|\p{N}{1,3}" + TAIL,), False): "dbrx",
+    ((WORDS + r"|\p{N}" + TAIL,), False): "qwen2",
+    (
+        (WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+") + r"|\p{N}" + TAIL.replace(r"\p{N}", r"\p{M}\p{N}"),),
+        False,
+    ): "qwen35",
+    ((f"{START}{UPPER}*{LOWER}+|{START}{UPPER}+{LOWER}*" + r"|\p{N}" + SLASHED,), True): "tekken",
+    ((f"{START}{UPPER}*{LOWER}+{ENDING}|{START}{UPPER}+{LOWER}*{ENDING}" + r"|\p{N}{1,3}" + SLASHED,), False): "gpt-4o",
+}
 UNNAMED_SPLITS = "default"
 KINDS = {"normal": 1, "control": 3, "user_defined": 4, "unused": 5, "byte": 6}  # `TokenType` of the package
+SPLITS_KEY = "tokenizer.ggml.pre"
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 
 
@@ -59,8 +86,29 @@ def tokenizer_in(folder: Path, vocab_size: int) -> dict[str, object]:
     if model.get("byte_fallback"):  # a tokenizer of SentencePiece, whose ids are its ranks
         found |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [-float(n) for n in range(vocab_size)]}
     else:
-        found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": UNNAMED_SPLITS}
+        found |= {"tokenizer.ggml.model": "gpt2", SPLITS_KEY: splits_of(described)}
     return found | _special(folder, vocab_size)
+
+
+def splits_of(described: Mapping[str, Any]) -> str:
+    """llama.cpp's name of how a `tokenizer.json` splits a text; `UNNAMED_SPLITS` where it is not known."""
+    steps = _steps(described.get("pre_tokenizer"))
+    return SPLITS.get((steps, bool(described["model"].get("ignore_merges"))), UNNAMED_SPLITS)
+
+
+def _steps(step: Any) -> tuple[str, ...]:
+    """What splits, one thing after the other: a pattern, digits, or the pattern of GPT-2; in other words what nobody
+    knows."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    if kind == "Sequence":
+        return tuple(itertools.chain.from_iterable(map(_steps, step["pretokenizers"])))
+    if kind == BYTES and not step.get("add_prefix_space"):
+        return (BYTES,) if step.get("use_regex", True) else ()
+    if kind == "Digits" and step.get("individual_digits"):
+        return ("Digits",)
+    if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        return (str(step["pattern"].get("Regex")),)
+    return (str(step),)
 
 
 def _is_byte(text: str) -> bool:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from draftkit.convert.export import Export, Outgoing, results
-from draftkit.convert.gguf_tokenizer import tokenizer_in, tokenizer_of
+from draftkit.convert.gguf_tokenizer import SPLITS_KEY, UNNAMED_SPLITS, tokenizer_in, tokenizer_of
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.atomic import atomic_file
 from draftkit.io.gguf_file import FILE_TYPE, TYPES, GgufTensor, read_gguf, type_of, write_gguf
 from draftkit.io.records import to_dict
 from draftkit.version import __version__
 
+_log = logging.getLogger(__name__)
 PROVENANCE, DTYPE = "draftkit.provenance", "draftkit.dtype"
 
 
@@ -68,6 +70,12 @@ def _tokenizer(outgoing: Outgoing, export: Export) -> dict[str, object]:
     size = draft.spec.architecture.vocab_size
     if draft.files and not (target.name.endswith(".gguf") and target.vocab_size == size):
         found = tokenizer_in(draft.files[0].parent, size)
+        if found.get(SPLITS_KEY) == UNNAMED_SPLITS:
+            _log.warning(
+                "%s: what llama.cpp calls this tokenizer's way to split a text is not known to draftkit: served as a "
+                "target, texts may become other tokens; token ids do not",
+                draft.provenance.source,
+            )
     else:
         found = tokenizer_of(target.name, target.revision, size)
     return {key: value for key, value in found.items() if key not in export.config}
