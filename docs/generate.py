@@ -52,6 +52,7 @@ def commands() -> Iterator[str]:
             record = parameter.get_help_record(context)
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record is not None:
+                record = (re.sub(r"<list\[(\w+)\]>", r"<\1>…", record[0]), record[1])
                 panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
         for panel, records in panels.items():
             yield f"**{panel}**\n"

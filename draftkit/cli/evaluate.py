@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -549,12 +550,17 @@ def _certificates(target: str, drafts: list[str], asked: CertificateSettings) ->
     return [certify(target, draft, asked, on_progress) for draft in drafts]
 
 
+def _so_far(name: str, length: float) -> str:
+    """The acceptance length of a run, where it has one."""
+    return "" if isnan(length) or name.endswith("no draft") else f", acceptance length {length:.2f}"
+
+
 @contextmanager
 def _prompt_progress() -> Iterator[Progress]:
     """A bar for each run with the acceptance length so far, on stderr; lines where that is no terminal."""
     if not sys.stderr.isatty():
         lines = ProgressLines()
-        yield lambda name, done, total, length: lines(name, done, total, f", acceptance length {length:.2f}")
+        yield lambda name, done, total, length: lines(name, done, total, _so_far(name, length))
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -567,6 +573,6 @@ def _prompt_progress() -> Iterator[Progress]:
         def on_progress(name: str, done: int, total: int, length: float) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=done, description=f"{name}, acceptance length {length:.2f}")
+            bars.update(tasks[name], completed=done, description=name + _so_far(name, length))
 
         yield on_progress

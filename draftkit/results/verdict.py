@@ -12,7 +12,7 @@ from draftkit.results.record import Cell, Result, ResultVerdict, VerdictKind
 
 UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
 NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
-MOST_PROMPTS = 10_000  # more are not worth the answer
+MOST_PROMPTS = 1_000  # more are not worth the answer
 
 
 def verdicts_of(result: Result) -> tuple[ResultVerdict, ...]:
@@ -90,20 +90,26 @@ def _use(
         reach.append(same)
     up_to = reach[-1].concurrency
     where = f"up to batch {up_to}" if first == batches[0] else f"from batch {first} to {up_to}"
-    if len(batches) == 1:
+    if up_to == first:
         where = f"at batch {first}"
     speeds = _speed(chosen) if len(reach) == 1 else f"{_speed(chosen)} to {_speed(reach[-1])}"
     sentence = f"{condition}use {chosen.draft} at K = {chosen.num_speculative_tokens} {where}, {speeds}"
     beyond = [batch for batch in batches if batch > up_to]
     if beyond:
-        other = paying.get(beyond[0])
-        sentence += f"; beyond, {'draft nothing' if other is None else f'{_named(other)}, {_speed(other)}'}"
+        sentence += f"; beyond, {_beyond(paying.get(beyond[0]), at_batch[beyond[0]])}"
     rival = next((c for c in _by_speed(at_batch[first]) if c is not chosen and _may_be_as_fast(c, chosen)), None)
     more = None if rival is None else _more_prompts(chosen, rival)
     if rival is not None:
         sentence += f"; {_named(rival)} may be as fast, {_speed(rival)}"
         sentence += "" if more is None else f": {more} more prompts would tell"
     return _of(chosen, "use", sentence, up_to=up_to, more_prompts=more)
+
+
+def _beyond(other: Cell | None, cells: Sequence[Cell]) -> str:
+    """What to do at a larger batch, where what was chosen is not known to pay."""
+    if other is not None:
+        return f"{_named(other)}, {_speed(other)}"
+    return "draft nothing" if all(_does_not_pay(cell) for cell in cells) else "whether a draft pays cannot be told"
 
 
 def _unclear(best: Cell, condition: str) -> ResultVerdict:

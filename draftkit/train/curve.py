@@ -89,5 +89,7 @@ def _finite(value: object) -> float | None:
 def _interval(interval: Interval) -> str:
     """The length, its interval, and on how many held-out documents."""
     bounds = "" if interval.bounds is None else " [{:.3f}, {:.3f}]".format(*interval.bounds)
-    documents = "" if interval.prompts is None else f" on {interval.prompts} documents"
+    documents = (
+        "" if interval.prompts is None else f" on {interval.prompts} document" + ("" if interval.prompts == 1 else "s")
+    )
     return f"{interval.mean:.3f}{bounds}{documents}"

@@ -83,7 +83,7 @@ def validated(found: Mapping[str, Any]) -> str:
     documents = found.get(f"{LENGTH}_documents")
     mean = found[LENGTH]
     text = f"{mean:.3f}{bounds}" if isfinite(mean) else "–"
-    return text if documents is None else f"{text} on {documents:.0f} documents"
+    return text if documents is None else f"{text} on {documents:.0f} document" + ("" if documents == 1 else "s")
 
 
 def show_gap(gap: Gap) -> None:

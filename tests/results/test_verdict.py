@@ -40,6 +40,9 @@ def test_what_pays_is_used_up_to_where_it_pays() -> None:
         "use one at K = 4 up to batch 8, 1.60 × [1.50, 1.70] to 1.30 × [1.20, 1.40]; beyond, draft nothing"
     )
     assert (verdict.kind, verdict.draft, verdict.num_speculative_tokens, verdict.up_to) == ("use", "one", 4, 8)
+    assert said(cell(1.6), cell(1.1, 0.2, batch=4)) == (
+        "use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]; beyond, whether a draft pays cannot be told"
+    )
     assert said(cell(1.6), cell(0.9, batch=8), cell(1.2, 0.05, batch=8, k=2)).endswith(
         "; beyond, one at K = 2, 1.20 × [1.15, 1.25]"
     )

@@ -73,7 +73,7 @@ def test_a_validation_says_its_interval_and_on_how_many_documents(capsys: pytest
     (line,) = lines(capsys, LogLines(1000), 50, **found)
     assert line == "step 50/100: held out: acceptance length 2.345 [2.100, 2.600] on 40 documents, loss 1.5"
     alone = {"eval_acceptance_length": 2.345, "eval_acceptance_length_documents": 1.0}
-    assert validated(alone) == "2.345 on 1 documents"
+    assert validated(alone) == "2.345 on 1 document"
     assert (
         validated({"eval_acceptance_length": float("nan"), "eval_acceptance_length_documents": 0.0})
         == "– on 0 documents"
