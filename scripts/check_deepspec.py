@@ -24,7 +24,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.models.dflash import load_dflash
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.drafters.dflash import DFlashDrafter
-from draftkit.runtime.drafters.protocol import Committed
+from draftkit.runtime.drafters.protocol import Committed, NewSequence
 
 V, H, BLOCK, MASK, LAYERS = 320, 64, 7, 319, 8
 IDS = [1, 4, 6]
@@ -116,7 +116,7 @@ def run_ours(drafter: DFlashDrafter, tokens: torch.Tensor, features: torch.Tenso
         return logits.argmax(-1)
 
     drafter.allocate(1, len(tokens) + BLOCK, BLOCK)
-    drafter.prefill(0, tokens[:-1], features)
+    drafter.prefill([NewSequence(0, tokens[:-1], features)])
     one = torch.ones(1, dtype=torch.int64)
     committed = Committed(
         one - 1, tokens[None, -1:], one, one * (len(tokens) - 1), features[None, -1:], len(tokens) + BLOCK

@@ -21,12 +21,12 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from tiny_targets import TEXT, VOCABULARY, auto_class, model_types, tiny_config, tiny_model
-from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -36,7 +36,7 @@ from draftkit.models.target import Target, load_target, read_target_config
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 
@@ -80,9 +80,10 @@ class SpoiltOracle:
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.coming = {}
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        tokens = tuple(prompt.tolist())
-        self.coming[slot] = [*tokens, *self.texts[tokens]]
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        for slot, prompt, _ in prompts:
+            tokens = tuple(prompt.tolist())
+            self.coming[slot] = [*tokens, *self.texts[tokens]]
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         known = (committed.start + committed.counts).tolist()

@@ -30,11 +30,20 @@ class Pard2Model:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, kv: KeyValues, *, last_only: bool = False
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        kv: KeyValues,
+        *,
+        last_only: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T or 1, V] of tokens int64 [B, T] with the target's `features` [B, T, F] of the tokens before."""
+        """Logits [B, T or 1, V] of tokens int64 [B, T] with the target's `features` [B, T, F] of the tokens before;
+        the rest as of `Target.forward`."""
         embeddings = self.lm.model.get_input_embeddings()(tokens) + self.target_proj(features) * self.scale
-        return self.lm.forward(tokens, positions, kv, last_only=last_only, embeddings=embeddings).logits
+        output = self.lm.forward(tokens, positions, kv, last_only=last_only, embeddings=embeddings, lengths=lengths)
+        return output.logits
 
 
 def load_causal_lm(draft: Draft, target: PreTrainedModel, *, attention: str) -> Target:

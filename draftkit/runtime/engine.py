@@ -24,7 +24,7 @@ from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.protocol import Drafter, NewSequence
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
@@ -270,12 +270,15 @@ class Engine:
             return prompts
         logits = torch.stack([prompt.logits for prompt in prompts])
         firsts = self._first_tokens([prompt.generation.request for prompt in prompts], logits)
+        drafted = []
         for prompt, first in zip(prompts, firsts, strict=True):
             tokens, features = prompt.generation.request.prompt, prompt.features
             self._reach = max(self._reach, len(tokens))
-            if self.drafter is not None and self._can_draft(len(tokens)):
-                self.drafter.prefill(prompt.slot, torch.tensor(tokens, device=logits.device), features)
+            if self._can_draft(len(tokens)):
+                drafted.append(NewSequence(prompt.slot, torch.tensor(tokens, device=logits.device), features))
             self._state.admit(prompt.slot, len(tokens), first, None if features is None else features[-1])
+        if self.drafter is not None and drafted:
+            self.drafter.prefill(drafted)
         known = torch.stack((firsts, has_finite_peak(logits)), dim=1).tolist()
         for prompt, (token, usable) in zip(prompts, known, strict=True):
             if not usable:

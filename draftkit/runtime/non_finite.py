@@ -11,7 +11,7 @@ from draftkit.errors import NonFiniteError
 from draftkit.models.finite import HINT, first_non_finite
 from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Drafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.rounds import Broken
 
@@ -49,7 +49,7 @@ def _draft(drafter: Drafter, ids: Tensor, features: Tensor | None, cache: SlotCa
     """One round of drafting after `ids`, which are in the target's `cache`."""
     known, end = len(ids) - 1, len(ids) + k + 1
     drafter.allocate(1, end, k)
-    drafter.prefill(0, ids[:-1], None if features is None else features[0, :-1])
+    drafter.prefill([NewSequence(0, ids[:-1], None if features is None else features[0, :-1])])
     newest = None if features is None else features[:, known - 1 : known]
     one = torch.ones_like(ids[:1])
     drafter.propose(Committed(one - 1, ids[None, -1:], one, one * known, newest, end, cache), k, draw_greedy)

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.cache import CacheRows, SlotCache
+from draftkit.runtime.drafters.protocol import NewSequence
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
@@ -121,6 +122,26 @@ class Prefill:
             kv = self._cache.rows(slots[0, :1], positions, taken[0][1].end, prompt=True)
         last = torch.tensor(ends).to(device)
         return self._target.forward(tokens, positions, kv, last_only=True, ends=last, lengths=lengths)
+
+
+def rows_of_prompts(
+    cache: SlotCache, sizes: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[Tensor, CacheRows]:
+    """Where a forward of new sequences, one after the other, stores their rows; and their positions int64 [1, T].
+
+    `sizes`: of each its slot and the number of its rows, at least one.
+    """
+    slots = [slot for slot, rows in sizes for _ in range(rows)]
+    positions = [position for _, rows in sizes for position in range(rows)]
+    told, at = torch.tensor([slots, positions]).to(device)
+    if len(sizes) == 1:
+        return at[None], cache.rows(told[:1], at[None], len(positions), prompt=True)
+    return at[None], PromptRows(cache, [Piece(slot, 0, rows) for slot, rows in sizes], told, at)
+
+
+def features_before_last(prompts: Sequence[NewSequence]) -> Tensor:
+    """[1, T, F] of all positions of prompts but each one's last, one prompt after the other."""
+    return torch.cat([prompt.features[:-1] for prompt in prompts if prompt.features is not None])[None]
 
 
 class PromptRows(CacheRows):

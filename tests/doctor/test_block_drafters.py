@@ -21,7 +21,7 @@ from draftkit.doctor.trial import Trial
 from draftkit.evaluate.prompts import encode_prompt
 from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft
-from draftkit.runtime.drafters.protocol import Committed, Drafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 
 DEPTH = 2 * LAYER + 2  # two layers, the fusion and the head
 SLIDING = dflash.dflash_config(**dflash.SLIDING)
@@ -178,7 +178,7 @@ def first_logits(drafter: Drafter, k: int) -> torch.Tensor:
         return logits.argmax(-1)
 
     drafter.allocate(1, 6 + k, k)
-    drafter.prefill(0, torch.tensor([1, 5, 6, 7, 8]), features[:5])
+    drafter.prefill([NewSequence(0, torch.tensor([1, 5, 6, 7, 8]), features[:5])])
     one = torch.tensor([1])
     committed = Committed(one - 1, torch.tensor([[9]]), one, 5 * one, features[None, 4:5], 6 + k)
     drafter.propose(committed, k, draw)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,7 +31,7 @@ from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
@@ -70,11 +70,14 @@ class Decoding:
         self.pending = [0] * num_slots
         drafter.allocate(num_slots, self.LENGTH + K, K)
 
-    def admit(self, slot: int, length: int) -> None:
-        """Start a sequence with a prompt, and the target's first token."""
-        features = self.features[slot, :length] if self.features.shape[-1] else None
-        self.drafter.prefill(slot, self.tokens[slot, :length], features)
-        self.known[slot], self.pending[slot] = length + 1, 1
+    def admit(self, lengths: Mapping[int, int]) -> None:
+        """Start sequences together: by slot the length of a prompt, after which the target's first token stands."""
+        prompts = []
+        for slot, length in lengths.items():
+            features = self.features[slot, :length] if self.features.shape[-1] else None
+            prompts.append(NewSequence(slot, self.tokens[slot, :length], features))
+            self.known[slot], self.pending[slot] = length + 1, 1
+        self.drafter.prefill(prompts)
 
     def propose(self, slots: Sequence[int]) -> tuple[Proposal, Recorder]:
         draw = Recorder()
@@ -114,8 +117,7 @@ class Decoding:
 
 def started(case: Case, num_slots: int) -> Decoding:
     decoding = Decoding(case.drafter, case.feature_size, num_slots)
-    for slot, length in zip(range(num_slots), (7, 1, 12, 3), strict=False):
-        decoding.admit(slot, length)
+    decoding.admit(dict(zip(range(num_slots), (7, 1, 12, 3), strict=False)))
     return decoding
 
 
@@ -148,7 +150,7 @@ def test_caches_equal_those_of_a_fresh_prefill(case: Case) -> None:
     for slot, known in seen.items():
         drafter.allocate(1, Decoding.LENGTH, K)
         features = decoding.features[slot, :known] if case.feature_size else None
-        drafter.prefill(0, decoding.tokens[slot, :known], features)
+        drafter.prefill([NewSequence(0, decoding.tokens[slot, :known], features)])
         waiting = isinstance(drafter, EagleDrafter | DFlashDrafter)  # the last state waits for the token after it
         valid = known - waiting
         assert len(drafter.cache.layers) == len(used.layers) > 0
@@ -258,7 +260,7 @@ def test_ngrams_are_the_earliest_of_the_longest(limits: tuple[int, int], num_slo
     decoding = Decoding(drafter, 0, num_slots, text)
     lengths = set()
     for slot in range(num_slots):
-        decoding.admit(slot, slot + 1)
+        decoding.admit({slot: slot + 1})
     for slots, proposal, _ in decoding.rounds(8):
         assert proposal.lengths is not None
         for row, slot in enumerate(slots):
@@ -271,7 +273,7 @@ def test_ngrams_are_the_earliest_of_the_longest(limits: tuple[int, int], num_slo
 def test_ngram_of_vllm() -> None:
     drafter = NgramDrafter(V, min_n=1, max_n=3)
     decoding = Decoding(drafter, 0, 1, torch.tensor([[1, 2, 3, 9, 1, 2, 3]]))
-    decoding.admit(0, 6)
+    decoding.admit({0: 6})
     proposal, _ = decoding.propose([0])
     assert proposal.tokens.tolist() == [[9, 1, 2, 3]]
 
@@ -377,7 +379,7 @@ def test_suffixes_of_running_sequences(num_slots: int) -> None:
     text = torch.randint(0, 3, (num_slots, Decoding.LENGTH), generator=torch.Generator().manual_seed(1))
     decoding = Decoding(drafter, 0, num_slots, text)
     for slot in range(num_slots):
-        decoding.admit(slot, slot + 1)
+        decoding.admit({slot: slot + 1})
     for slots, proposal, _ in decoding.rounds(8):
         assert proposal.lengths is not None
         for row, slot in enumerate(slots):

@@ -16,7 +16,7 @@ from draftkit.models.eagle import load_eagle
 from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.protocol import Committed
+from draftkit.runtime.drafters.protocol import Committed, NewSequence
 from draftkit.runtime.drawing import draw_greedy
 
 K = 5
@@ -71,7 +71,7 @@ def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
 
     drafter = EagleDrafter(model)
     drafter.allocate(1, 64, 4)
-    drafter.prefill(0, prompt, features)
+    drafter.prefill([NewSequence(0, prompt, features)])
     proposal = drafter.propose(
         Committed(
             slots=torch.tensor([0]),

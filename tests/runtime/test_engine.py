@@ -16,6 +16,7 @@ from torch import Tensor
 from draftkit.errors import DraftkitError
 from draftkit.models.target import Target, TargetOutput
 from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
@@ -199,6 +200,15 @@ def test_prompts_share_a_forward() -> None:
     target = Counting(zoo_target())
     Engine(target, None, num_speculative_tokens=0, num_slots=4).generate(asked)
     assert [rows for prompts, rows in target.seen if prompts] == [sum(len(request.prompt) for request in asked)]
+
+
+def test_prompts_share_a_forward_of_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, drafter = requests()[:4], zoo_drafter("draft-model")
+    assert isinstance(drafter, CausalLMDrafter)
+    model = Counting(drafter.model.model)
+    monkeypatch.setattr(drafter, "model", model)
+    Engine(Target(zoo_target()), drafter, num_speculative_tokens=2, num_slots=4).generate(asked)
+    assert [rows for prompts, rows in model.seen if prompts] == [sum(len(request.prompt) for request in asked)]
 
 
 def test_a_long_prompt_does_not_stop_the_others() -> None:

@@ -21,7 +21,7 @@ from draftkit.requests import Request
 from draftkit.results.settings import Settings
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Drafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
 
@@ -51,8 +51,8 @@ def test_drafts_equal_the_reference_after_any_rejections(saved: Saved, folder: P
     torch.manual_seed(5)
     text = torch.randint(3, pico.VOCABULARY, (30,))
     captured = captured_states(target, text)
-    drafter.allocate(1, 64, K)
-    drafter.prefill(0, text[:9], captured[:9])
+    drafter.allocate(2, 64, K)
+    drafter.prefill([NewSequence(1, text[:5], captured[:5]), NewSequence(0, text[:9], captured[:9])])
     start = 9
     for count in (1, 3, 1, 4, 2):
         committed = Committed(

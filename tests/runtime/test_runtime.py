@@ -19,7 +19,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.drafters.protocol import Drafter, NewSequence
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
 
@@ -127,7 +127,7 @@ def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     positions = torch.arange(len(known))[None]
     rows = SlotCache(1, len(known)).rows(torch.tensor([0]), positions, len(known))
     features = target.forward(tokens[None], positions, rows).features
-    drafter.prefill(0, tokens, None if features is None else features[0])
+    drafter.prefill([NewSequence(0, tokens, None if features is None else features[0])])
     valid = len(known) - (drafter.aux_layers is not None)  # a head's last row still waits for its token
     for layer, pools in drafter.cache.layers.items():
         for fresh, used in zip(pools, kept[layer], strict=True):

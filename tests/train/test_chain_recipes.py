@@ -32,7 +32,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter
 from draftkit.models.eagle import EagleModel
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.drafters.protocol import Committed, Drafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.recipes.bases.dflash import BlockRecipe
@@ -134,7 +134,7 @@ def served(drafter: Drafter, tokens: Tensor, features: Tensor | None, anchor: in
     """The logits [K, Vd] of a chain after a fresh prefill up to `anchor`, whose next token starts it."""
     drafter.allocate(1, len(tokens) + K + 1, K)
     known = anchor + 1
-    drafter.prefill(0, tokens[:known], None if features is None else features[:known])
+    drafter.prefill([NewSequence(0, tokens[:known], None if features is None else features[:known])])
     draw = TrueTokens(torch.cat((tokens[known + 1 :], torch.zeros(K, dtype=torch.int64))))
     committed = Committed(
         slots=torch.tensor([0]),

@@ -24,7 +24,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.drafters.protocol import Committed, Drafter
+from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config
@@ -86,7 +86,7 @@ def served(drafter: Drafter, text: Tensor, states: Tensor, anchor: int) -> Tenso
     """The logits [K, V] of a chain after a fresh prefill, which goes on with the text's own tokens."""
     drafter.allocate(1, len(text) + K + 1, K)
     known = anchor + 1
-    drafter.prefill(0, text[:known], states[:known])
+    drafter.prefill([NewSequence(0, text[:known], states[:known])])
     true, found = pad(text[known + 1 :], (0, K)), []
 
     def draw(step: int, logits: Tensor, ids: Tensor | None = None) -> Tensor:

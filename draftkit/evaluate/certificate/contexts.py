@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
 from draftkit.models.states import AuxLayers
 from draftkit.requests import Request
-from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, NewSequence, Proposal
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class _Recorder:
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self._drafter.allocate(num_slots, capacity, k)
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        self._drafter.prefill(slot, prompt, features)
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        self._drafter.prefill(prompts)
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         position = int(committed.start[0] + committed.counts[0])

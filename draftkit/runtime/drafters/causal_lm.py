@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,10 +19,11 @@ from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target, read_target_config
 from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.cache import CacheRows, SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.ops.expand_rows import expand_rows
+from draftkit.runtime.prefill import rows_of_prompts
 
 
 class CausalLMDrafter:
@@ -53,10 +56,19 @@ class CausalLMDrafter:
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity, k)
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        positions = torch.arange(len(prompt), device=prompt.device)[None]
-        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt), prompt=True)
-        self.model.forward(self._own(prompt)[None], positions, rows, last_only=True)
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        for together in [prompts] if self.model.joins_prompts else [[prompt] for prompt in prompts]:
+            sizes = [(prompt.slot, len(prompt.tokens)) for prompt in together]
+            tokens = self._own(torch.cat([prompt.tokens for prompt in together]))[None]
+            positions, rows = rows_of_prompts(self.cache, sizes, tokens.device)
+            lengths = torch.tensor([[size] for _, size in sizes for _ in range(size)]).to(tokens.device).T
+            self._take_in(together, tokens, positions, rows, lengths)
+
+    def _take_in(
+        self, prompts: Sequence[NewSequence], tokens: Tensor, positions: Tensor, rows: CacheRows, lengths: Tensor
+    ) -> None:
+        """Run `prompts`, one after the other: all int64 [1, T], `lengths` those of their sequences."""
+        self.model.forward(tokens, positions, rows, last_only=True, lengths=lengths)
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:

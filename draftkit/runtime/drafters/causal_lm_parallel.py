@@ -6,6 +6,8 @@ sequence and are overwritten by its tokens before anything sees them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -13,8 +15,9 @@ from torch.nn.functional import pad
 from draftkit.models.causal_lm import Pard2Model
 from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target
+from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.ops.expand_rows import Rows, expand_rows
 
@@ -70,12 +73,12 @@ class Pard2Drafter(PardDrafter):
     def aux_layers(self) -> AuxLayers:
         return self._aux_layers
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        assert features is not None
-        positions = torch.arange(len(prompt), device=prompt.device)[None]
-        rows = self.cache.rows(torch.tensor([slot], device=prompt.device), positions, len(prompt), prompt=True)
-        before = pad(features[:-1], (0, 0, 1, 0))  # the first token has none
-        self.projected.forward(self._own(prompt)[None], before[None], positions, rows, last_only=True)
+    def _take_in(
+        self, prompts: Sequence[NewSequence], tokens: Tensor, positions: Tensor, rows: CacheRows, lengths: Tensor
+    ) -> None:
+        known = [prompt.features[:-1] for prompt in prompts if prompt.features is not None]
+        before = torch.cat([pad(features, (0, 0, 1, 0)) for features in known])  # a first token has none
+        self.projected.forward(tokens, before[None], positions, rows, last_only=True, lengths=lengths)
 
     def _logits(self, committed: Committed, rows: Rows) -> Tensor:
         assert rows.hidden is not None

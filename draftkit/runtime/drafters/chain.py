@@ -8,6 +8,7 @@ rejection are those of a fresh prefill.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -17,8 +18,9 @@ from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.models.packing import dtype_of
 from draftkit.models.states import AuxLayers
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
+from draftkit.runtime.prefill import features_before_last, rows_of_prompts
 
 Model = TypeVar("Model", bound=ChainModel)
 
@@ -28,6 +30,7 @@ class ChainDrafter(ABC, Generic[Model]):
 
     max_tokens = None
     max_positions: int | None = None
+    joins_prompts = True  # whether several go into one forward
 
     def __init__(self, model: Model):
         self.model = model
@@ -54,15 +57,18 @@ class ChainDrafter(ABC, Generic[Model]):
         self.cache = SlotCache(num_slots, capacity)
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        assert features is not None
-        rows = len(prompt) - 1  # the last prompt token's feature waits for the token after it
-        if rows == 0:
-            return
-        positions = torch.arange(rows, device=prompt.device)[None]
-        slots = torch.tensor([slot], device=prompt.device)
-        hidden = self.model.fuse(features[None, :-1])
-        self.model(prompt[None, 1:], hidden, positions, kv=self.cache.rows(slots, positions, rows, prompt=True))
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
+        for together in [known] if self.joins_prompts else [[prompt] for prompt in known]:
+            if together:
+                self._take_in(together)
+
+    def _take_in(self, prompts: Sequence[NewSequence]) -> None:
+        """All rows but each prompt's last, whose feature waits for the token after it."""
+        tokens = torch.cat([prompt.tokens[1:] for prompt in prompts])[None]
+        sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in prompts]
+        positions, kv = rows_of_prompts(self.cache, sizes, tokens.device)
+        self.model(tokens, self.model.fuse(features_before_last(prompts)), positions, kv=kv)
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:

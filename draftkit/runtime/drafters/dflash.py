@@ -7,6 +7,8 @@ them. B sequences, J committed tokens, K drafts, T rows of a block, H draft widt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,8 +19,9 @@ from draftkit.models.dflash import DFlashModel, load_dflash
 from draftkit.models.packing import dtype_of
 from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.cache import CacheRows, SlotCache
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.prefill import features_before_last, rows_of_prompts
 
 
 class DFlashDrafter:
@@ -53,12 +56,12 @@ class DFlashDrafter:
         self.cache = SlotCache(num_slots, capacity)
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        assert features is not None
-        rows = len(prompt) - 1  # the last prompt token's state comes with the token that it emitted
-        if rows:
-            slots = torch.tensor([slot], device=prompt.device)
-            self._take_in(features[None, :-1], slots, torch.arange(rows, device=prompt.device)[None], rows)
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        """The last prompt token's state comes with the token that it emitted."""
+        known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
+        if known:
+            sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
+            self._take_in(features_before_last(known), *rows_of_prompts(self.cache, sizes, known[0].tokens.device))
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
@@ -66,16 +69,16 @@ class DFlashDrafter:
         index = torch.arange(committed.tokens.shape[1], device=committed.tokens.device)
         positions = committed.start[:, None] - 1 + index
         positions = torch.where(index < committed.counts[:, None], positions, -1)  # padding stores nothing
-        self._take_in(committed.features, committed.slots, positions, committed.length)
+        rows = self.cache.rows(committed.slots, positions, committed.length)
+        self._take_in(committed.features, positions, rows)
         anchor = committed.tokens.gather(1, committed.counts[:, None] - 1)
         output = self._block(committed, anchor, k)
         return self._drafted(anchor[:, 0], output[:, 1:] if self.fill_in else output, draw)
 
-    def _take_in(self, features: Tensor, slots: Tensor, positions: Tensor, length: int) -> None:
+    def _take_in(self, features: Tensor, positions: Tensor, rows: CacheRows) -> None:
         """Store each layer's keys and values of target features [B, J, F] at `positions` [B, J], −1 for none."""
         context = self.model.fuse(features)
         rotation = self.model.rotary(context, positions)
-        rows = self.cache.rows(slots, positions, length)
         for layer, window in enumerate(self.model.spec.decoder.windows):
             rows.update(layer, *self.model.context(layer, context, rotation), window)
 

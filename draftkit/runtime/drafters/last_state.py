@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from draftkit.models.states import FINAL, AuxLayers
-from draftkit.runtime.drafters.protocol import Committed
+from draftkit.runtime.drafters.protocol import Committed, NewSequence
 
 
 class LastStateDrafter:
@@ -28,7 +30,7 @@ class LastStateDrafter:
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         pass
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
         pass
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from draftkit.models.states import AuxLayers
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
 
 TOKENS = torch.int64
@@ -45,8 +46,9 @@ class LookupDrafter(ABC):
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.context = self.context.new_zeros(num_slots + 1, capacity)  # the last one for slot −1, which is none
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        self.context[slot, : len(prompt)] = prompt
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        for slot, tokens, _ in prompts:
+            self.context[slot, : len(tokens)] = tokens
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:

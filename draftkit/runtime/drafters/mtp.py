@@ -7,6 +7,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
+from draftkit.models.attention import chooses
 from draftkit.models.footprint import footprint
 from draftkit.models.mtp import MtpModel, load_mtp, one_layer
 from draftkit.models.states import FINAL, AuxLayers
@@ -19,6 +20,7 @@ class MtpDrafter(ChainDrafter[MtpModel]):
 
     def __init__(self, model: MtpModel, slot_numbers: int, num_layers: int):
         super().__init__(model)
+        self.joins_prompts = not chooses(model.layer_config)
         self._slot_numbers = slot_numbers
         self._num_layers = num_layers
 

@@ -15,13 +15,15 @@ S slots, B sequences, R rows, K steps, H the target's width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from draftkit.models.mtp import MtpModel
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.mtp import MtpDrafter
-from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
 
 
@@ -43,8 +45,12 @@ class MtpInTurnDrafter(MtpDrafter):
         self.states = weight.new_zeros(num_slots + 1, k - 1, self.model.spec.target_hidden_size)
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        assert features is not None
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        for slot, prompt, features in prompts:  # each by itself, as every step has other rows
+            assert features is not None
+            self._take_in_one(slot, prompt, features)
+
+    def _take_in_one(self, slot: int, prompt: Tensor, features: Tensor) -> None:
         tokens, hidden = prompt[None, 1:], self.model.fuse(features[None, :-1])
         kept = min(self.tokens.shape[1], tokens.shape[1])
         if kept:

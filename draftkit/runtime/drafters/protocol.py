@@ -5,6 +5,7 @@ B sequences, T prompt tokens, J ≥ 1 committed tokens, K draft tokens, F featur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -31,6 +32,15 @@ class Committed(NamedTuple):
     features: Tensor | None
     length: int
     cache: SlotCache | None = None
+
+
+class NewSequence(NamedTuple):
+    """A prompt `tokens` int64 [T] that the target has taken in, to be continued in `slot`; the target's `features`
+    [T, F] at the same positions, None when the drafter captures nothing."""
+
+    slot: int
+    tokens: Tensor
+    features: Tensor | None
 
 
 class Proposal(NamedTuple):
@@ -81,8 +91,8 @@ class Drafter(Protocol):
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         """Make that room in every slot; everything known about earlier sequences is gone."""
 
-    def prefill(self, slot: int, prompt: Tensor, features: Tensor | None) -> None:
-        """Take in a new sequence: `prompt` int64 [T] and the target's `features` [T, F] at the same positions."""
+    def prefill(self, prompts: Sequence[NewSequence]) -> None:
+        """Take in new sequences, at least one."""
 
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
         """Take in the committed tokens and draft up to `k` ≥ 1 more, each by `draw`."""
