@@ -7,9 +7,10 @@ Each draft is written to GGUF in float32, as is its target, and `llama-server` r
 thread, one request at a time. Output tokens, and for each request the draft tokens and those that stood, must be
 draftkit's under the server's counting rules (`counts`). Exits with 1 when anything differs.
 
-With llama.cpp's source, whose converter then makes the targets' files, also multi-token prediction heads of tiny
-targets, in a file of their own and in the target's; the reference is the head as llama.cpp drafts with it
-(`llama_cpp_heads.py`), which is not as vLLM does. The converter needs sentencepiece.
+Block drafters of tiny targets (`llama_cpp_blocks.py`) too. With llama.cpp's source, whose converter then makes the
+targets' files, also those of targets that draftkit writes no files of, and multi-token prediction heads, in a file of
+their own and in the target's; their reference is the head as llama.cpp drafts with it (`llama_cpp_heads.py`), which is
+not as vLLM does. The converter needs sentencepiece.
 
 The server: llama.cpp b11434, from the package index,
 
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from llama_cpp_blocks import DRAFTS, TARGETS, save_block_draft
+from llama_cpp_blocks import save_target as tiny_target
 from llama_cpp_heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
 from rich.console import Console
 from rich.table import Table
@@ -137,6 +140,10 @@ def comparisons(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[st
     for name in chosen:
         assert checks is not None
         yield name, checks.compared(names[name])
+    for kind in TARGETS:
+        chosen = [name for name in DRAFTS if options.only in f"{name} of {kind}"]
+        if chosen and (options.llama_cpp is not None or kind == "qwen3"):
+            yield from block_comparisons(options, kind, chosen, scratch / f"blocks-{kind}")
     for kind in KINDS if options.llama_cpp is not None else ():
         if options.only in f"heads of {kind}":
             yield from head_comparisons(options, kind, scratch / kind)
@@ -171,16 +178,45 @@ def compared(ours: Sequence[Generation], theirs: Served, k: int, ends: Collectio
     return Compared(outputs, counted, theirs.steps)
 
 
+def block_comparisons(
+    options: argparse.Namespace, kind: str, names: Sequence[str], work: Path
+) -> Iterator[tuple[str, Compared]]:
+    """Block drafters of a tiny target, whose file draftkit writes, or llama.cpp's converter."""
+    work.mkdir()
+    asked = requests(min(options.prompts, 8))
+    folder, target = tiny_target(kind, work / "target"), work / "t.gguf"
+    if kind == "qwen3":
+        convert_checkpoint(str(folder), target, to="gguf", target=str(folder), stored="f32")
+    else:
+        by_converter(options, folder, target)
+    model, _ = load_model(str(folder), device="cpu", dtype=torch.float32)
+    for name in names:
+        source, file = save_block_draft(name, folder, asked, work / name), work / f"{name}.gguf"
+        convert_checkpoint(str(source), file, to="gguf", target=str(folder), stored="f32")
+        with open_draft(str(source), str(folder)) as draft:
+            drafter = load_drafter(draft, model)
+            engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=HEAD_TOKENS, num_slots=1)
+            ours = engine.generate(asked)
+            arguments = ["-m", str(target), *draft_arguments(draft.spec, file, HEAD_TOKENS)]
+        theirs = served(options, arguments, asked, work)
+        yield f"{name} of {kind}", compared(ours, theirs, HEAD_TOKENS, Target(model).eos_token_ids)
+
+
+def by_converter(options: argparse.Namespace, folder: Path, out: Path) -> None:
+    """A target's file without its heads."""
+    script = Path(__file__).with_name("llama_cpp_target.py")
+    command = (sys.executable, script, "--llama-cpp", options.llama_cpp, folder, out, "--no-mtp")
+    with out.with_suffix(".log").open("w") as log:
+        subprocess.run(command, check=True, stdout=log, stderr=log)
+
+
 def head_comparisons(options: argparse.Namespace, kind: str, work: Path) -> Iterator[tuple[str, Compared]]:
     """The heads of a tiny target, apart from it and in its file."""
     work.mkdir()
     asked = requests(min(options.prompts, 8))
     save_target(kind, work / "target", asked)
     target, heads, apart, whole = (work / name for name in ("t.gguf", "heads", "mtp.gguf", "whole.gguf"))
-    script = Path(__file__).with_name("llama_cpp_target.py")
-    command = (sys.executable, script, "--llama-cpp", options.llama_cpp, work / "target", target, "--no-mtp")
-    with (work / "converter.log").open("w") as log:
-        subprocess.run(command, check=True, stdout=log, stderr=log)
+    by_converter(options, work / "target", target)
     convert_checkpoint(str(work / "target"), heads, format="mtp")
     convert_checkpoint(str(heads), apart, to="gguf", target=str(target))
     put_heads_back(str(heads), str(target), whole)

@@ -1,0 +1,94 @@
+"""Block drafters of tiny targets for `check_llama_cpp.py`: DFlash and DSpark that know some answers by heart, so that
+drafts are accepted, and DFlash2 of the same body with random convolutions and a random selector."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from llama_cpp_heads import plain
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
+
+from fixtures import pico, targets
+
+from draftkit.data.packing import row_tensors
+from draftkit.data.samples import Sample
+from draftkit.data.states.online import OnlineStates, load_training_target
+from draftkit.layout.block import BlockConvolution
+from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec
+from draftkit.layout.spec import DraftSpec
+from draftkit.requests import Request
+from draftkit.train.batch import TrainingBatch
+from draftkit.train.checkpoint import save_draft
+from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
+from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
+from draftkit.train.recipes.recipe import Origin
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "qwen3_5_text": targets.GATED_DELTA,
+}
+SIZES: dict[str, Any] = {"layers": (2, 4, 6), "num_layers": 2, "block_size": 5, "max_anchors": None, "loss": "ce"}
+DRAFTS: dict[str, tuple[type[BlockRecipe], BlockOptions]] = {
+    "dflash": (DFlash, DFlashOptions(**SIZES)),
+    "dspark": (DSpark, DSparkOptions(**SIZES, markov_rank=16, confidence=False)),
+    "dflash2": (DFlash, DFlashOptions(**SIZES)),
+}
+STEPS, LR = 60, 3e-3
+
+
+def save_target(kind: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(targets.TEXT | TARGETS[kind])))
+    model.save_pretrained(folder)
+    pico.save_tokenizer(folder, ("a", "b"))
+    return folder
+
+
+def save_block_draft(name: str, target: Path, asked: Sequence[Request], out: Path) -> Path:
+    """A draft that has learnt the target's answers."""
+    model = load_training_target(str(target), device="cpu", dtype=torch.float32)
+    samples = []
+    for request in asked:
+        tokens = [*request.prompt, *plain(model, request)]
+        samples.append(Sample.of(request.id, tokens, [(len(request.prompt), len(tokens))]))
+    kind, options = DRAFTS[name]
+    torch.manual_seed(0)
+    recipe = kind.start(Origin(model), options)
+    row = {key: tensor[None] for key, tensor in row_tensors(samples, sum(map(len, samples))).items()}
+    read = (row[key] for key in ("tokens", "positions", "sample_ids"))
+    features, last = OnlineStates(model, recipe.aux_layers).states(*read)
+    batch = TrainingBatch(**row, features=features, last=last)
+    optimizer = torch.optim.AdamW([p for p in recipe.parameters() if p.requires_grad], lr=LR)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        recipe(batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(recipe.parameters(), 1.0)
+        optimizer.step()
+    spec, tensors = recipe.spec, dict(recipe.tensors())
+    if name == "dflash2":
+        spec, tensors = with_random_parts(spec, tensors)
+    save_draft(out, spec, tensors, target=str(target))
+    return out
+
+
+def with_random_parts(spec: DraftSpec, tensors: dict[str, torch.Tensor]) -> tuple[DraftSpec, dict[str, torch.Tensor]]:
+    """The same body as DFlash2."""
+    convolution = BlockConvolution(conv_taps=2, conv_group_size=16)
+    selector = CandidateSelector(selector_rank=8, selector_top_k=4)
+    body = spec.architecture.expect(DFlashSpec)
+    whole = replace(spec, architecture=replace(body, convolution=convolution, selector=selector))
+    drawn = torch.Generator().manual_seed(0)
+    new = {
+        name: 0.02 * torch.randn(schema.shape, generator=drawn)
+        for name, schema in whole.tensors().items()
+        if name not in tensors
+    }
+    return whole, tensors | new
