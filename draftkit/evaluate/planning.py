@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from draftkit.layout.folder import Draft
 from draftkit.models.device_map import room_from
 from draftkit.models.footprint import Footprint, footprint
-from draftkit.models.packing import is_little, kept_twice, packs
+from draftkit.models.packing import kept_twice
 from draftkit.models.pretrained import empty_model
 from draftkit.models.quantized import stays_quantized
 from draftkit.models.spreading import spreads_targets
@@ -76,7 +76,4 @@ def _kept_twice(config: PretrainedConfig, drafts: Iterable[Draft], dtype: torch.
     for draft in drafts:
         if draft.tensors and draft.spec.architecture.own_model:
             count += kept_twice(empty_model(read_target_config(draft.path), dtype), dtype)
-        else:
-            sizes = (math.prod(tensor.shape) for tensor in draft.tensors.values() if len(tensor.shape) == 2)
-            count += sum(size for size in sizes if packs(dtype) and is_little(size, dtype))
     return count

@@ -11,7 +11,6 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
     eager_attention_forward,
-    rotate_half,
 )
 
 from draftkit.layout.decoder import Decoder
@@ -70,12 +69,6 @@ class DraftAttention(nn.Module):
         attention.setdefault("attention_mask", None)
         out, _ = attend(self, query, key, value, scaling=self.scaling, **attention)
         return self.o_proj(out.flatten(-2))
-
-    def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values of rows: [B, G, T, head_dim] each."""
-        key, value = self._keys_values(hidden)
-        cos, sin = (part.unsqueeze(1) for part in rotation)
-        return key * cos + rotate_half(key) * sin, value
 
     def _keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         key = self.k_norm(self._heads(self.k_proj(hidden))).transpose(1, 2)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import LlamaConfig, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, rotate_half
 
 from draftkit.errors import TargetError
 from draftkit.layout.block import BlockConvolution
@@ -80,7 +80,7 @@ class DFlashModel(nn.Module):
 
     def context(self, layer: int, context: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """A layer's keys and values [B, G, J, D] of the context `fuse(features)` [B, J, H]."""
-        attention: DraftAttention = self.layers[layer].self_attn  # type: ignore[assignment]
+        attention: BlockAttention = self.layers[layer].self_attn  # type: ignore[assignment]
         return attention.keys_values(context, rotation)
 
     def forward(self, hidden: Tensor, positions: Tensor, **attention: object) -> Tensor:
@@ -124,7 +124,7 @@ class BlockLayer(nn.Module):
         h, eps = spec.decoder.hidden_size, spec.decoder.rms_norm_eps
         self.sight = {"bidirectional": index not in spec.causal_layers, "anchored": spec.window_rule == "anchor"}
         self.input_layernorm = LlamaRMSNorm(h, eps)
-        self.self_attn = DraftAttention(
+        self.self_attn = BlockAttention(
             spec.decoder, config, index, h, sinks=spec.attention_sinks, value_scale=spec.value_scale
         )
         if spec.window_rule == "anchor" and self.self_attn.sliding_window is not None:
@@ -149,6 +149,16 @@ class BlockLayer(nn.Module):
         normed = self.post_attention_layernorm(hidden)
         before, after = self.mlp_conv.kernels(normed)
         return hidden + convolved(self.mlp(convolved(normed, before)), after)
+
+
+class BlockAttention(DraftAttention):
+    """Attention of a block's rows over themselves and the keys and values of a context."""
+
+    def keys_values(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values of rows: [B, G, T, head_dim] each."""
+        key, value = self._keys_values(hidden)
+        cos, sin = (part.unsqueeze(1) for part in rotation)
+        return key * cos + rotate_half(key) * sin, value
 
 
 class GroupedConvolution(nn.Module):

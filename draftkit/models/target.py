@@ -58,6 +58,7 @@ class Target(TappedModel):
         if layers_with_states(model.config):
             self._recurrences = run_row_by_row(model, lambda: self._footprint.recurrences)
             self._sizes = sizes_of(model.config)
+        self._cache_argument = cache_argument(type(model))
         self._attention_checked = False
 
     def slot_bytes(self, capacity: int, k: int) -> int:
@@ -119,7 +120,7 @@ class Target(TappedModel):
                 use_cache=False,
                 logits_to_keep=keep,
                 kv=kv,
-                **{cache_argument(type(self.model)): self._cache(kv)},
+                **{self._cache_argument: self._cache(kv)},
             )
         if not self._attention_checked:
             check_attention(self.model, self.num_layers, kv.windows)

@@ -5,6 +5,7 @@ B sequences, N query heads, G key/value heads, T rows, D and E widths of keys an
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,23 +46,31 @@ def slot_attention(
     Raises `TargetError` for a model that does not hand `kv` down, or whose scores depend on further tensors.
     """
     kv = required(kv, module, attention_mask, rest)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, _chunk(module, layer), indices)
-    with torch.cuda.device_of(query):  # where kernels are launched, of a target that is spread over devices
+    chunk = chunk_of(module)
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, chunk, indices)
+    return attend_slots(module, query, key, value, kv, scoring), None
+
+
+def attend_slots(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kv: CacheRows, scoring: Scoring
+) -> Tensor:
+    """What `slot_attention` returns, of a module whose `scoring` is known."""
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    with torch.cuda.device_of(query) if query.is_cuda else nullcontext():  # of a target that is spread over devices
         if layer in kv.latents.waiting:
             out = _attend_latents(module, query, kv, layer, scoring)
         else:
-            keys, values = kv.update(layer, key, value, sliding_window)
+            keys, values = kv.update(layer, key, value, scoring.window)
             out = kv.attend(query, keys, values, scoring)
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous()
 
 
-def _chunk(module: nn.Module, layer: int) -> int | None:
+def chunk_of(module: nn.Module) -> int | None:
     """The chunk within which a layer sees, which transformers says in the mask alone (Llama 4)."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
-    return config.attention_chunk_size if kinds and kinds[layer] == "chunked_attention" else None
+    return config.attention_chunk_size if kinds and kinds[module.layer_idx] == "chunked_attention" else None
 
 
 def _attend_latents(module: Any, query: Tensor, kv: CacheRows, layer: int, scoring: Scoring) -> Tensor:

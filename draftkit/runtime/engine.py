@@ -91,7 +91,8 @@ class Engine:
             raise DraftkitError(f"K by batch {dict(k_by_batch)}", expected=f"values from 0 to {num_speculative_tokens}")
         for module in (target.model, None if drafter is None else drafter.module):
             if module is not None:
-                (fuse if target.device.type == "cuda" else pack)(module)
+                fuse(module)
+                pack(module)
         self.target = target
         self.drafter = drafter
         self.k = num_speculative_tokens

@@ -10,23 +10,25 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import AttentionInterface
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from draftkit.runtime.attention import NAME, slot_attention
+from draftkit.models.packing import Joint, own_parameters
+from draftkit.runtime.attention import NAME, attend_slots, chunk_of, slot_attention
 from draftkit.runtime.fused_norm import FusedNorm, NormForm, norm_form
-from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.gated import gated, gated_reference
-from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_reference
+from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate_joint, rotate_reference
+from draftkit.runtime.ops.slot_attention import Scoring
 
 SAMPLE = 3  # rows of random input
 QUERY_KEY_VALUE = "q_proj", "k_proj", "v_proj"
 GATE_UP = "gate_proj", "up_proj"
+SAYS_NOTHING = {"kv", "past_key_values", "position_ids", "use_cache", "dropout"}  # of scores, to an attention function
 REFUSALS = (TypeError, RuntimeError, ValueError, IndexError, KeyError, AttributeError)  # of a module of another kind
 
 
@@ -38,15 +40,15 @@ def same(found: Any, expected: Tensor) -> bool:
     return isinstance(found, Tensor) and found.shape == expected.shape and torch.equal(found, expected)
 
 
-class JointWeights:
-    """The weights of a model's linear modules that read the same rows, next to each other in memory.
+class Joints:
+    """The linear modules of a model that read the same rows, and can be one product.
 
-    They stay the modules' own, now as parts of one tensor. Only plain linear modules can be joined: not what LoRA or a
-    quantization has made of them, what has hooks or gradients, or what shares its memory already.
+    Only plain ones can: not what LoRA or a quantization has made of them, what has hooks or gradients, or what shares
+    its memory already.
     """
 
     def __init__(self, model: nn.Module):
-        self._users = Counter(parameter.untyped_storage()._cdata for parameter in model.parameters())
+        self._users = Counter(parameter.untyped_storage()._cdata for parameter in own_parameters(model))
 
     def can_join(self, modules: Sequence[object]) -> bool:
         plain: list[Any] = [module for module in modules if self._is_plain(module)]
@@ -64,43 +66,31 @@ class JointWeights:
         whole = weight.untyped_storage().nbytes() == weight.nbytes and weight.is_contiguous()
         return weight.is_floating_point() and not weight.requires_grad and alone and whole and not hooked
 
-    def join(self, modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-        """Weights [sum of widths, H] and biases of the modules, which are parts of them from now on."""
-        weight = _joined([module.weight for module in modules])
-        return weight, None if modules[0].bias is None else _joined([module.bias for module in modules])
-
-
-def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
-    joint = torch.cat([parameter.data for parameter in parameters])
-    for parameter, part in zip(parameters, joint.split([len(parameter) for parameter in parameters]), strict=True):
-        parameter.data = part
-    return joint
-
 
 class FusedMLP:
     """The forward of down(silu(gate) · up), with one product for gate and up, and one kernel between the products."""
 
-    def __init__(self, module: Any, weights: JointWeights):
-        self._module = module
-        self._weight, self._bias = weights.join([module.gate_proj, module.up_proj])
+    def __init__(self, module: Any):
+        self._module, self._down = module, module.down_proj
+        self._both = Joint([module.gate_proj, module.up_proj])
 
     @classmethod
-    def of(cls, module: Any, weights: JointWeights) -> FusedMLP | None:
-        if not weights.can_join([getattr(module, name, None) for name in GATE_UP]):
+    def of(cls, module: Any, joints: Joints) -> FusedMLP | None:
+        if not joints.can_join([getattr(module, name, None) for name in GATE_UP]):
             return None
         x = random_rows(1, SAMPLE, module.gate_proj.in_features, like=module.gate_proj.weight)
         try:
             both = torch.cat((module.gate_proj(x), module.up_proj(x)), dim=-1)
             expected = module.down_proj(gated_reference(both))
-            return cls(module, weights) if same(module(x), expected) else None
+            return cls(module) if same(module(x), expected) else None
         except REFUSALS:
             return None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[B, T, H] → [B, T, H]."""
-        if torch.is_grad_enabled() or not uses_triton(x):
+        if torch.is_grad_enabled():
             return type(self._module).forward(self._module, x)
-        return self._module.down_proj(gated(linear(x, self._weight, self._bias)))
+        return self._down(gated(self._both(x)))
 
 
 class _Seen(NamedTuple):
@@ -118,42 +108,49 @@ class FusedAttention:
     """The forward of attention over rotated queries and keys, with one product for queries, keys and values, and one
     kernel for their norms and rotation."""
 
-    def __init__(self, module: Any, weights: JointWeights, norms: HeadNorms | None, form: _AttentionForm):
+    def __init__(self, module: Any, norms: HeadNorms | None, form: _AttentionForm):
         self._module, self._norms, self._form = module, norms, form
+        self._out = module.o_proj
         self._names = _first_names(module)
-        projections = [getattr(module, name) for name in QUERY_KEY_VALUE]
-        self._widths = [projection.out_features for projection in projections]
-        self._weight, self._bias = weights.join(projections)
+        self._heads = module.q_proj.out_features // module.head_dim
+        self._projections = Joint([getattr(module, name) for name in QUERY_KEY_VALUE])
+        self._scoring: Scoring | None = None  # where it tells nothing of itself that is not known
+        if form.stated.keys() <= {"scaling", "sliding_window"} | SAYS_NOTHING:
+            scaling, window = form.stated["scaling"], form.stated.get("sliding_window")
+            self._scoring = Scoring(scaling, window, chunk=chunk_of(module))
 
     @classmethod
-    def of(cls, module: Any, weights: JointWeights) -> FusedAttention | None:
+    def of(cls, module: Any, joints: Joints) -> FusedAttention | None:
         projections = [getattr(module, name, None) for name in QUERY_KEY_VALUE]
         config = getattr(module, "config", None)
-        if not weights.can_join(projections) or getattr(config, "_attn_implementation", None) != NAME:
+        if not joints.can_join(projections) or getattr(config, "_attn_implementation", None) != NAME:
             return None
+        if hasattr(module, "keys_values") and module.k_proj.weight.device.type == "cpu":
+            return None  # it multiplies with keys' and values' alone, and one packed weight has no parts
         try:
             norms = _head_norms(module)
             form = _attention_form(module, norms)
         except REFUSALS:
             return None
-        return None if form is None else cls(module, weights, norms, form)
+        return None if form is None else cls(module, norms, form)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """As the module's, from rows [B, T, H] and the cosines and sines [B, T, D] of their positions."""
         own, cached = self._module, named.get("past_key_values") is not None
         bound = dict(zip(self._names, given, strict=False)) | named
         hidden = bound.pop(self._names[0])
-        unknown = len(given) > len(self._names) or cached or torch.is_grad_enabled() or not uses_triton(hidden)
+        unknown = len(given) > len(self._names) or cached or torch.is_grad_enabled()
         if unknown:
             return type(own).forward(own, *given, **named)
         cos, sin = bound.pop(self._names[1])
-        parts = linear(hidden, self._weight, self._bias).split(self._widths, dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, own.head_dim)).transpose(1, 2) for part in parts)
-        query, key = rotate(query, key, cos, sin, self._norms)
-        mask = bound.pop("attention_mask", None)
-        out, weights = slot_attention(own, query, key, value, mask, **self._form.stated | bound)
-        out = own.o_proj(out.flatten(-2))
-        return (out, weights) if self._form.pair else out
+        query, key, value = rotate_joint(self._projections(hidden), self._heads, cos, sin, self._norms)
+        mask, kv = bound.pop("attention_mask", None), bound.get("kv")
+        if self._scoring is not None and kv is not None and mask is None and bound.keys() <= SAYS_NOTHING:
+            out = attend_slots(own, query, key, value, kv, self._scoring)
+        else:
+            out, _ = slot_attention(own, query, key, value, mask, **self._form.stated | bound)
+        out = self._out(out.flatten(-2))
+        return (out, None) if self._form.pair else out
 
 
 class _AttentionForm(NamedTuple):
@@ -233,6 +230,7 @@ class FusedLayer:
 
     def __init__(self, module: Any, form: NormForm):
         self._module = module
+        self._input_norm, self._attention, self._mlp = module.input_layernorm, module.self_attn, module.mlp
         self._norm = FusedNorm(module.post_attention_layernorm, form)
         self.next_norm: FusedNorm | None = None
 
@@ -249,11 +247,11 @@ class FusedLayer:
 
     def __call__(self, hidden_states: Tensor, **named: Any) -> Tensor:
         own = self._module
-        if torch.is_grad_enabled() or not uses_triton(hidden_states):
+        if torch.is_grad_enabled():
             return type(own).forward(own, hidden_states, **named)
-        attended, _ = own.self_attn(hidden_states=own.input_layernorm(hidden_states), **named)
+        attended, _ = self._attention(hidden_states=self._input_norm(hidden_states), **named)
         total, normed = self._norm.of_sum(attended, hidden_states)
-        out = own.mlp(normed)
+        out = self._mlp(normed)
         return total + out if self.next_norm is None else self.next_norm.ahead(out, total)
 
 
@@ -275,6 +273,76 @@ def _adds_what_it_normed(module: Any) -> bool:
         return False
     total = hidden + (2 - module.input_layernorm(hidden))
     return same(found, total + module.post_attention_layernorm(total) * 3)
+
+
+class FusedDecoder:
+    """The forward of a decoder that embeds tokens, gives its layers one rotation, and norms what they make of it,
+    without what transformers does about each call."""
+
+    def __init__(self, module: Any):
+        self._module = module
+        self._embed, self._rotary, self._norm = module.embed_tokens, module.rotary_emb, module.norm
+        self._layers = list(module.layers)
+
+    @classmethod
+    def of(cls, module: Any) -> FusedDecoder | None:
+        if dict(module.named_children()).keys() != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+            return None
+        try:
+            return cls(module) if _hands_on(module) else None
+        except REFUSALS:
+            return None
+
+    def __call__(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = None,
+        kv: object = None,
+        **named: Any,
+    ) -> Any:
+        told = {"past_key_values": past_key_values, "use_cache": use_cache}
+        if kv is None or torch.is_grad_enabled() or named or not past_key_values is attention_mask is None:
+            told |= {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "position_ids": position_ids}
+            return type(self._module).forward(self._module, input_ids, **told, kv=kv, **named)
+        hidden = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
+        rotation = self._rotary(hidden, position_ids)
+        for layer in self._layers:
+            hidden = layer(
+                hidden, attention_mask=None, position_embeddings=rotation, position_ids=position_ids, kv=kv, **told
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self._norm(hidden))
+
+
+def _hands_on(module: Any) -> bool:
+    """Whether a decoder is that of Llama around its layers, and tells them nothing that a `FusedDecoder` does not."""
+    device = module.embed_tokens.weight.device
+    tokens, positions = torch.arange(SAMPLE, device=device)[None], torch.arange(SAMPLE, device=device)[None] * 7
+    mark = object()
+    seen: list[tuple[Tensor, dict[str, Any]]] = []
+
+    def run(hidden_states: Tensor, **named: Any) -> Tensor:
+        seen.append((hidden_states, named))
+        return hidden_states * 2 - 1
+
+    with ExitStack() as stack:
+        for layer in module.layers:
+            stack.enter_context(_standing_in(layer, run))
+        out = module(input_ids=tokens, position_ids=positions, use_cache=False, kv=mark)
+    hidden = module.embed_tokens(tokens)
+    rotation = module.rotary_emb(hidden, positions)
+    for found, named in seen:
+        turns = named.pop("position_embeddings")
+        told = {name: value for name, value in named.items() if value is not None}
+        alike = same(found, hidden) and all(same(one, other) for one, other in zip(turns, rotation, strict=True))
+        if not alike or told != {"position_ids": positions, "use_cache": False, "kv": mark}:
+            return False
+        hidden = hidden * 2 - 1
+    return len(seen) == len(module.layers) and same(out.last_hidden_state, module.norm(hidden))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 
 SAMPLE = 3  # rows of random input
@@ -45,32 +44,28 @@ class FusedNorm:
 
     def __init__(self, module: nn.Module, form: NormForm):
         self._module, self._form = module, form
+        self._parameters: dict[str, Tensor] = vars(module)["_parameters"]
         self._sum: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor, *gate: Any, **named: Any) -> Tensor:
         """As the module's; what is gated too, as in Nemotron-H, is its own."""
         known, self._sum = self._sum, None
-        if gate or named or not self._takes(x):
+        weight = self._parameters["weight"]
+        if gate or named or torch.is_grad_enabled() or x.dtype != weight.dtype:
             return type(self._module).forward(self._module, x, *gate, **named)
         if known is not None and known[0] is x:
             return known[1]
-        return rms_norm(x, self._weight, self._form.eps, one_plus=self._form.one_plus)
+        return rms_norm(x, weight, self._form.eps, one_plus=self._form.one_plus)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """`x` + `residual`, and its norm."""
-        if not self._takes(x) or x.dtype != residual.dtype:
+        weight = self._parameters["weight"]
+        if torch.is_grad_enabled() or not x.dtype == residual.dtype == weight.dtype:
             total = residual + x
             return total, type(self._module).forward(self._module, total)
-        return add_rms_norm(x, residual, self._weight, self._form.eps, one_plus=self._form.one_plus)
+        return add_rms_norm(x, residual, weight, self._form.eps, one_plus=self._form.one_plus)
 
     def ahead(self, x: Tensor, residual: Tensor) -> Tensor:
         """`x` + `residual`, whose norm is kept for the call that asks for it next."""
         self._sum = self.of_sum(x, residual)
         return self._sum[0]
-
-    def _takes(self, x: Tensor) -> bool:
-        return not torch.is_grad_enabled() and x.dtype == self._weight.dtype and uses_triton(x)
-
-    @property
-    def _weight(self) -> Any:
-        return self._module.weight

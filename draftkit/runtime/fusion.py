@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftkit.runtime.fused_layers import SAMPLE, FusedAttention, FusedLayer, FusedMLP, JointWeights, same
+from draftkit.models.packing import joint_of
+from draftkit.runtime.fused_layers import SAMPLE, FusedAttention, FusedDecoder, FusedLayer, FusedMLP, Joints, same
 from draftkit.runtime.fused_norm import FusedNorm, norm_form
 from draftkit.runtime.ops.angles import angles, angles_reference
 from draftkit.runtime.ops.backend import uses_triton
@@ -39,17 +40,21 @@ def fuse(model: nn.Module) -> None:
 
 
 def _take_over(model: nn.Module) -> None:
-    weights = JointWeights(model)
+    joints = Joints(model)
     for module in model.modules():
-        if "forward" in vars(module):
+        joint = joint_of(module)
+        if joint is not None:
+            joint.renew()
+        if isinstance(module, nn.Linear) or "forward" in vars(module):
             continue
         form = norm_form(module)
         fused = (
             FusedNorm(module, form)
             if form is not None
-            else FusedLayer.of(module)
-            or FusedAttention.of(module, weights)
-            or FusedMLP.of(module, weights)
+            else FusedDecoder.of(module)
+            or FusedLayer.of(module)
+            or FusedAttention.of(module, joints)
+            or FusedMLP.of(module, joints)
             or FusedAngles.of(module)
         )
         if fused is not None:
@@ -92,7 +97,7 @@ class FusedAngles:
     def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, T, D] of `position_ids` int64 [B, T], of the type of `x`."""
         own = self._module
-        if torch.is_grad_enabled() or own.inv_freq.device != x.device or not uses_triton(x):
+        if torch.is_grad_enabled() or own.inv_freq.device != x.device:
             found: tuple[Tensor, Tensor] = type(own).forward(own, x, position_ids)
             return found
         return angles(position_ids, own.inv_freq, own.attention_scaling, x.dtype)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from weakref import ref
 
 import pytest
 import torch
@@ -11,20 +13,19 @@ from fixtures.precision import assert_close
 from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from torch import nn
 
-from draftkit.models import packing
-from draftkit.models.packing import PackedLinear, kept_twice, pack, packs
+from draftkit.models.packing import Joint, PackedLinear, joint_of, kept_twice, pack, packs
 from draftkit.models.target import Target
+from draftkit.runtime import engine
 from draftkit.runtime.engine import Engine
-
-BIG = packing.LITTLE_WEIGHT // 64
+from draftkit.runtime.fused_layers import FusedAttention, FusedDecoder, FusedLayer, FusedMLP
+from draftkit.runtime.fused_norm import FusedNorm
 
 pytestmark = pytest.mark.skipif(not packs(torch.float32), reason="torch has no oneDNN here")
 
 
 def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """A layer that is kept in both ways in float32, and one that is not."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(48, 64), nn.Linear(64, BIG, bias=False)).to(dtype).requires_grad_(False)
+    return nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 96, bias=False)).to(dtype).requires_grad_(False)
 
 
 def packed(model: nn.Module) -> list[bool]:
@@ -49,14 +50,64 @@ def test_same_products(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 def test_the_weight_is_there_once() -> None:
     model = layers()
-    little, big = model
-    kept, given_up = little.weight, big.weight
+    given_up = [ref(layer.weight) for layer in model]
     pack(model)
-    assert vars(little)["plain"] is kept
-    assert vars(big)["plain"] is None
-    assert not any(value is given_up for value in vars(big).values())
-    assert kept_twice(layers().to("meta"), torch.float32) == kept.numel()
-    assert kept_twice(layers().to("meta"), torch.bfloat16) == 0
+    assert [weight() for weight in given_up] == [None, None]
+    assert kept_twice(layers().to("meta"), torch.float32) == 0
+    tied = pico.llama(tie_word_embeddings=True)
+    assert kept_twice(tied, torch.float32) == tied.get_input_embeddings().weight.numel()
+
+
+def joint_layers() -> nn.Sequential:
+    """Two that read the same rows, and one that does not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 64), nn.Linear(48, 32), nn.Linear(32, 8)).requires_grad_(False)
+    Joint([model[0], model[1]])
+    return model
+
+
+@pytest.mark.parametrize("takes_apart", [lambda model: None, lambda model: model.state_dict()])
+def test_joint_products(takes_apart: Callable[[nn.Sequential], object]) -> None:
+    """Those of all layers at once, and of one alone, packed and as they are again."""
+    model, x = joint_layers(), torch.randn(3, 48)
+    expected = [layer(x) for layer in model[:2]]
+    given_up = ref(model[1].weight)
+    pack(model)
+    assert given_up() is None
+    takes_apart(model)
+    joint = joint_of(model[0])
+    assert joint is joint_of(model[1])
+    assert joint is not None
+    with torch.inference_mode():
+        assert_close(joint(x), torch.cat(expected, dim=-1), depth=2)
+        for layer, product in zip(model[:2], expected, strict=True):
+            assert_close(layer(x), product, depth=2)
+
+
+def test_joint_weights_come_back() -> None:
+    """As parts of one tensor: what is written into one of them counts."""
+    model, plain, x = joint_layers(), joint_layers(), torch.randn(3, 48)
+    pack(model)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+    model[1].weight.zero_()
+    joint = joint_of(model[0])
+    assert joint is not None
+    for _ in range(2):
+        with torch.inference_mode():
+            assert_close(joint(x)[:, 64:], model[1].bias.expand(3, -1), depth=2)
+        pack(model)
+        assert packed(model) == [True] * 3
+
+
+def test_copies_are_joined_anew() -> None:
+    model, x = joint_layers(), torch.randn(3, 48, dtype=torch.float64)
+    copy = deepcopy(model)
+    for parameter in copy.parameters():
+        parameter.data = parameter.data.double() * 2
+    joint = joint_of(copy[0])
+    assert joint is not None
+    joint.renew()
+    assert_close(joint(x), 2 * torch.cat([layer.double()(x) for layer in model[:2]], dim=-1), depth=2)
 
 
 def test_whoever_asks_gets_the_weight_back() -> None:
@@ -98,7 +149,7 @@ def test_what_is_not_its_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     learning = layers().requires_grad_(True)
     replaced = layers()
     replaced[1].forward = lambda x: x  # as accelerate does for what lies elsewhere
-    quantized = nn.Sequential(Quantized(64, BIG).requires_grad_(False), nn.Linear(8, 8, device="meta"))
+    quantized = nn.Sequential(Quantized(64, 96).requires_grad_(False), nn.Linear(8, 8, device="meta"))
     for model in (learning, replaced, quantized):
         pack(model)
     assert packed(learning) == [False, False]
@@ -119,17 +170,27 @@ def test_tied_weights_stay_tied() -> None:
     assert head.weight is table
 
 
+def as_loaded(model: nn.Module) -> None:
+    """Without what engines have made of it."""
+    list(model.parameters())
+    for module in model.modules():
+        if type(vars(module).get("forward")) in (FusedNorm, FusedLayer, FusedDecoder, FusedAttention, FusedMLP):
+            del vars(module)["forward"]
+
+
 @pytest.mark.parametrize("name", ["eagle3", "draft-model", "dspark", "mlp-speculator"])
-def test_engines_pack_and_give_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LITTLE_WORK", 0)  # every product is one of packed weights
+def test_engines_pack_and_fuse_and_give_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = zoo_drafter(name)
+    models = [model for model in (zoo_target(), drafter.module) if model is not None]
     found = []
-    for available in (False, True):
-        if drafter.module is not None:
-            list(drafter.module.parameters())
-        list(zoo_target().parameters())
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda available=available: available)
-        engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=4, num_slots=3)
-        found.append([generation.tokens for generation in engine.generate(requests()[:4])])
-        assert set(packed(zoo_target())) == {available}
+    for changed in (False, True):
+        for model in models:
+            as_loaded(model)
+        with monkeypatch.context() as patch:
+            if not changed:
+                patch.setattr(engine, "fuse", lambda model: None)
+                patch.setattr(engine, "pack", lambda model: None)
+            made = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=4, num_slots=3)
+        found.append([generation.tokens for generation in made.generate(requests()[:4])])
+        assert set(packed(zoo_target())) == {changed}
     assert found[0] == found[1]

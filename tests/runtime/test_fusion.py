@@ -22,17 +22,25 @@ from transformers.models.llama import modeling_llama
 
 from draftkit.models.dflash import DFlashModel
 from draftkit.models.eagle import EagleModel
+from draftkit.models.packing import joint_of
 from draftkit.models.target import Target
 from draftkit.runtime import fused_layers, fused_norm, fusion
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.fused_layers import GATE_UP, QUERY_KEY_VALUE, FusedAttention, FusedLayer, FusedMLP
+from draftkit.runtime.fused_layers import (
+    GATE_UP,
+    QUERY_KEY_VALUE,
+    FusedAttention,
+    FusedDecoder,
+    FusedLayer,
+    FusedMLP,
+)
 from draftkit.runtime.fused_norm import FusedNorm
 from draftkit.runtime.fusion import FusedRotation, fuse
 from draftkit.runtime.ops.angles import angles, angles_reference
 from draftkit.runtime.ops.gated import gated, gated_reference
 from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
-from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_reference
+from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_joint, rotate_reference
 
 torch.set_num_threads(1)
 
@@ -141,12 +149,12 @@ def test_a_model_computes_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch
 
     for function in (rms_norm, add_rms_norm):
         count(fused_norm, function)
-    for function in (rotate, gated):
+    for function in (rotate_joint, gated):
         count(fused_layers, function)
     count(fusion, angles)
     assert_close(logits(made), expected, depth=2 * LAYER)
-    whole = {"angles": 1, "rms_norm": 1, "add_rms_norm": 4, "rotate": 2, "gated": 2}
-    assert ran == ({"angles": 1, "rms_norm": 9, "rotate": 2} if kind == "gemma2" else whole)
+    whole = {"angles": 1, "rms_norm": 1, "add_rms_norm": 4, "rotate_joint": 2, "gated": 2}
+    assert ran == ({"angles": 1, "rms_norm": 9, "rotate_joint": 2} if kind == "gemma2" else whole)
 
 
 @pytest.mark.interpreter
@@ -158,26 +166,28 @@ def test_a_draft_computes_what_it_did(make: Callable[[Load], Case], load: Load) 
     expected = draft_output(draft)
     fuse(draft)
     taken = Counter(type(part.forward) for part in draft.modules())
-    assert taken[FusedAttention] == taken[FusedMLP] == len(draft.layers)
+    apart = isinstance(draft, DFlashModel) and DEVICE == "cpu"  # where one packed weight has no parts
+    assert taken[FusedAttention] == (0 if apart else len(draft.layers))
+    assert taken[FusedMLP] == len(draft.layers)
     assert_close(draft_output(draft), expected, depth=2 * LAYER)
 
 
-TAKEN = {  # norms, layers, attention and MLPs of two layers
-    "llama": (5, 2, 2, 2), "qwen3": (9, 2, 2, 2), "qwen2": (5, 2, 2, 2), "gemma2": (9, 0, 2, 0),
-    "qwen3_moe": (9, 2, 2, 0), "olmo2": (0, 0, 0, 2), "cohere2": (0, 0, 0, 2),
+TAKEN = {  # norms, decoders, layers, attention and MLPs of two layers
+    "llama": (5, 1, 2, 2, 2), "qwen3": (9, 1, 2, 2, 2), "qwen2": (5, 1, 2, 2, 2), "gemma2": (9, 0, 0, 2, 0),
+    "qwen3_moe": (9, 1, 2, 2, 0), "olmo2": (0, 1, 0, 0, 2), "cohere2": (0, 1, 0, 0, 2),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TAKEN)
 def test_what_is_not_known_is_left_alone(kind: str) -> None:
-    """OLMo's norms round elsewhere, Cohere's center. On a CPU what is taken over computes as before."""
+    """OLMo's norms round elsewhere, Cohere's center."""
     made = model(kind).bfloat16()
     expected = logits(made)
     fuse(made)
     found = Counter(type(vars(module).get("forward")) for module in made.modules())
-    taken = tuple(found[fused] for fused in (FusedNorm, FusedLayer, FusedAttention, FusedMLP))
+    taken = tuple(found[fused] for fused in (FusedNorm, FusedDecoder, FusedLayer, FusedAttention, FusedMLP))
     assert taken == TAKEN[kind]
-    assert logits(made).equal(expected)
+    assert_close(logits(made), expected, depth=2 * LAYER)
 
 
 def test_weights_are_kept_once() -> None:
@@ -193,7 +203,9 @@ def test_weights_are_kept_once() -> None:
     for layer in made.model.layers:
         for part, names in ((layer.self_attn, QUERY_KEY_VALUE), (layer.mlp, GATE_UP)):
             assert len({getattr(part, name).weight.untyped_storage().data_ptr() for name in names}) == 1
-            assert part.forward._weight.equal(torch.cat([getattr(part, name).weight for name in names]))
+            joint = joint_of(getattr(part, names[0]))
+            assert joint is not None
+            assert joint.layers == tuple(getattr(part, name) for name in names)
     taken = [vars(module).get("forward") for module in made.modules()]
     fuse(made)  # as a second engine does
     assert [vars(module).get("forward") for module in made.modules()] == taken

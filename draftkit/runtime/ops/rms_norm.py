@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, one_plus: bool = False) -
     """
     if uses_triton(x) and x.numel() and x.shape[-1] <= WIDEST:
         return _rms_norm(x, None, weight, eps, one_plus)[1]
-    return rms_norm_reference(x, weight, eps, one_plus)
+    return _rms_norm_by_torch(x, weight, eps, one_plus)
 
 
 def add_rms_norm(
@@ -28,13 +28,19 @@ def add_rms_norm(
     if uses_triton(x) and x.numel() and x.shape[-1] <= WIDEST:
         return _rms_norm(x, residual, weight, eps, one_plus)
     total = residual + x
-    return total, rms_norm_reference(total, weight, eps, one_plus)
+    return total, _rms_norm_by_torch(total, weight, eps, one_plus)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (normed * (1.0 + weight.float())).to(x.dtype) if one_plus else weight * normed.to(x.dtype)
+
+
+def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    if one_plus or x.dtype != torch.float32:  # torch rounds once, at the end
+        return rms_norm_reference(x, weight, eps, one_plus)
+    return torch.rms_norm(x, weight.shape, weight, eps)
 
 
 def _rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, one_plus: bool) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ B sequences, N query heads, G key/value heads, T rows, D head width.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,33 @@ def rotate(
     if norms is not None:
         query, key = normed_heads(query, key, norms)
     return rotate_reference(query, cos, sin), rotate_reference(key, cos, sin)
+
+
+def rotate_joint(
+    joint: Tensor, heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotate` of the queries and keys in `joint` [B, T, (N + 2G) · D], N `heads` and G of keys and of values in it:
+    queries [B, N, T, D], keys and values [B, G, T, D]."""
+    each = joint.unflatten(-1, (-1, cos.shape[-1]))
+    groups = (each.shape[2] - heads) // 2
+    if uses_triton(joint) or norms is not None:
+        query, key, value = (part.transpose(1, 2) for part in each.split((heads, groups, groups), dim=2))
+        return *rotate(query, key, cos, sin, norms), value
+    cos, signed = _turns(cos, sin)
+    turning = each[:, :, : heads + groups]
+    turned = turning * cos + turning.roll(cos.shape[-1] // 2, -1) * signed
+    return (
+        turned[:, :, :heads].transpose(1, 2),
+        turned[:, :, heads:].transpose(1, 2),
+        each[:, :, heads + groups :].transpose(1, 2),
+    )
+
+
+@lru_cache(maxsize=1)  # which knows tensors by their identity: all layers of a forward are given the same
+def _turns(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines, and sines with the signs of a rotation, of all heads: [B, T, 1, D]."""
+    first, second = sin.chunk(2, dim=-1)
+    return cos[:, :, None], torch.cat((-first, second), dim=-1)[:, :, None]
 
 
 def normed_heads(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:

@@ -98,12 +98,15 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, rows: SlotRows, scorin
 
 
 def _bias(rows: SlotRows, length: int, repeats: int, dtype: torch.dtype, scoring: Scoring) -> Tensor:
-    seen: dict[str, Any] = {
-        "bidirectional": scoring.bidirectional,
-        "anchored": scoring.anchored,
-        "chunk": scoring.chunk,
-    }
-    bias = rows.bias(length, scoring.window, repeats, dtype, **seen)
+    bias = rows.bias(
+        length,
+        scoring.window,
+        repeats,
+        dtype,
+        bidirectional=scoring.bidirectional,
+        anchored=scoring.anchored,
+        chunk=scoring.chunk,
+    )
     if scoring.chosen is None:
         return bias
     batch, count, _ = scoring.chosen.shape

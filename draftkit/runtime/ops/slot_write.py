@@ -24,9 +24,11 @@ def write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRo
 
 def write_reference(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:
     slots, positions = rows.entries
-    for pool, new in ((keys, key), (values, value)):
-        new = new.transpose(1, 2)
-        pool[slots, :, positions] = new if rows.complete else new[rows.present]
+    key, value = key.transpose(1, 2), value.transpose(1, 2)
+    if not rows.complete:
+        key, value = key[rows.present], value[rows.present]
+    keys[slots, :, positions] = key
+    values[slots, :, positions] = value
 
 
 def _write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:
