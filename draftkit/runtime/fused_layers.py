@@ -1,4 +1,4 @@
-"""Attention, MLP and decoder layers of transformers' models in fewer kernels.
+"""Attention, MLP and decoder layers of transformers' models in fewer kernels, and fewer calls of torch on the CPU.
 
 Found by their structure: a module whose children have the names that Llama gave them is run once on random input, its
 own parts stood in for, and is taken over where what it hands on and returns is, bit for bit, what Llama's would.
@@ -116,8 +116,9 @@ class FusedAttention:
         self._projections = Joint([getattr(module, name) for name in QUERY_KEY_VALUE])
         self._scoring: Scoring | None = None  # where it tells nothing of itself that is not known
         if form.stated.keys() <= {"scaling", "sliding_window"} | SAYS_NOTHING:
-            scaling, window = form.stated["scaling"], form.stated.get("sliding_window")
-            self._scoring = Scoring(scaling, window, chunk=chunk_of(module))
+            scaling, window = form.stated.get("scaling"), form.stated.get("sliding_window")
+            scale = module.head_dim**-0.5 if scaling is None else scaling
+            self._scoring = Scoring(scale, window, chunk=chunk_of(module))
 
     @classmethod
     def of(cls, module: Any, joints: Joints) -> FusedAttention | None:
@@ -136,16 +137,14 @@ class FusedAttention:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """As the module's, from rows [B, T, H] and the cosines and sines [B, T, D] of their positions."""
-        own, cached = self._module, named.get("past_key_values") is not None
-        bound = dict(zip(self._names, given, strict=False)) | named
-        hidden = bound.pop(self._names[0])
-        unknown = len(given) > len(self._names) or cached or torch.is_grad_enabled()
-        if unknown:
+        own, kv, cached = self._module, named.get("kv"), named.get("past_key_values") is not None
+        if kv is None or cached or len(given) > len(self._names) or torch.is_grad_enabled():
             return type(own).forward(own, *given, **named)
-        cos, sin = bound.pop(self._names[1])
+        bound = dict(zip(self._names, given, strict=False)) | named
+        hidden, (cos, sin) = bound.pop(self._names[0]), bound.pop(self._names[1])
         query, key, value = rotate_joint(self._projections(hidden), self._heads, cos, sin, self._norms)
-        mask, kv = bound.pop("attention_mask", None), bound.get("kv")
-        if self._scoring is not None and kv is not None and mask is None and bound.keys() <= SAYS_NOTHING:
+        mask = bound.pop("attention_mask", None)
+        if self._scoring is not None and mask is None and bound.keys() <= SAYS_NOTHING:
             out = attend_slots(own, query, key, value, kv, self._scoring)
         else:
             out, _ = slot_attention(own, query, key, value, mask, **self._form.stated | bound)
@@ -306,7 +305,8 @@ class FusedDecoder:
         **named: Any,
     ) -> Any:
         told = {"past_key_values": past_key_values, "use_cache": use_cache}
-        if kv is None or torch.is_grad_enabled() or named or not past_key_values is attention_mask is None:
+        unknown = past_key_values is not None or attention_mask is not None or named
+        if unknown or kv is None or torch.is_grad_enabled():
             told |= {"inputs_embeds": inputs_embeds, "attention_mask": attention_mask, "position_ids": position_ids}
             return type(self._module).forward(self._module, input_ids, **told, kv=kv, **named)
         hidden = self._embed(input_ids) if inputs_embeds is None else inputs_embeds

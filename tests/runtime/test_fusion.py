@@ -352,6 +352,17 @@ def test_gradients_are_the_modules_own(own_files: None) -> None:
     assert all(parameter.grad is not None for parameter in made.parameters())
 
 
+def test_another_attention_is_the_modules_own() -> None:
+    """As where a target's states are read for training, between rounds of the engine."""
+    made, tokens = model("llama"), torch.arange(5, 11, device=DEVICE)[None]
+    fuse(made)
+    made.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = made(tokens).logits
+    made.set_attn_implementation(ATTENTION)
+    assert_close(found, logits(made), depth=2 * LAYER)
+
+
 def test_only_the_same_result_is_taken_over() -> None:
     class Doubled(modeling_llama.LlamaRMSNorm):
         def forward(self, x: Tensor) -> Tensor:
