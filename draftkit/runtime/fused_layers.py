@@ -112,7 +112,7 @@ class FusedAttention:
         self._module, self._norms, self._form = module, norms, form
         self._out = module.o_proj
         self._names = _first_names(module)
-        self._heads = module.q_proj.out_features // module.head_dim
+        self._width, self._heads = module.head_dim, module.q_proj.out_features // module.head_dim
         self._projections = Joint([getattr(module, name) for name in QUERY_KEY_VALUE])
         self._scoring: Scoring | None = None  # where it tells nothing of itself that is not known
         if form.stated.keys() <= {"scaling", "sliding_window"} | SAYS_NOTHING:
@@ -142,6 +142,8 @@ class FusedAttention:
             return type(own).forward(own, *given, **named)
         bound = dict(zip(self._names, given, strict=False)) | named
         hidden, (cos, sin) = bound.pop(self._names[0]), bound.pop(self._names[1])
+        if cos.shape[-1] != self._width:  # heads turn in part, as GLM's
+            return type(own).forward(own, *given, **named)
         query, key, value = rotate_joint(self._projections(hidden), self._heads, cos, sin, self._norms)
         mask = bound.pop("attention_mask", None)
         if self._scoring is not None and mask is None and bound.keys() <= SAYS_NOTHING:
