@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import ModelOutput
 
 from draftkit.models.packing import Joint, own_parameters
 from draftkit.runtime.attention import NAME, attend_slots, chunk_of, slot_attention
@@ -280,8 +280,8 @@ class FusedDecoder:
     """The forward of a decoder that embeds tokens, gives its layers one rotation, and norms what they make of it,
     without what transformers does about each call."""
 
-    def __init__(self, module: Any):
-        self._module = module
+    def __init__(self, module: Any, output: type[ModelOutput]):
+        self._module, self._output = module, output
         self._embed, self._rotary, self._norm = module.embed_tokens, module.rotary_emb, module.norm
         self._layers = list(module.layers)
 
@@ -290,9 +290,10 @@ class FusedDecoder:
         if dict(module.named_children()).keys() != {"embed_tokens", "layers", "norm", "rotary_emb"}:
             return None
         try:
-            return cls(module) if _hands_on(module) else None
+            output = _handed_on(module)
         except REFUSALS:
             return None
+        return None if output is None else cls(module, output)
 
     def __call__(
         self,
@@ -317,11 +318,12 @@ class FusedDecoder:
             hidden = layer(
                 hidden, attention_mask=None, position_embeddings=rotation, position_ids=position_ids, kv=kv, **told
             )
-        return BaseModelOutputWithPast(last_hidden_state=self._norm(hidden))
+        return self._output(last_hidden_state=self._norm(hidden))
 
 
-def _hands_on(module: Any) -> bool:
-    """Whether a decoder is that of Llama around its layers, and tells them nothing that a `FusedDecoder` does not."""
+def _handed_on(module: Any) -> type[ModelOutput] | None:
+    """The kind of output of a decoder that is that of Llama around its layers, tells them nothing that a `FusedDecoder`
+    does not, and returns nothing else."""
     device = module.embed_tokens.weight.device
     tokens, positions = torch.arange(SAMPLE, device=device)[None], torch.arange(SAMPLE, device=device)[None] * 7
     mark = object()
@@ -342,9 +344,10 @@ def _hands_on(module: Any) -> bool:
         told = {name: value for name, value in named.items() if value is not None}
         alike = same(found, hidden) and all(same(one, other) for one, other in zip(turns, rotation, strict=True))
         if not alike or told != {"position_ids": positions, "use_cache": False, "kv": mark}:
-            return False
+            return None
         hidden = hidden * 2 - 1
-    return len(seen) == len(module.layers) and same(out.last_hidden_state, module.norm(hidden))
+    alike = len(seen) == len(module.layers) and same(out.last_hidden_state, module.norm(hidden))
+    return type(out) if alike and out.keys() == {"last_hidden_state"} else None
 
 
 @contextmanager
