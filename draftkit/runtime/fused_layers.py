@@ -142,7 +142,7 @@ class FusedAttention:
             return type(own).forward(own, *given, **named)
         bound = dict(zip(self._names, given, strict=False)) | named
         hidden, (cos, sin) = bound.pop(self._names[0]), bound.pop(self._names[1])
-        if cos.shape[-1] != self._width:  # heads turn in part, as GLM's
+        if cos.shape != (*hidden.shape[:-1], self._width):  # heads turn in part, or by several positions at once
             return type(own).forward(own, *given, **named)
         query, key, value = rotate_joint(self._projections(hidden), self._heads, cos, sin, self._norms)
         mask = bound.pop("attention_mask", None)
