@@ -97,7 +97,8 @@ class FusedAngles:
     def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, T, D] of `position_ids` int64 [B, T], of the type of `x`."""
         own = self._module
-        if torch.is_grad_enabled() or own.inv_freq.device != x.device:
+        several = position_ids.dim() != 2  # of one token: in time, height and width
+        if torch.is_grad_enabled() or own.inv_freq.device != x.device or several:
             found: tuple[Tensor, Tensor] = type(own).forward(own, x, position_ids)
             return found
         return angles(position_ids, own.inv_freq, own.attention_scaling, x.dtype)
