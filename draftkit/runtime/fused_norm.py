@@ -21,17 +21,17 @@ class NormForm(NamedTuple):
 
 def norm_form(module: Any) -> NormForm | None:
     """None of modules that are no RMSNorm, or round elsewhere."""
-    weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    alone = isinstance(module, nn.Module) and dict(module.named_parameters()).keys() == {"weight"}
-    if not alone or list(module.children()) or not isinstance(weight, Tensor) or weight.dim() != 1:
-        return None
-    if not isinstance(eps, float):
+    if not isinstance(module, nn.Module) or not isinstance(eps, float) or list(module.children()):
+        return None  # before its parameters are asked for, which unpacks those of linear layers
+    weight = getattr(module, "weight", None)
+    alone = dict(module.named_parameters()).keys() == {"weight"}
+    if not alone or not isinstance(weight, Tensor) or weight.dim() != 1:
         return None
     x = torch.randn(SAMPLE, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
     try:
         own = module(x)
-    except (TypeError, RuntimeError):  # it wants something else
+    except (TypeError, RuntimeError, AttributeError):  # it wants something else, a gate among others
         return None
     for one_plus in (False, True):
         if isinstance(own, Tensor) and torch.equal(own, rms_norm_reference(x, weight, eps, one_plus)):

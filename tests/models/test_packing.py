@@ -19,6 +19,7 @@ from draftkit.runtime import engine
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.fused_layers import FusedAttention, FusedDecoder, FusedLayer, FusedMLP
 from draftkit.runtime.fused_norm import FusedNorm
+from draftkit.runtime.fusion import fuse
 
 pytestmark = pytest.mark.skipif(not packs(torch.float32), reason="torch has no oneDNN here")
 
@@ -194,3 +195,12 @@ def test_engines_pack_and_fuse_and_give_the_same_tokens(name: str, monkeypatch: 
         found.append([generation.tokens for generation in made.generate(requests()[:4])])
         assert set(packed(zoo_target())) == {changed}
     assert found[0] == found[1]
+
+
+def test_what_is_packed_stays_so_when_another_engine_takes_the_model() -> None:
+    model = pico.llama().requires_grad_(False)
+    fuse(model)
+    pack(model)
+    fuse(model)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert layers and all(isinstance(layer, PackedLinear) for layer in layers)

@@ -94,7 +94,7 @@ class Other(Recorder):
 def test_confidence_in_a_token_does_not_depend_on_it(load: Load) -> None:
     """Else leaving out drafts would change the distribution of the output."""
     decoding = Decoding(confident_dspark(load), 3 * dflash.H, 1)
-    decoding.admit(0, 7)
+    decoding.admit({0: 7})
     usual = decoding.drafter.propose(decoding.committed([0]), K, Recorder())
     assert usual.confidences is not None
     for step in range(K):
