@@ -203,4 +203,5 @@ def test_what_is_packed_stays_so_when_another_engine_takes_the_model() -> None:
     pack(model)
     fuse(model)
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    assert layers and all(isinstance(layer, PackedLinear) for layer in layers)
+    assert layers
+    assert all(isinstance(layer, PackedLinear) for layer in layers)
