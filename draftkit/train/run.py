@@ -23,7 +23,14 @@ from draftkit.convert.unified import is_written_by_draftkit
 from draftkit.data.packing import PackedRow, PackedRows, row_tensors
 from draftkit.data.samples import Sample, held_out, read_training_samples
 from draftkit.data.states.offline import OfflineStates
-from draftkit.data.states.online import OnlineStates, States, check_lengths, load_target_ends, load_training_target
+from draftkit.data.states.online import (
+    OnlineStates,
+    States,
+    check_lengths,
+    load_target_ends,
+    load_training_target,
+    read_training_config,
+)
 from draftkit.data.states.shards import file_sha256, read_manifest
 from draftkit.data.states.stream import StreamedStates, finish_stream
 from draftkit.data.states.ways import Ways, compare_ways
@@ -111,7 +118,8 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> Ways:
             check_target(locate(config.target, weights=False).path)
             stream_manifest(config, config.stream, ready.recipe.aux_layers, ready.samples)
         online = not config.states and config.stream is None
-        settings = read_model_config(locate(config.target, weights=False).path, whole=online)
+        folder = locate(config.target, weights=False).path
+        settings = read_training_config(folder) if online else read_model_config(folder, whole=False)
         whole = empty_model(settings, ready.dtype)
         if online:
             TappedModel(whole, ready.recipe.aux_layers)

@@ -496,6 +496,24 @@ def test_the_command(draftkit: Command, data: Path, folder: Path, tmp_path: Path
     assert draftkit("data", "states", data, tmp_path / "o", "--target", folder, "--layers", "2,9").code == 1
 
 
+def test_a_target_that_transformers_does_not_load_is_one_for_vllm(
+    draftkit: Command, data: Path, folder: Path, tmp_path: Path
+) -> None:
+    target = shutil.copytree(folder, tmp_path / "target")
+    config = json.loads((target / "config.json").read_text()) | {"quantization_config": {"quant_method": "of tomorrow"}}
+    (target / "config.json").write_text(json.dumps(config))
+    given = ("--target", target, "--data", data, "--out", tmp_path / "run", "--set", "device=cpu", "--dry-run")
+    stored, online = (
+        draftkit("data", "states", data, tmp_path / "out", "--target", target, "--dry-run"),
+        draftkit("train", "--recipe", "eagle", *given),
+    )
+    for ran in (stored, online):
+        assert (ran.code, "data states --vllm-python" in ran.err) == (1, True)
+        assert "train --states-from vllm" in ran.err
+    streamed = draftkit("train", "--recipe", "eagle", *given, "--states-from", "vllm", "--vllm-python", sys.executable)
+    assert streamed.code == 0, streamed.err
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, *TARGETS])
 def test_the_final_norm_alone_is_the_targets(family: str, tmp_path: Path) -> None:
     """It makes the last state of the one before it."""

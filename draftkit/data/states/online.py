@@ -6,6 +6,7 @@ N tokens of a row, F width of the captured features, H target width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.data.samples import Sample
-from draftkit.errors import DraftkitError, TargetError
+from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.hub.locate import locate
 from draftkit.models.ends import load_ends
 from draftkit.models.finite import HINT, first_non_finite
@@ -25,8 +26,23 @@ from draftkit.models.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
 TRIED = 8  # tokens of a sample with which a model is tried
+BY_VLLM = (
+    "vLLM computes its states for draftkit data states --vllm-python ENV/bin/python, "
+    "and for draftkit train --states-from vllm --vllm-python ENV/bin/python"
+)
 # How far two ways of computing the same may lie apart: the norm of the difference over that of the values.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def read_training_config(folder: Path) -> PretrainedConfig:
+    """The configuration of a target whose states transformers is to compute here.
+
+    Raises `TargetError`; where another engine may run the target, it says how vLLM computes its states.
+    """
+    try:
+        return read_model_config(folder)
+    except UnsupportedTarget as refusal:
+        raise refusal.otherwise(BY_VLLM) from refusal.__cause__
 
 
 def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -35,7 +51,7 @@ def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> Pre
     Raises `DraftkitError`.
     """
     folder = locate(source).path
-    config = read_model_config(folder)
+    config = read_training_config(folder)
     return load_pretrained(folder, config, device=device, dtype=dtype, attention=None, spread=spreads_targets())
 
 
