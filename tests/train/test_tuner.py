@@ -24,7 +24,6 @@ from draftkit.train.config import LoraSettings, Optimization
 from draftkit.train.run import train_draft
 
 torch.set_num_threads(1)
-K = 4
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +34,17 @@ def draft(pico_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_the_walk_is_what_decoding_accepts() -> None:
-    drafter = zoo_drafter("eagle3")
-    engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=K, num_slots=4)
+@pytest.mark.parametrize(("name", "k"), [("eagle3", 4), ("dflash", 7), ("dspark", 3)])
+def test_the_walk_is_what_decoding_accepts(name: str, k: int) -> None:
+    """Round by round, whatever of its block a draft is asked for."""
+    drafter = zoo_drafter(name)
+    engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=4)
     generations = engine.generate(requests()[:6])
     answers = [
         Sample.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)], f"c{n % 2}")
         for n, g in enumerate(generations)
     ]
-    walked = walk_acceptance("zoo:eagle3", "zoo:target", answers, k=K)
+    walked = walk_acceptance(f"zoo:{name}", "zoo:target", answers, k=k)
     counted = {
         n: (sum(min(r.accepted, g.length - r.position) for r in g.rounds), len(g.rounds))
         for n, g in enumerate(generations)
