@@ -8,9 +8,9 @@ thread, one request at a time. Output tokens, and for each request the draft tok
 draftkit's under the server's counting rules (`counts`). Exits with 1 when anything differs.
 
 Block drafters of tiny targets (`llama_cpp_blocks.py`) too. With llama.cpp's source, whose converter then makes the
-targets' files, also those of targets that draftkit writes no files of, and multi-token prediction heads, in a file of
-their own and in the target's; their reference is the head as llama.cpp drafts with it (`llama_cpp_heads.py`), which is
-not as vLLM does. The converter needs sentencepiece.
+targets' files, also those of targets that draftkit writes no files of, Gemma-4's assistant, and multi-token prediction
+heads, in a file of their own and in the target's; their reference is the draft as llama.cpp runs it, which is not as
+vLLM does (`llama_cpp_assistant.py`, `llama_cpp_heads.py`). The converter needs sentencepiece.
 
 The server: llama.cpp b11434, from the package index,
 
@@ -32,11 +32,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from llama_cpp_assistant import as_in_llama_cpp, save_pair
 from llama_cpp_blocks import DRAFTS, TARGETS, save_block_draft
 from llama_cpp_blocks import save_target as tiny_target
 from llama_cpp_heads import HEAD_TOKENS, KINDS, LlamaCppHead, loaded, requests, save_target
 from rich.console import Console
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back
 from draftkit.engines.llama_cpp import draft_arguments
@@ -44,12 +46,14 @@ from draftkit.engines.llama_server import EXACT, llama_server
 from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 
+ASSISTANT = "assistant of gemma4_text"
 COLUMNS = ("draft", "drafted", "accepted", "verifying steps", "mean length", "outputs equal", "counts equal")
 
 
@@ -144,6 +148,8 @@ def comparisons(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[st
         chosen = [name for name in DRAFTS if options.only in f"{name} of {kind}"]
         if chosen and (options.llama_cpp is not None or kind == "qwen3"):
             yield from block_comparisons(options, kind, chosen, scratch / f"blocks-{kind}")
+    if options.llama_cpp is not None and options.only in ASSISTANT:
+        yield ASSISTANT, assistant_comparison(options, scratch / "assistant")
     for kind in KINDS if options.llama_cpp is not None else ():
         if options.only in f"heads of {kind}":
             yield from head_comparisons(options, kind, scratch / kind)
@@ -172,6 +178,13 @@ class Served(NamedTuple):
     steps: int
 
 
+def drafted(model: PreTrainedModel, draft: Draft, asked: Sequence[Request], k: int) -> list[Generation]:
+    """What draftkit generates, one request at a time."""
+    drafter = load_drafter(draft, model)
+    engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
+    return engine.generate(asked)
+
+
 def compared(ours: Sequence[Generation], theirs: Served, k: int, ends: Collection[int]) -> Compared:
     outputs = [(a.tokens, b) for a, b in zip(ours, theirs.tokens, strict=True)]
     counted = [(counts(a, k, ends), b) for a, b in zip(ours, theirs.drafts, strict=True)]
@@ -194,12 +207,25 @@ def block_comparisons(
         source, file = save_block_draft(name, folder, asked, work / name), work / f"{name}.gguf"
         convert_checkpoint(str(source), file, to="gguf", target=str(folder), stored="f32")
         with open_draft(str(source), str(folder)) as draft:
-            drafter = load_drafter(draft, model)
-            engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=HEAD_TOKENS, num_slots=1)
-            ours = engine.generate(asked)
+            ours = drafted(model, draft, asked, HEAD_TOKENS)
             arguments = ["-m", str(target), *draft_arguments(draft.spec, file, HEAD_TOKENS)]
         theirs = served(options, arguments, asked, work)
         yield f"{name} of {kind}", compared(ours, theirs, HEAD_TOKENS, Target(model).eos_token_ids)
+
+
+def assistant_comparison(options: argparse.Namespace, work: Path) -> Compared:
+    """The assistant of a tiny Gemma-4."""
+    work.mkdir()
+    asked = requests(min(options.prompts, 8))
+    folder, source = save_pair(work, asked)
+    target, file = work / "t.gguf", work / "assistant.gguf"
+    by_converter(options, folder, target)
+    convert_checkpoint(str(source), file, to="gguf", target=str(target), stored="f32")
+    model, _ = load_model(str(folder), device="cpu", dtype=torch.float32)
+    with open_draft(str(source), str(folder)) as draft:
+        ours = drafted(model, as_in_llama_cpp(draft), asked, HEAD_TOKENS)
+        arguments = ["-m", str(target), *draft_arguments(draft.spec, file, HEAD_TOKENS)]
+    return compared(ours, served(options, arguments, asked, work), HEAD_TOKENS, Target(model).eos_token_ids)
 
 
 def by_converter(options: argparse.Namespace, folder: Path, out: Path) -> None:
@@ -246,9 +272,7 @@ class Checks:
         file.unlink(missing_ok=True)
         convert_checkpoint(case.source, file, to="gguf", target=str(self.target), stored=case.stored)
         with open_draft(case.source, "zoo:target") as draft:
-            drafter = load_drafter(draft, self.model)
-            engine = Engine(Target(self.model, drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=1)
-            ours = engine.generate(self.requests)
+            ours = drafted(self.model, draft, self.requests, k)
             arguments = ["-m", str(self.target), *draft_arguments(draft.spec, file, k)]
         theirs = served(self.options, arguments, self.requests, self.scratch)
         return compared(ours, theirs, k, Target(self.model).eos_token_ids)

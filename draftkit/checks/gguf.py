@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from draftkit.checks.registry import check
-from draftkit.convert.formats import causal_lm_gguf, dflash_gguf, mtp_gguf
+from draftkit.convert.formats import causal_lm_gguf, dflash_gguf, gemma4_assistant_gguf, mtp_gguf
 from draftkit.convert.gguf_layers import DEFAULT, TABLE_IS_HEAD
 from draftkit.engines.llama_cpp import last_state_of, refusal_of_target
 from draftkit.engines.mtp import differences_in_llama_cpp
@@ -71,6 +71,21 @@ def head_states(format: str, facts: Mapping[str, object], origins: Mapping[str, 
         fix="measure the heads where they are to serve: draftkit eval --engine llama.cpp",
         source=SOURCE,
     )
+
+
+@check
+def assistant_states(format: str) -> Iterator[Finding]:
+    """Gemma-4's assistant, whose queries stand elsewhere than in vLLM."""
+    if format == gemma4_assistant_gguf.NAME:
+        yield Finding(
+            "gguf-assistant-states",
+            "note",
+            "llama.cpp has the assistant's queries at the newest token, vLLM at the state before it; and in sliding "
+            "layers they see one key less",
+            cost="drafts differ from vLLM's; the output stays the target's",
+            fix="measure the assistant where it is to serve: draftkit eval --engine llama.cpp",
+            source=SOURCE,
+        )
 
 
 @check

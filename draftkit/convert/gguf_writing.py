@@ -68,8 +68,9 @@ def _tokenizer(outgoing: Outgoing, export: Export) -> dict[str, object]:
     """
     target, draft = outgoing.need_target("its tokenizer"), outgoing.draft
     size = draft.spec.architecture.vocab_size
-    if draft.files and not (target.name.endswith(".gguf") and target.vocab_size == size):
-        found = tokenizer_in(draft.files[0].parent, size)
+    own = next((path for path in draft.files if path.name == "tokenizer.json"), None)
+    if own is not None and not (target.name.endswith(".gguf") and target.vocab_size == size):
+        found = tokenizer_in(own.parent, size)
         if found.get(SPLITS_KEY) == UNNAMED_SPLITS:
             _log.warning(
                 "%s: what llama.cpp calls this tokenizer's way to split a text is not known to draftkit: served as a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint, put_heads_back
 from draftkit.convert.gguf_heads import HEADS
+from draftkit.engines.llama_cpp import WITH_HEADS
 from draftkit.engines.mtp import uses_of_heads
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.io.gguf_file import read_gguf
@@ -176,6 +178,20 @@ def test_what_llama_cpp_does_not_run_is_refused_by_name(tmp_path: Path, made: Ca
     assert not out.exists()
     assert uses_of_heads(KINDS["deepseek_v3"], 1, "deepseek_v3")["llama.cpp"].startswith("none")
     assert "state of a rejected token" in uses_of_heads(KINDS["qwen3_next"], 1, "qwen3_next")["llama.cpp"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - HEADS.keys()))
+def test_heads_of_other_targets_are_refused_by_name(kind: str, tmp_path: Path, made: Callable[[str], Path]) -> None:
+    """Those that llama.cpp runs and draftkit does not write, and those that neither does."""
+    heads = shutil.copytree(made("glm4_moe") / "heads", tmp_path / "heads")
+    config = (heads / "config.json").read_text()
+    (heads / "config.json").write_text(config.replace('"model_type": "glm4_moe"', f'"model_type": "{kind}"'))
+    reason = "has not been compared" if kind in WITH_HEADS else "runs no multi-token prediction heads"
+    with pytest.raises(LayoutError, match=f"{reason}|of {kind}") as refused:
+        convert_checkpoint(str(heads), tmp_path / "mtp.gguf", to="gguf", target=str(made("glm4_moe") / "target.gguf"))
+    assert reason in str(refused.value)
+    assert f"of {kind}" in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
 
 
 def test_a_file_of_another_target_is_refused(tmp_path: Path, made: Callable[[str], Path]) -> None:

@@ -142,7 +142,8 @@ def _written_as(outgoing: Outgoing, spec: MtpSpec) -> HeadNames:
     problem = refusal_of_heads(kind, spec.num_modules)
     hint = "serve them with another engine"
     if problem is None and (kind not in HEADS or spec.parts is None):
-        problem, hint = f"draftkit writes no GGUF of the heads of {kind}", "llama.cpp's convert_hf_to_gguf.py --mtp may"
+        problem = f"draftkit writes no GGUF of the heads of {kind}: what llama.cpp makes of them has not been compared"
+        hint = "llama.cpp's convert_hf_to_gguf.py --mtp may"
     if problem is None and outgoing.draft.spec.quantization is not None:
         problem, hint = "the weights are quantized in another way than GGUF's", "take the heads of the original target"
     if problem is not None:

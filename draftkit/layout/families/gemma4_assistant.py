@@ -31,7 +31,7 @@ class Gemma4AssistantSpec(Architecture):
     - `concatenation` of the target's embedding of a token and the state; `hidden_state` as in `HeadKind`.
     """
 
-    SERVED_AS: ClassVar = {"vllm": {"gemma4-assistant": "mtp"}}
+    SERVED_AS: ClassVar = {"vllm": {"gemma4-assistant": "mtp"}, "llama.cpp": {"gemma4-assistant": "draft-mtp"}}
     closed: ClassVar = ("config",)
     whole_head: ClassVar = "engines build its output layer for all of the target's tokens"
 
