@@ -80,7 +80,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
             hint="take the assistant's own checkpoint",
         )
     config: dict[str, Any] = json.loads(stored["config"])
-    layer_types = tuple(language_model(config)["layer_types"])  # type: ignore[call-overload]
+    layer_types: tuple[str, ...] = tuple(_text(config)["layer_types"])
     tokenizer: Any = checkpoint.config.get("tokenizer") or {}
     suppressed = tuple(tokenizer.get(SUPPRESSED.partition(".")[2], ()))
     target_hidden, hidden = checkpoint.matrix("nextn.post_projection.weight")
@@ -147,7 +147,7 @@ def _names(assistant: Gemma4AssistantSpec) -> Names:
 
 def _problem(outgoing: Outgoing, assistant: Gemma4AssistantSpec) -> str | None:
     """What llama.cpp has no place for, and would not load or compute otherwise."""
-    text = _text(assistant)
+    text = _text(assistant.config)
     if outgoing.draft.spec.quantization is not None:
         return "the weights are quantized in another way than GGUF's"
     if not assistant.tied or assistant.attention_bias:
@@ -170,13 +170,13 @@ def _problem_of_target(target: TargetFacts) -> str | None:
     return None
 
 
-def _text(assistant: Gemma4AssistantSpec) -> dict[str, Any]:
-    return cast("dict[str, Any]", language_model(assistant.config))
+def _text(config: dict[str, object]) -> dict[str, Any]:
+    return cast("dict[str, Any]", language_model(config))
 
 
 def _metadata(assistant: Gemma4AssistantSpec) -> dict[str, object]:
     """The keys, each stated."""
-    text, layers = _text(assistant), len(assistant.layer_types)
+    text, layers = _text(assistant.config), len(assistant.layer_types)
     width, sliding = _width(assistant, FULL), _width(assistant, SLIDING)
     rope: Mapping[str, Any] = text["rope_parameters"]
     keys = text["num_key_value_heads"]
@@ -208,7 +208,7 @@ def _rope_factors(outgoing: Outgoing, assistant: Gemma4AssistantSpec) -> dict[st
     """What the frequencies of full layers are divided by, [head_dim / 2]: only the first numbers of a head turn."""
     import torch
 
-    width, rope = _width(assistant, FULL), _text(assistant)["rope_parameters"][FULL]
+    width, rope = _width(assistant, FULL), _text(assistant.config)["rope_parameters"][FULL]
     factors = torch.full((width // 2,), NEVER_TURNS)
     factors[: int(width * rope.get("partial_rotary_factor", 1.0) / 2)] = 1.0
     return {ROPE_FACTORS: memory_handle(ROPE_FACTORS, factors, outgoing.draft.path)}
