@@ -56,7 +56,7 @@ def adapt(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Adapt a draft to a target that was fine-tuned, or to traffic that has shifted, and say what it changed."""
+    """Adapt a draft to a target or to traffic that has changed. Says what was lost, and what is regained."""
     quiet_transformers()
     from draftkit.report.adapt import adaptation_table
     from draftkit.train.adapt import AdaptSettings, adapt_draft

@@ -31,7 +31,7 @@ def card(
     force: Annotated[bool, typer.Option("--force", help="Replace a card that says something else.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a draft's model card into its folder, with what was measured and figures of it."""
+    """Write a draft's model card into its folder. It says what was measured, with figures."""
     from draftkit.publish import write_card
 
     written = write_card(folder, results or [], repo=repo, license=license, force=force)

@@ -75,7 +75,7 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a draft checkpoint of any known format into the unified layout, or into another."""
+    """Convert a draft of any known format into the unified layout. With --to, into another."""
     from draftkit.convert.api import default_output, plan_conversion, put_heads_back
     from draftkit.engines.llama_cpp import serve_with_heads
 
@@ -121,8 +121,8 @@ def inspect(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint is: format, tensors, every fact that is stated, assumed or missing, and known defects; of
-    a target its multi-token prediction heads."""
+    """Show what a checkpoint is, and its known defects. Format, tensors, every fact that is stated, assumed or missing;
+    of a target its multi-token prediction heads."""
     from draftkit.convert.api import Reading, describe_checkpoint, target_with_heads
     from draftkit.report.conversion import draft_json, reading_json, show_draft, show_reading
     from draftkit.report.mtp_heads import findings_of_heads, heads_json, show_heads
@@ -144,7 +144,7 @@ def inspect(
 
 
 def formats() -> None:
-    """List the checkpoint formats that can be read, and the destinations that can be written."""
+    """List the formats that can be read, and those that can be written."""
     from draftkit.report.conversion import formats_table
 
     console().print(formats_table())

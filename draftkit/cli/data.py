@@ -79,7 +79,7 @@ def prepare(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn conversations, text or regenerated rows into tokens and the mask of what the target has written."""
+    """Turn conversations or text into tokens and a loss mask. The mask is of what the target has written."""
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.prepare import prepare, samples_of
@@ -140,7 +140,7 @@ def regenerate(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the target write every assistant turn anew, and store the token ids that it read and drew."""
+    """Let the target write every assistant turn anew. The token ids that it read and drew are stored."""
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.regenerate import RegenerateSettings, plan
@@ -216,7 +216,7 @@ def synthesize(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let the target, a chat model, write prompts itself: its template is cut before the user's words (Magpie)."""
+    """Let the target, a chat model, write prompts. Its template is cut before the user's words (Magpie)."""
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening
@@ -277,7 +277,7 @@ def check(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check data, target and draft before training, and say what it costs to ignore what is wrong."""
+    """Check data, target and draft before training. Says what it costs to ignore what is wrong."""
     quiet_transformers()
     from draftkit.checks.preflight import check_data
     from draftkit.report.data import show_checkup
@@ -319,7 +319,7 @@ def states(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Store the target's hidden states, so that training does without the target; a killed run is continued."""
+    """Store the target's hidden states for training. That then does without the target; a killed run is continued."""
     quiet_transformers()
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
@@ -372,7 +372,8 @@ def stream(
     ] = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Compute hidden states for `draftkit train --states-from vllm`, a few rows ahead, until it is done."""
+    """Compute hidden states beside a training run. A few rows ahead of `draftkit train --states-from vllm`, until
+    it is done."""
     quiet_transformers()
     from draftkit.data.states.worker import parent_lives, run_worker
 

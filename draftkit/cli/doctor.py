@@ -46,7 +46,7 @@ def doctor(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find out why a draft accepts little: known defects, its tensors, and what single changes would gain."""
+    """Find out why a draft accepts little. Known defects, its tensors, and what single changes would gain."""
     quiet_transformers()
     from draftkit.doctor.diagnose import diagnose_draft
     from draftkit.report.diagnosis import show_diagnosis

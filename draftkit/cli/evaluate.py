@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 CERTIFIED_PROMPTS = 8
 PROMPTS, DRAFTING, SAMPLING = "Prompts", "Drafting", "Sampling of the target"
-SPEED, SERVER, VLLM = "What is told of it", "A running server", "vLLM"
+SPEED, SERVER, ENGINES = "What is told of it", "A running server", "Other engines"
 
 
 def _prompt_sets() -> list[str]:
@@ -248,7 +248,7 @@ def evaluate(
     engine: Annotated[
         Literal["draftkit", "vllm", "llama.cpp"] | None,
         typer.Option(
-            rich_help_panel=VLLM,
+            rich_help_panel=ENGINES,
             help="vllm runs the prompts through vLLM too, and compares; llama.cpp in its server alone, from GGUF "
             "files; default: vllm with any option of it, else draftkit, or vLLM where that does not run the target "
             "and vLLM is installed.",
@@ -256,26 +256,27 @@ def evaluate(
     ] = None,
     llama_server: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=SERVER, help="The program that --engine llama.cpp starts; default: of the PATH."),
+        typer.Option(rich_help_panel=ENGINES, help="The program that --engine llama.cpp starts; default: of the PATH."),
     ] = None,
     vllm_python: Annotated[
-        str | None, typer.Option(rich_help_panel=VLLM, help="Python of an environment with vLLM; default: this one.")
+        str | None, typer.Option(rich_help_panel=ENGINES, help="Python of an environment with vLLM; default: this one.")
     ] = None,
     vllm_url: Annotated[
         str | None,
-        typer.Option(rich_help_panel=VLLM, help="A vLLM server that runs with the draft, as http://host:8000."),
+        typer.Option(rich_help_panel=ENGINES, help="A vLLM server that runs with the draft, as http://host:8000."),
     ] = None,
     vllm_baseline_url: Annotated[
-        str | None, typer.Option(rich_help_panel=VLLM, help="A vLLM server with the same target and no draft.")
+        str | None, typer.Option(rich_help_panel=ENGINES, help="A vLLM server with the same target and no draft.")
     ] = None,
     tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, rich_help_panel=VLLM, help="GPUs that vLLM splits the target over.")
+        int, typer.Option(min=1, rich_help_panel=ENGINES, help="GPUs that vLLM splits the target over.")
     ] = 1,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(min=0, max=1, rich_help_panel=VLLM, help="Share of a GPU's memory that vLLM takes.")
+        float | None,
+        typer.Option(min=0, max=1, rich_help_panel=ENGINES, help="Share of a GPU's memory that vLLM takes."),
     ] = None,
     vllm_arguments: Annotated[
-        str | None, typer.Option(rich_help_panel=VLLM, help="Further arguments of vllm.LLM, as a JSON object.")
+        str | None, typer.Option(rich_help_panel=ENGINES, help="Further arguments of vllm.LLM, as a JSON object.")
     ] = None,
     plan_memory: Annotated[
         bool,
@@ -312,7 +313,8 @@ def evaluate(
         bool, typer.Option("--csv", rich_help_panel=OUTPUT, help="Print the cells as CSV on stdout and nothing else.")
     ] = False,
 ) -> None:
-    """Measure drafts against their target: acceptance length, latency, speed, equality with plain decoding."""
+    """Measure drafts against their target, and say which to use. Acceptance length, latency, speed, equality with plain
+    decoding."""
     quiet_transformers()
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation, plan_rounds

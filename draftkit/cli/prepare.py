@@ -39,7 +39,7 @@ def transplant(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a small causal LM the tokenizer of a target, so that it can draft for it."""
+    """Give a small causal LM the tokenizer of a target. It can then draft for it."""
     quiet_transformers()
     from draftkit.prepare.causal_lm_transplant import plan_transplant
     from draftkit.prepare.coverage import measure_coverage
@@ -78,7 +78,7 @@ def candidates(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the models that could draft for a target: tokenizers compared token by token, sizes, speed-ups."""
+    """List the models that could draft for a target. Tokenizers compared token by token, sizes, speed-ups."""
     quiet_transformers()
     from huggingface_hub import constants
 

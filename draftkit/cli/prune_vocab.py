@@ -31,7 +31,7 @@ def prune_vocab(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a draft propose the most frequent tokens only, which makes each of its steps cheaper."""
+    """Let a draft propose the most frequent tokens only. Each of its steps is cheaper then."""
     quiet_transformers()
     from draftkit.engines.vllm.serve import method_note
     from draftkit.errors import DraftkitError

@@ -34,7 +34,7 @@ def push(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Upload a draft with its model card to the Hugging Face Hub; started again, an upload goes on where it was."""
+    """Upload a draft with its model card to the Hugging Face Hub. Started again, an upload goes on where it was."""
     _quiet_hub()
     from draftkit.publish import plan_push, upload_draft
 

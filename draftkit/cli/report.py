@@ -33,7 +33,7 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
 ) -> None:
-    """Show measurements as one HTML page that needs no network, with the figures as SVG files on request."""
+    """Show measurements as one HTML page. It needs no network; two results are compared."""
     from draftkit.io.atomic import atomic_file, atomic_folder
     from draftkit.report.figures import all_figures
     from draftkit.report.page import page

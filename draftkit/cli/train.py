@@ -72,7 +72,7 @@ def train(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a draft for a target; its acceptance length is measured while it trains."""
+    """Train a draft for a target. Its acceptance length is measured while it trains."""
     quiet_transformers()
     from draftkit.train.config import parse_lora, read_config
 

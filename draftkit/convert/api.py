@@ -27,7 +27,7 @@ from draftkit.io.finite import check_finite
 from draftkit.io.records import read_record
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import Provenance
-from draftkit.layout.target import TargetFacts, read_target_facts
+from draftkit.layout.target import TargetFacts, language_model, read_target_facts
 
 UNKNOWN = "unknown"  # the format of a checkpoint that none recognizes
 
@@ -340,6 +340,7 @@ def _plan_destination(
 ) -> Conversion:
     if draft is not None and target is not None:
         _check_captured_layers(draft, target)
+        _check_size(source.name, draft, target)
     export = None
     if draft is not None and to == VLLM:
         draft = for_vllm(draft, target)
@@ -360,6 +361,22 @@ def _check_captured_layers(draft: Draft, target: TargetFacts) -> None:
             where=draft.path,
             expected=f"aux_layer_ids from 0 to {layers}",
             hint=f"{meant}pass the target that the draft was trained for with --target",
+        )
+
+
+def _check_size(name: str, draft: Draft, target: TargetFacts) -> None:
+    """Raise `LayoutError` for a model of its own with more layers than its target, none narrower: it can only be
+    slower."""
+    config = language_model(getattr(draft.spec.architecture, "config", {}))
+    layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
+    if not (isinstance(layers, int) and isinstance(width, int)):
+        return
+    if layers > target.num_hidden_layers and width >= target.hidden_size:
+        sizes = f"{layers} layers of {width} and {target.num_hidden_layers} of {target.hidden_size}"
+        raise LayoutError(
+            f"{name} is larger than its target {target.name}: {sizes}",
+            where=draft.path,
+            hint=f"did you swap them? {target.name} may be the draft, and {name} its target",
         )
 
 

@@ -12,6 +12,7 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
 from draftkit.convert.unsupported import refuse_by_name
 from draftkit.errors import FormatError
+from draftkit.io.records import did_you_mean
 from draftkit.layout.target import TargetFacts
 
 
@@ -42,7 +43,11 @@ def format_named(name: str) -> Format:
     """The format that the user names. Raises `FormatError` for an unknown name."""
     known = {format.NAME: format for format in all_formats()}
     if name not in known:
-        raise FormatError(f"there is no format {name}", expected="one of " + ", ".join(known), hint="draftkit formats")
+        raise FormatError(
+            f"there is no format {name}{did_you_mean(name, known)}",
+            expected="one of " + ", ".join(known),
+            hint="draftkit formats",
+        )
     return known[name]
 
 

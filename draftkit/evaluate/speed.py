@@ -1,7 +1,8 @@
 """What would be faster: round times of this pair on this machine, and the speed-up they predict for every K and batch.
 
-A round of B sequences takes t(B, K), plain decoding t(B, 0); rounds emit A(K) tokens. A prompt is prefilled alone,
-in p with a draft and in p₀ without, and answered in n tokens, so
+A round of B sequences takes t(B, K), plain decoding t(B, 0); rounds emit A(K) tokens. The first token of a prompt
+takes p with a draft and p₀ without, as measured at the smallest batch; that prompts which are admitted together share
+a forward is left out. Answers have n tokens, so
 
     speed-up(B, K) = (p₀ + (n − 1) · t(B, 0) / B) / (p + (n − 1) · t(B, K) / (A(K) · B)),
 

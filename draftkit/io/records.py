@@ -42,6 +42,9 @@ class Bounds:
         return " ".join(["a finite number", " and ".join(limits)]).strip()
 
 
+WORDS = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "an object", tuple: "a list",
+}  # fmt: skip
 LATER = {"later": True}  # metadata of a field that is younger than some of the files
 
 
@@ -121,7 +124,7 @@ class _Reader:
         if kind is float and type(value) is int:
             value = _float(value)
         if kind is not object and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            self.problems.append(f"{path}: {excerpt(value)} is not {kind.__name__}")
+            self.problems.append(f"{path}: {excerpt(value)} is not {WORDS.get(kind, kind.__name__)}")
         elif self.measured and isinstance(value, float) and not math.isfinite(value):
             self.problems.append(f"{path}: {value} is not a finite number")
         return value

@@ -18,7 +18,12 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
             (*CONVERT, "--set", "aux_layer_ids=1,2,99"),
             ["after layers 99, and zoo:target has 10", "aux_layer_ids=2,5,7?"],
         ),
-        ((*CONVERT, "--set", "rope_theta=abc"), ["--set rope_theta: 'abc' is not float"]),
+        ((*CONVERT, "--set", "rope_theta=abc"), ["--set rope_theta: 'abc' is not a number"]),
+        ((*CONVERT, "--from", "eagel"), ["there is no format eagel, did you mean eagle?"]),
+        (
+            ("convert", "zoo:target", "OUT", "--target", "zoo:eagle3"),
+            ["zoo:target is larger than its target zoo:eagle3", "did you swap them?"],
+        ),
         ((*CONVERT, "--set", "rope_thta=10000"), ["no fact rope_thta to set, did you mean rope_theta?"]),
         ((*CONVERT, "--to", "vlm"), ["did you mean vllm?"]),
         (("eval", "--target", "zoo:target", "--draft", "zoo:eagl3"), ["did you mean zoo:eagle3?"]),
@@ -32,11 +37,11 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
         ),
         (
             ("doctor", "--target", "zoo:eagle3", "--draft", "zoo:target"),
-            ["zoo:eagle3 is a draft (eagle3), not a target"],
+            ["zoo:target is larger than its target zoo:eagle3", "did you swap them?"],
         ),
         (
             ("eval", "--target", "zoo:draft-model", "--draft", "zoo:target", "--limit", "1"),
-            ["zoo:target is larger than its target", "did you mean --target zoo:target --draft zoo:draft-model?"],
+            ["zoo:target is larger than its target zoo:draft-model", "did you swap them?"],
         ),
     ],
 )
@@ -56,3 +61,11 @@ def test_a_mistake_is_named(
     assert done.code == 1
     assert all(word in done.err for word in words), done.err
     assert not out.exists()
+
+
+def test_a_converted_draft_that_is_larger_than_its_target_is_named(draftkit: Command, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    assert draftkit("convert", "zoo:target", draft).code == 0
+    done = draftkit("eval", "--target", "zoo:draft-model", "--draft", draft, "--limit", "1")
+    assert done.code == 1
+    assert f"did you mean --target {draft} --draft zoo:draft-model?" in done.err

@@ -81,10 +81,10 @@ def test_layers_can_be_set_without_a_target(eagle3: str, tmp_path: Path) -> None
 
 BAD_OVERRIDES = {
     "unknown": ({"rope_tehta": "1"}, "there is no fact rope_tehta", "rope_theta"),
-    "too deep": ({"rope_scaling": "[" * 200 + "]" * 200}, "is not dict", ""),
-    "a number without end": ({"rope_scaling": '{"factor": 1' + "0" * 400 + "}"}, "is not dict", ""),
+    "too deep": ({"rope_scaling": "[" * 200 + "]" * 200}, "is not an object", ""),
+    "a number without end": ({"rope_scaling": '{"factor": 1' + "0" * 400 + "}"}, "is not an object", ""),
     "half a character": ({"hidden_act": "\ud800"}, "cannot be written", ""),
-    "ill-typed": ({"norm_before_residual": "maybe"}, "'maybe' is not bool", ""),
+    "ill-typed": ({"norm_before_residual": "maybe"}, "'maybe' is not true or false", ""),
     "no choice": ({"feedback": "sideways"}, "'sideways' is not one of", "post_norm"),
     "unsorted": ({"aux_layer_ids": "5,4,2"}, "aux_layer_ids are [5, 4, 2]", "ascending"),
     "too many": ({"aux_layer_ids": "1,2,3,4"}, "fc.weight is [64, 192], expected [64, 256]", ""),

@@ -49,13 +49,13 @@ def test_a_fact_may_not() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"k": None}, "k: None is not int"),
-        ({"k": True}, "k: True is not int"),
+        ({"k": None}, "k: None is not a whole number"),
+        ({"k": True}, "k: True is not a whole number"),
         ({"k": -1}, "k is -1"),
         ({"length": {"mean": 2}}, "length.low: missing"),
         ({"length": {"mean": float("nan"), "low": 1}}, "length.mean: nan is not a finite number"),
-        ({"by_name": {"a": {"mean": "2", "low": 1}}}, "by_name.a.mean: '2' is not float"),
-        ({"rates": [1, "x" * 200]}, "rates[1]: '" + "x" * 79 + " … is not float"),
+        ({"by_name": {"a": {"mean": "2", "low": 1}}}, "by_name.a.mean: '2' is not a number"),
+        ({"rates": [1, "x" * 200]}, "rates[1]: '" + "x" * 79 + " … is not a number"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -66,4 +66,4 @@ def test_what_is_wrong_is_named_by_its_place(change: dict[str, object], problem:
 
 def test_every_problem_is_listed() -> None:
     _, problems = read_record(Measured, {"length": 1, "note": 2}, path="cell", measured=True)
-    assert problems == ["cell.k: missing", "cell.length: 1 is not an object", "cell.note: 2 is not str"]
+    assert problems == ["cell.k: missing", "cell.length: 1 is not an object", "cell.note: 2 is not text"]

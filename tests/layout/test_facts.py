@@ -66,5 +66,5 @@ def test_only_facts_that_the_draft_has_are_changed() -> None:
     assert not has(LM, "norm_before_residual")
     with pytest.raises(LayoutError, match="no fact scale_input"):
         with_facts(EAGLE3, scale_input=True)
-    with pytest.raises(LayoutError, match="norm_before_residual: 3 is not bool"):
+    with pytest.raises(LayoutError, match="norm_before_residual: 3 is not true or false"):
         with_facts(EAGLE3, norm_before_residual=3)

@@ -213,11 +213,11 @@ def test_all_wrong_facts_are_listed_at_once() -> None:
         "vocab_size: missing",
         "decoder.rope.base: missing",
         "color: unknown",
-        "final_norm: 1 is not bool",
+        "final_norm: 1 is not true or false",
         "feedback: 'sideways' is not one of ['pre_norm', 'post_norm']",
-        "aux_layer_ids[1]: '6' is not int",
-        "decoder.head_dim: True is not int",
-        "decoder.rms_norm_eps: '1e-5' is not float",
+        "aux_layer_ids[1]: '6' is not a whole number",
+        "decoder.head_dim: True is not a whole number",
+        "decoder.rms_norm_eps: '1e-5' is not a number",
         "parallel: 'yes' is not an object",
     ):
         assert f"    {problem}\n" in message + "\n"
@@ -587,7 +587,7 @@ def test_what_does_not_fit_is_not_read(tmp_path: Path) -> None:
         (None, "no draftkit block"),
         ({"spec": SPECS["eagle"].to_dict()}, "no draftkit block"),
         ({"spec": [], "provenance": {}}, "no draftkit block"),
-        ({"spec": SPECS["eagle"].to_dict(), "provenance": {"source": 3}}, "source: 3 is not str"),
+        ({"spec": SPECS["eagle"].to_dict(), "provenance": {"source": 3}}, "source: 3 is not text"),
     ],
     ids=["absent", "incomplete", "ill-typed", "bad provenance"],
 )

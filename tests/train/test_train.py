@@ -338,7 +338,7 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
         ({"options": "[" * 500 + "]" * 500}, "not a configuration"),
         ({"draft": r'"a\0b"'}, "a text with a zero byte"),
         ({"options.reduction.decay": 2}, "decay: 2.0 is not"),
-        ({"options.steps": "many"}, "steps: 'many' is not int"),
+        ({"options.steps": "many"}, "steps: 'many' is not a whole number"),
         ({"options.loss": "kll"}, "kll"),
         ({"options.layers": "[1, 99]"}, r"target layers \[1, 99\]"),
         ({"draft_vocab_size": 999}, "a draft vocabulary of 999 tokens"),
