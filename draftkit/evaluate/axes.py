@@ -18,14 +18,15 @@ from draftkit.results.record import Cell, PromptRecord, Slice
 from draftkit.results.statistics import bootstrap_length, contrast, known
 
 
-def padding(prompts: Sequence[Prompt], number: int, tokens: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """About so many tokens of the texts of the other prompts, those after `number` first, over and over where the set
-    is short; of a set of one, its own."""
-    if tokens <= 0:
-        return ""
-    others = [*prompts[number + 1 :], *prompts[:number]] or [prompts[number]]
-    texts = (token_ids(tokenizer, f"{prompt.text}\n\n", special=False) for prompt in cycle(others))
-    return str(tokenizer.decode(list(islice(chain.from_iterable(texts), tokens))))
+def paddings(texts: Sequence[str], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """For each of the texts about so many tokens of the others, those after it first, over and over where they are
+    short; of a single one, its own."""
+    ids = [token_ids(tokenizer, f"{text}\n\n", special=False) for text in texts]
+    others = ([*ids[number + 1 :], *ids[:number]] or ids for number in range(len(texts)))
+    return [
+        str(tokenizer.decode(list(islice(chain.from_iterable(cycle(around)), max(wanted, 0)))))
+        for around, wanted in zip(others, tokens, strict=True)
+    ]
 
 
 def with_slices(cell: Cell, prompts: Sequence[Prompt], kinds: Sequence[str]) -> Cell:

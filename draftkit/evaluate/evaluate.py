@@ -106,6 +106,8 @@ def evaluate_draft(
                 raise refusal.otherwise(f"leave out {', '.join(asked_for)}: vLLM does not tell of single rounds")
         if vllm is not None:
             check_with_vllm(target, drafts, settings, vllm)
+        else:
+            _check_contexts(target, sweep)
         prompts, tokenizer, conversations = _prompts(target, settings)
         device = device_named(settings.device)
         first_ids = conversations.first_requests[0].prompt
@@ -433,6 +435,13 @@ def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> Non
             f"{source} is larger than its target {target}: {own / GIB:.3f} and {of_target / GIB:.3f} GiB of weights",
             hint=f"did you mean --target {source} --draft {target}?",
         )
+
+
+def _check_contexts(target: str, sweep: Sweep) -> None:
+    """Raise `DraftkitError` for a context that the target has no positions for, before texts are put together."""
+    for context in filter(None, sweep.context):
+        positions = Positions.of(read_target_config(locate(target, weights=False).path))
+        positions.check(f"of --context {context}", context, sweep.first.max_new_tokens)
 
 
 def _longest(group: Sequence[Settings]) -> Settings:

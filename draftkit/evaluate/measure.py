@@ -11,7 +11,7 @@ from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
-from draftkit.evaluate.axes import padding
+from draftkit.evaluate.axes import paddings
 from draftkit.evaluate.by_turns import block_sizes, mean_seconds
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
 from draftkit.models.target import Target
@@ -70,10 +70,10 @@ class Conversations:
         settings: Settings,
         *,
         first: int = 0,
-        of: Sequence[Prompt] = (),
+        of: Conversations | None = None,
     ):
         self.prompts = prompts
-        self._first, self._set = first, of or prompts  # of a block: where it begins, among which prompts
+        self._first, self._whole = first, of or self  # of a block: where it begins, in what
         self.tokenizer = tokenizer
         self.settings = settings
         self.turns = 1 if settings.turns == "first" else max(len(prompt.turns) for prompt in prompts)
@@ -84,7 +84,7 @@ class Conversations:
         sizes = block_sizes(len(self.prompts), self.settings.concurrency)
         ends = [*accumulate(sizes)]
         return [
-            Conversations(self.prompts[end - size : end], self.tokenizer, self.settings, first=end - size, of=self._set)
+            Conversations(self.prompts[end - size : end], self.tokenizer, self.settings, first=end - size, of=self)
             for size, end in zip(sizes, ends, strict=True)
         ]
 
@@ -93,19 +93,33 @@ class Conversations:
         """How many answers there will be."""
         return sum(min(len(prompt.turns), self.turns) for prompt in self.prompts)
 
-    @property
+    @cached_property
     def first_requests(self) -> list[Request]:
+        if self._whole is not self:  # which has them: nothing is tokenized in a run that is timed
+            return self._whole.first_requests[self._first : self._first + len(self.prompts)]
         return [
-            self._request(number, [*prompt.opening, _user(self._first_turn(number))], 0)
-            for number, prompt in enumerate(self.prompts)
+            self._request(number, [*prompt.opening, _user(said)], 0)
+            for number, (prompt, said) in enumerate(zip(self.prompts, self.first_turns, strict=True))
         ]
+
+    @cached_property
+    def first_turns(self) -> list[str]:
+        """What is asked first; behind text of the other prompts of the set, where a context is to be filled."""
+        if self._whole is not self:
+            return self._whole.first_turns[self._first : self._first + len(self.prompts)]
+        texts = [prompt.text for prompt in self.prompts]
+        if not self.settings.context:
+            return texts
+        own = [len(self._ids(prompt, [*prompt.opening, _user(prompt.text)])) for prompt in self.prompts]
+        before = paddings(texts, [self.settings.context - tokens for tokens in own], self.tokenizer)
+        return [padding + text for padding, text in zip(before, texts, strict=True)]
 
     @cached_property
     def extents(self) -> list[tuple[str, int, int]]:
         """Of each conversation its id, the tokens of its first prompt and, at most, of all that follows."""
         found = []
         for number, (prompt, request) in enumerate(zip(self.prompts, self.first_requests, strict=True)):
-            turns = (self._first_turn(number), *prompt.turns[1 : self.turns])
+            turns = (self.first_turns[number], *prompt.turns[1 : self.turns])
             messages = [*prompt.opening, *map(_user, turns)]
             asked = len(request.prompt) if len(turns) == 1 else len(self._ids(prompt, messages))
             longest = asked + len(turns) * self.settings.max_new_tokens
@@ -125,9 +139,11 @@ class Conversations:
         for turn in range(self.turns):
             asked = [number for number, prompt in enumerate(self.prompts) if len(prompt.turns) > turn]
             for number in asked:
-                said = self.prompts[number].turns[turn] if turn else self._first_turn(number)
+                said = self.prompts[number].turns[turn] if turn else self.first_turns[number]
                 histories[number].append(_user(said))
-            requests = [self._request(number, histories[number], turn) for number in asked]
+            requests = self.first_requests
+            if turn:
+                requests = [self._request(number, histories[number], turn) for number in asked]
             answers = engine.generate(requests, on_round=on_round)
             for number, answer in zip(asked, answers, strict=True):
                 text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
@@ -136,21 +152,13 @@ class Conversations:
             categories += [self.prompts[number].category for number in asked]
         return generations, categories
 
-    def _first_turn(self, number: int) -> str:
-        """What is asked first; behind text of the other prompts of the set, where a context is to be filled."""
-        prompt, wanted = self.prompts[number], self.settings.context
-        if not wanted:
-            return prompt.text
-        own = len(self._ids(prompt, [*prompt.opening, _user(prompt.text)]))
-        return padding(self._set, self._first + number, wanted - own, self.tokenizer) + prompt.text
-
     def _request(self, number: int, messages: Sequence[Message], turn: int) -> Request:
         prompt, settings = self.prompts[number], self.settings
         return Request(
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
             self._ids(prompt, messages),
             settings.max_new_tokens,
-            settings.sampling.numbered(self._first + number + turn * len(self._set)),
+            settings.sampling.numbered(self._first + number + turn * len(self._whole.prompts)),
             ignore_eos=settings.ignore_eos,
         )
 

@@ -265,7 +265,7 @@ def _matching(files: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 def _invalid_id(source: str) -> SourceError:
     return SourceError(
-        f"{source!r} is neither a folder nor a Hub id",
+        f"{source!r} is neither a folder nor a Hub id{zoo.did_you_mean(source)}",
         where=source,
         expected="org/name, org/name@revision, zoo:NAME or the path of a folder",
     )

@@ -22,13 +22,17 @@ def path(name: str) -> Path:
     """
     available = names()
     if name not in available:
-        close = difflib.get_close_matches(name, available, n=1)
         raise SourceError(
-            f"the zoo has no model {name!r}" + "".join(f", did you mean zoo:{known}?" for known in close),
+            f"the zoo has no model {name!r}{did_you_mean(name)}",
             where=f"zoo:{name}",
             expected="one of " + ", ".join(f"zoo:{known}" for known in available),
         )
     return _MODELS / name
+
+
+def did_you_mean(name: str) -> str:
+    """The end of a message about what is no model: the embedded one that its name resembles, if any does."""
+    return "".join(f", did you mean zoo:{known}?" for known in difflib.get_close_matches(name, names(), n=1))
 
 
 def prompts_path() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,14 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
         ((*CONVERT, "--set", "rope_thta=10000"), ["no fact rope_thta to set, did you mean rope_theta?"]),
         ((*CONVERT, "--to", "vlm"), ["did you mean vllm?"]),
         (("eval", "--target", "zoo:target", "--draft", "zoo:eagl3"), ["did you mean zoo:eagle3?"]),
+        (("eval", "--target", "zoo:target", "--draft", "eagle3"), ["did you mean zoo:eagle3?"]),
         ((*EVAL, "--dataset", "humanevl"), ["did you mean humaneval?"]),
+        ((*EVAL, "--context", "1k,16k"), ["--context 16384: 16384 tokens and up to 128 new ones; the target has 2048"]),
+        ((*EVAL, "--vllm-python", "/no/such/python"), ["/no/such/python cannot be run: No such file or directory"]),
+        (
+            (*EVAL, "--vllm-python", sys.executable),
+            [f"{sys.executable} has no vLLM"],
+        ),
         ((*EVAL, "--draft-temperature", "-1"), ["the draft's temperature is -1.0"]),
         ((*EVAL, "--acceptance-rates", "3"), ["--acceptance-rates without --verification synthetic"]),
         ((*EVAL, "--verification", "synthetic"), ["--verification synthetic without --acceptance-rates"]),

@@ -134,11 +134,17 @@ def visible_devices(device: str | None, count: int, inherited: Mapping[str, str]
 
 
 def find_python(stated: str | None) -> str:
-    """The interpreter to run vLLM with. Raises `DraftkitError` when none is stated and the running one has no vLLM."""
+    """The interpreter to run vLLM with, the running one where none is stated. Raises `DraftkitError` where it has no
+    vLLM, or cannot be run."""
+    hint = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --vllm-url of a running server"
     if stated is None and find_spec("vllm") is None:
-        raise DraftkitError(
-            "this Python environment has no vLLM",
-            where=sys.executable,
-            hint="pass --vllm-python ENV/bin/python of an environment with vLLM, or --vllm-url of a running server",
-        )
-    return stated or sys.executable
+        raise DraftkitError("this Python environment has no vLLM", where=sys.executable, hint=hint)
+    python = stated or sys.executable
+    looks = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        looked = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise DraftkitError(f"{python} cannot be run: {error.strerror}", hint=hint) from error
+    if looked.returncode:
+        raise DraftkitError(f"{python} has no vLLM", hint=hint)
+    return python
