@@ -24,9 +24,10 @@ from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
+from draftkit.io.html import said_html
 from draftkit.io.records import read_record
 from draftkit.layout.folder import Draft, is_unified, read_draft
-from draftkit.layout.provenance import Provenance
+from draftkit.layout.provenance import Provenance, facts_html
 from draftkit.layout.target import TargetFacts, language_model, read_target_facts
 
 UNKNOWN = "unknown"  # the format of a checkpoint that none recognizes
@@ -39,6 +40,11 @@ class Reading:
     checkpoint: Checkpoint
     target: TargetFacts | None
     plan: Plan
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        lacks = "".join(f"; not stated: {name}" for name, _ in self.plan.missing)
+        return said_html(f"{self.checkpoint.source.name}: {self.plan.format}{lacks}") + facts_html(self.plan.facts)
 
 
 @dataclass(frozen=True)

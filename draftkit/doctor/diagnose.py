@@ -18,10 +18,12 @@ from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.notebook import notebook_trials
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.vllm import BY_VLLM
 from draftkit.finding import SEVERITIES, Finding
 from draftkit.hub.locate import locate
+from draftkit.io.html import said_html, table_html
 from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import OWN_HEAD, load_model, open_draft, runtime_refusal
@@ -29,6 +31,7 @@ from draftkit.models.chat import load_tokenizer
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.ends import load_ends
 from draftkit.requests import Request, SamplingParameters
+from draftkit.results.notebook import interval_text
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
@@ -77,6 +80,32 @@ class Diagnosis:
         causes = [{"name": cause.name, "what": cause.message, "remedy": cause.fix} for cause in self.causes]
         return {"schema": 1} | asdict(self) | {"causes": causes}
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        length = "not measured" if self.length is None else f"acceptance length {interval_text(self.length)}"
+        said = said_html(f"{self.draft} ({self.method}) with {self.target}: {length}")
+        causes = ((cause.name, cause.message, cause.fix) for cause in self.causes)
+        changes = (
+            (
+                t.experiment,
+                t.change,
+                f"{t.before:.2f}",
+                f"{t.after:.2f}",
+                interval_text(t.gain),
+                "yes" if t.helps else "",
+            )
+            for t in self.tried
+        )
+        return (
+            said
+            + (
+                table_html(("found", "what", "next"), causes)
+                if self.causes
+                else "<p>Nothing found: no change helps.</p>"
+            )
+            + table_html(("experiment", "change", "before", "after", "gain", "helps"), changes)
+        )
+
 
 def diagnose_draft(
     target: str,
@@ -88,7 +117,7 @@ def diagnose_draft(
     max_new_tokens: int = 48,
     device: str | None = None,
     dtype: str | None = None,
-    on_progress: TrialProgress = lambda *_: None,
+    on_progress: TrialProgress | None = None,
 ) -> Diagnosis:
     """Look for known defects of a draft, and measure what single changes would make of its acceptance.
 
@@ -96,8 +125,10 @@ def diagnose_draft(
     `num_speculative_tokens`: of a round; None for those that its weights are made for, or else 4. A quarter of the
     prompts are decoded with the draft as it is and with each change; the few changes that look helpful are measured
     on the other prompts too, and help where the acceptance length grows there by a margin, and by more than chance.
-    With a draft or a target that draftkit's own runtime does not run, nothing is decoded. Raises `DraftkitError`.
+    With a draft or a target that draftkit's own runtime does not run, nothing is decoded. `on_progress` None: a bar in
+    a notebook, nothing elsewhere. Raises `DraftkitError`.
     """
+    on_progress = on_progress or notebook_trials()
     device = device_named(device)
     with ExitStack() as stack:
         unified = stack.enter_context(open_draft(draft, target))

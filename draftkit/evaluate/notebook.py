@@ -1,8 +1,9 @@
-"""Progress in a notebook: a bar for each run, with the acceptance length so far."""
+"""Progress in a notebook: a bar for each run, with the acceptance length so far, or one over all measurements."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from draftkit.evaluate.measure import Progress
@@ -11,6 +12,21 @@ from draftkit.evaluate.measure import Progress
 def notebook_progress() -> Progress:
     """Bars where a notebook's kernel runs this process; elsewhere nothing is shown."""
     return _bars() if "ipykernel" in sys.modules else lambda *_: None
+
+
+def notebook_trials() -> Callable[[str, int, int], None]:
+    """One bar that says what is measured now, likewise."""
+    if "ipykernel" not in sys.modules:
+        return lambda *_: None
+    from tqdm.auto import tqdm
+
+    bar = tqdm()
+
+    def on_progress(name: str, done: int, total: int) -> None:
+        bar.total, bar.n = total, done
+        bar.set_postfix_str(name)
+
+    return on_progress
 
 
 def _bars() -> Progress:

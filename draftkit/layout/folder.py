@@ -7,10 +7,11 @@ from pathlib import Path
 
 from draftkit.errors import LayoutError, SourceError
 from draftkit.io.handles import TensorHandle
+from draftkit.io.html import said_html
 from draftkit.io.jsonfile import read_object
 from draftkit.io.records import from_dict
 from draftkit.io.tensors import open_checkpoint
-from draftkit.layout.provenance import Provenance
+from draftkit.layout.provenance import Provenance, facts_html
 from draftkit.layout.spec import DraftSpec
 
 TOKENIZER_FILES = (
@@ -39,6 +40,11 @@ class Draft:
     provenance: Provenance
     tensors: dict[str, TensorHandle]
     files: tuple[Path, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        said = f"{self.path.name}: {self.spec.method}, {len(self.tensors)} tensors"
+        return said_html(said) + facts_html(self.provenance.facts)
 
 
 def is_unified(folder: Path) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from draftkit.io.html import table_html
 
 Origin = Literal["stated", "from tensors", "from target", "format default", "overridden"]
 DEFINITION = "what the format is"  # the remark on a format's default that no file of the format can change
@@ -26,6 +29,11 @@ class FactOrigin:
     def assumed(self) -> bool:
         """Whether another file of the format could have said otherwise, and this one says nothing."""
         return self.origin == "format default" and self.note != DEFINITION
+
+
+def facts_html(facts: Sequence[FactOrigin]) -> str:
+    """Facts as a notebook shows them."""
+    return table_html(("fact", "value", "origin", "note"), ((f.name, f.value, f.origin, f.note) for f in facts))
 
 
 @dataclass(frozen=True, kw_only=True)

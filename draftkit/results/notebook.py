@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from html import escape
+from math import isfinite
 
+from draftkit.io.html import said_html, table_html
 from draftkit.results.record import Cell, Interval, Result
 from draftkit.results.verdict import verdicts_of
 
@@ -12,11 +14,17 @@ HEAD = ("draft", "K", "T", "batch", "prompts", "acceptance length", "of drafts",
 
 def result_html(result: Result) -> str:
     """HTML that needs no style sheet."""
-    said = "".join(f"<p><b>{escape(verdict.sentence)}</b></p>" for verdict in verdicts_of(result))
-    head = "".join(f"<th>{name}</th>" for name in HEAD)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in _row(cell))}</tr>" for cell in result.cells)
+    said = "".join(said_html(verdict.sentence) for verdict in verdicts_of(result))
     warned = "".join(f"<li>{escape(warning.message)}</li>" for warning in result.warnings)
-    return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><ul>{warned}</ul>"
+    return f"{said}{table_html(HEAD, map(_row, result.cells))}<ul>{warned}</ul>"
+
+
+def interval_text(interval: Interval | None) -> str:
+    """A mean with its interval, as far as there is one."""
+    if interval is None or not isfinite(interval.mean):
+        return "–"
+    bounds = "" if interval.bounds is None else " [{:.2f}, {:.2f}]".format(*interval.bounds)
+    return f"{interval.mean:.2f}{bounds}"
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
@@ -28,14 +36,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         f"{cell.temperature:g}",
         str(cell.concurrency),
         "–" if cell.num_prompts is None else str(cell.num_prompts),
-        _text(cell.acceptance_length),
+        interval_text(cell.acceptance_length),
         "–" if drafted is None else f"{drafted.mean:.2f}",
-        _text(cell.speedup_interval or (None if speedup is None else Interval(speedup, None, None))),
+        interval_text(cell.speedup_interval or (None if speedup is None else Interval(speedup, None, None))),
     )
-
-
-def _text(interval: Interval | None) -> str:
-    if interval is None:
-        return "–"
-    bounds = "" if interval.bounds is None else " [{:.2f}, {:.2f}]".format(*interval.bounds)
-    return f"{interval.mean:.2f}{bounds}"

@@ -30,10 +30,12 @@ from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file
+from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.requests import SamplingParameters
+from draftkit.results.notebook import interval_text
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length, contrast, gain
 from draftkit.train.config import TrainConfig, read_config
@@ -129,6 +131,16 @@ class Adaptation:
         slices = [{**asdict(found), "lost": found.lost} for found in self.slices]
         return {"schema": 1, "draft": None if self.draft is None else str(self.draft), "answers": self.answers,
                 "slices": slices}  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = (
+            (s.name, f"{s.samples:,}", *map(interval_text, (s.before, s.behind, s.after, s.gained)))
+            for s in self.slices
+        )
+        head = ("slice", "answers", "before", "against general", "after", "gained")
+        said = "stopped" if self.draft is None else f"{self.draft}, trained on {self.answers:,} answers"
+        return said_html(said) + table_html(head, rows)
 
 
 @dataclass

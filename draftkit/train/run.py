@@ -39,6 +39,7 @@ from draftkit.engines.vllm.accepts import check_target
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
+from draftkit.io.html import said_html, table_html
 from draftkit.io.records import to_dict
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
@@ -91,6 +92,12 @@ class Trained:
         """As `train --json` prints it."""
         draft = None if self.draft is None else str(self.draft)
         return {"draft": draft, "checkpoint": str(self.checkpoint), "metrics": self.metrics}
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = ((name.removeprefix("eval_"), f"{value:.4g}") for name, value in self.metrics.items())
+        said = f"stopped at {self.checkpoint}" if self.draft is None else str(self.draft)
+        return said_html(said) + table_html(("held out", ""), rows)
 
 
 def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 from fixtures.report_results import full_result
 
-from draftkit.evaluate.notebook import notebook_progress
-from draftkit.results.record import Result, ResultWarning, result_from
+from draftkit import convert_checkpoint, inspect_checkpoint
+from draftkit.doctor.diagnose import Diagnosis
+from draftkit.doctor.measure import Tried
+from draftkit.evaluate.notebook import notebook_progress, notebook_trials
+from draftkit.results.record import Interval, Result, ResultWarning, result_from
 from draftkit.results.verdict import verdicts_of
+from draftkit.train.adapt import Adaptation, AdaptedSlice
+from draftkit.train.run import Trained
 
 
 def test_a_result_shows_itself() -> None:
@@ -28,14 +33,43 @@ def test_a_result_shows_itself() -> None:
     assert "<script>" not in hostile._repr_html_()
 
 
+INTERVAL = Interval(2.5, 2.25, 2.75, 8)
+TRIED = Tried("rope", "rope_theta=<1e4>", 2.5, 2.9, Interval(0.4, 0.3, 0.5, 8), True, True, "--set rope_theta=1e4", "")
+DIAGNOSIS = Diagnosis("t", "d", "eagle3", INTERVAL, None, (), (), (TRIED,), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (DIAGNOSIS, ["with t: acceptance length 2.50 [2.25, 2.75]", "rope_theta=&lt;1e4&gt;", "<td>2.90</td>"]),
+        (replace(DIAGNOSIS, length=None, tried=()), ["not measured", "Nothing found"]),
+        (Adaptation(Path("out/draft"), 1200, (AdaptedSlice("all", 9, INTERVAL, INTERVAL, INTERVAL, None),)),
+         ["trained on 1,200 answers", "<td>–</td>"]),
+        (Trained(Path("run/draft"), Path("run/c"), {"eval_acceptance_length": 2.345}), ["acceptance_length", "2.345"]),
+        (inspect_checkpoint("zoo:eagle3", target="zoo:target"), ["zoo:eagle3: eagle3", "<td>rope_theta</td>"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_functions_return_shows_itself(shown: object, words: list[str]) -> None:
+    html = shown._repr_html_()  # type: ignore[attr-defined]
+    assert [word for word in words if word not in html] == []
+
+
+def test_a_converted_draft_shows_itself(tmp_path: Path) -> None:
+    html = inspect_checkpoint(str(convert_checkpoint("zoo:eagle3", tmp_path / "d", target="zoo:target")))._repr_html_()
+    assert "d: eagle3, 14 tensors" in html
+    assert "<td>aux_layer_ids</td>" in html
+
+
 def test_progress_is_shown_in_a_notebook_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     notebook_progress()("run", 1, 2, 1.5)  # nothing happens
+    notebook_trials()("trial", 1, 2)
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     shown: dict[str, tuple[int, int]] = {}
 
     class Bar:
-        def __init__(self, total: int, desc: str):
+        def __init__(self, total: int = 0, desc: str = "trials"):
             self.total, self.desc, self.n = total, desc, 0
 
         def set_postfix_str(self, text: str) -> None:
@@ -45,7 +79,8 @@ def test_progress_is_shown_in_a_notebook_only(monkeypatch: pytest.MonkeyPatch) -
     progress = notebook_progress()
     for done in (1, 2):
         progress("zoo:eagle3, K=4", done, 2, 1.5)
-    assert shown == {"zoo:eagle3, K=4: acceptance length 1.50": (2, 2)}
+    notebook_trials()("rope", 3, 9)
+    assert shown == {"zoo:eagle3, K=4: acceptance length 1.50": (2, 2), "trials: rope": (3, 9)}
 
 
 def test_results_are_typed() -> None:
