@@ -17,7 +17,8 @@ from draftkit.data.samples import read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
-from draftkit.train.adapt import AdaptSettings, _check_settings, adapt_draft, compare
+from draftkit.train.adapt import AdaptSettings, _check_settings, _run, adapt_draft, compare
+from draftkit.train.config import LoraSettings
 from draftkit.train.tuner import WalkedAcceptance
 
 torch.set_num_threads(1)
@@ -174,6 +175,12 @@ def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None
     with pytest.raises(DraftkitError, match="the output is already there"):
         _check_settings(tmp_path / "adapt-settings.json", AdaptSettings(**given))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_adapters_are_those_of_a_training_run(tmp_path: Path) -> None:
+    given = {"draft": "d", "target": "t", "traffic": "l", "out": str(tmp_path)}
+    for asked, run in ((None, None), ({}, LoraSettings()), ({"r": 4}, LoraSettings(r=4))):
+        assert _run(AdaptSettings(**given, lora=asked), "eagle3").lora == run  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
