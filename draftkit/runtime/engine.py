@@ -30,13 +30,12 @@ from draftkit.runtime.fusion import fuse
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
 from draftkit.runtime.non_finite import explained
-from draftkit.runtime.prefill import Prefill, Prefilled
+from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 MAX_SPECULATIVE_TOKENS = 16
-PREFILL_CHUNK = 2048  # rows of one prefill forward, which bounds its activations
 
 OnRound = Callable[[list[Generation]], None]
 OnText = Callable[[Generation, str], None]

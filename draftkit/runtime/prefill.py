@@ -7,7 +7,7 @@ each. T tokens of all prompts in a forward, N query heads, G key/value heads, D 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rows import SlotRows
+
+PREFILL_CHUNK = 2048  # rows of one forward, which bounds its activations
 
 
 @dataclass
@@ -124,19 +126,52 @@ class Prefill:
         return self._target.forward(tokens, positions, kv, last_only=True, ends=last, lengths=lengths)
 
 
-def rows_of_prompts(
-    cache: SlotCache, sizes: Sequence[tuple[int, int]], device: torch.device
-) -> tuple[Tensor, CacheRows]:
-    """Where a forward of new sequences, one after the other, stores their rows; and their positions int64 [1, T].
+class Part(NamedTuple):
+    """A forward of new sequences: which of all their rows it takes, one sequence after the other, at `positions` int64
+    [1, T]; and where they are stored."""
 
-    `sizes`: of each its slot and the number of its rows, at least one.
+    taken: slice
+    positions: Tensor
+    rows: CacheRows
+
+
+def parts_of_prompts(
+    cache: SlotCache, sizes: Sequence[tuple[int, int]], device: torch.device, *, joins: bool = True
+) -> Iterator[Part]:
+    """The forwards that take in new sequences, of each of which `sizes` has the slot and the number of its rows.
+
+    They have at most `PREFILL_CHUNK` rows. Where the model does not join sequences, each has one of its own, however
+    long.
     """
-    slots = [slot for slot, rows in sizes for _ in range(rows)]
-    positions = [position for _, rows in sizes for position in range(rows)]
-    told, at = torch.tensor([slots, positions]).to(device)
-    if len(sizes) == 1:
-        return at[None], cache.rows(told[:1], at[None], len(positions), prompt=True)
-    return at[None], PromptRows(cache, [Piece(slot, 0, rows) for slot, rows in sizes], told, at)
+    taken = 0
+    for pieces in _chunks(sizes) if joins else [[Piece(slot, 0, rows)] for slot, rows in sizes]:
+        slots = [piece.slot for piece in pieces for _ in range(piece.begin, piece.end)]
+        positions = [position for piece in pieces for position in range(piece.begin, piece.end)]
+        told, at = torch.tensor([slots, positions]).to(device)
+        if joins:
+            rows: CacheRows = PromptRows(cache, pieces, told, at)
+        else:
+            rows = cache.rows(told[:1], at[None], len(positions), prompt=True)
+        yield Part(slice(taken, taken + len(positions)), at[None], rows)
+        taken += len(positions)
+
+
+def _chunks(sizes: Sequence[tuple[int, int]]) -> Iterator[list[Piece]]:
+    """The rows of all sequences, cut where a forward is full."""
+    pieces: list[Piece] = []
+    room = PREFILL_CHUNK
+    for slot, rows in sizes:
+        begin = 0
+        while begin < rows:
+            end = min(rows, begin + room)
+            pieces.append(Piece(slot, begin, end))
+            room -= end - begin
+            begin = end
+            if not room:
+                yield pieces
+                pieces, room = [], PREFILL_CHUNK
+    if pieces:
+        yield pieces
 
 
 def features_before_last(prompts: Sequence[NewSequence]) -> Tensor:
@@ -167,7 +202,8 @@ class PromptRows(CacheRows):
         out = []
         for part, piece, rows in zip(parts, self._pieces, self._own, strict=True):
             own_keys, own_values = (pool[:, :, : piece.end] for pool in (keys, values))
-            if piece.begin == 0 and _is_causal(scoring, piece.end) and keys.shape[3] == values.shape[3]:
+            causal = _is_causal(scoring, piece.end) and keys.shape[3] == values.shape[3]
+            if causal and (piece.begin == 0 or _has_flash(query)):
                 out.append(_causal(part, own_keys[piece.slot, None], own_values[piece.slot, None], scoring.scaling))
             else:
                 out.append(attend(part, own_keys, own_values, rows.on(query.device), scoring))
@@ -184,7 +220,18 @@ def _is_causal(scoring: Scoring, length: int) -> bool:
     return plain and not scoring.bidirectional and all(bound >= length for bound in bounds)
 
 
+def _has_flash(query: Tensor) -> bool:
+    """Whether torch has FlashAttention for it, which alone takes rows that begin in the middle without a mask."""
+    width = query.shape[3]
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and width <= 256 and width % 8 == 0
+
+
 def _causal(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Without a mask in memory, and without a copy of the keys for each query head."""
+    """Of the last rows of a sequence, without a mask in memory, and without a copy of the keys for each query head."""
+    if query.shape[2] < keys.shape[2]:  # the function below would align them with the first keys
+        out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, keys, values, dropout_p=0.0, is_causal=True, scale=scaling
+        )[0]
+        return out
     shared = query.shape[1] != keys.shape[1]
     return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling, enable_gqa=shared)

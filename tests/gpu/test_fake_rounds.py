@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
-from draftkit.runtime import drafters
+from draftkit.runtime import drafters, prefill
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.engine import Engine
@@ -31,6 +31,7 @@ from draftkit.runtime.fusion import fuse
 from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
+from draftkit.runtime.rows import SlotRows
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 pytest.importorskip("triton")
@@ -137,6 +138,16 @@ def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pyt
         assert work.launches
         assert not work.reads
         assert len(looks) == waits
+
+
+@pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)
+def test_no_mask_is_made_for_a_prompt(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor for a piece that begins in the middle of one, of the target or of the draft."""
+    made = engine(pair)
+    monkeypatch.setattr(FakeTensor, "tolist", lambda tensor: [[1, 1]] * len(tensor))
+    monkeypatch.setattr(SlotRows, "bias", None)
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 4)
+    assert gpu.during(lambda: admit(made, 4)).launches
 
 
 def test_every_file_of_a_drafter_is_met(load: Load, tmp_path_factory: pytest.TempPathFactory) -> None:

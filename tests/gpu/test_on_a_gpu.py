@@ -21,7 +21,10 @@ from draftkit.data.states.online import load_training_target
 from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.attention import NAME as ATTENTION
+from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.prefill import Prefill
+from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
@@ -88,6 +91,23 @@ def test_replayed_rounds_equal_launched_ones(pair: Pair, mode: Verification, gre
 @pytest.mark.parametrize(("mode", "greedy"), [("rejection", True), ("coupled", False)])
 def test_no_draft_changes_the_output(pair: Pair, mode: Verification, greedy: bool) -> None:
     assert decoded(pair, mode, greedy=greedy) == decoded((pair[0], None), "rejection", greedy=greedy)
+
+
+@pytest.mark.parametrize("pair", ["EAGLE-3"], indirect=True)
+def test_a_prompt_in_pieces_is_that_in_one(pair: Pair) -> None:
+    """In half precision, where pieces go through another function than those in float32."""
+    target = Target(copy.deepcopy(pair[0]).to(torch.bfloat16))
+    whole, pieces = (logits_after_prompt(target, tuple(range(5, 30)), chunk) for chunk in (32, 7))
+    torch.testing.assert_close(pieces, whole, rtol=0, atol=0.1 * float(whole.std()))
+
+
+def logits_after_prompt(target: Target, prompt: tuple[int, ...], chunk: int) -> Tensor:
+    """[V], of a prompt taken in by so many rows at a time."""
+    prefill = Prefill(target, SlotCache(1, len(prompt)), chunk)
+    prefill.add(Generation(Request("0", prompt, 1)), 0)
+    while not (done := prefill.step()):
+        pass
+    return done[0].logits.float()
 
 
 @pytest.mark.parametrize("pair", ["draft model", "EAGLE-3", "DFlash", "n-gram"], indirect=True)

@@ -26,6 +26,7 @@ from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.models.target import Target
 from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime import prefill
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.dflash import DFlashDrafter
@@ -123,8 +124,17 @@ def started(case: Case, num_slots: int) -> Decoding:
 
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_proposals_equal_the_reference(case: Case, num_slots: int) -> None:
-    decoding = started(case, num_slots)
-    for slots, proposal, draw in decoding.rounds(3):
+    check_proposals(case, started(case, num_slots), rounds=3)
+
+
+def test_prompts_may_be_taken_in_by_pieces(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of which end in the middle of one, and begin there."""
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 5)
+    check_proposals(case, started(case, num_slots=4), rounds=1)
+
+
+def check_proposals(case: Case, decoding: Decoding, *, rounds: int) -> None:
+    for slots, proposal, draw in decoding.rounds(rounds):
         assert proposal.lengths is None
         for row, slot in enumerate(slots):
             known = decoding.known[slot]

@@ -23,7 +23,7 @@ from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.ops.expand_rows import expand_rows
-from draftkit.runtime.prefill import rows_of_prompts
+from draftkit.runtime.prefill import parts_of_prompts
 
 
 class CausalLMDrafter:
@@ -57,17 +57,25 @@ class CausalLMDrafter:
         self.cache = SlotCache(num_slots, capacity, k)
 
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        for together in [prompts] if self.model.joins_prompts else [[prompt] for prompt in prompts]:
-            sizes = [(prompt.slot, len(prompt.tokens)) for prompt in together]
-            tokens = self._own(torch.cat([prompt.tokens for prompt in together]))[None]
-            positions, rows = rows_of_prompts(self.cache, sizes, tokens.device)
-            lengths = torch.tensor([[size] for _, size in sizes for _ in range(size)]).to(tokens.device).T
-            self._take_in(together, tokens, positions, rows, lengths)
+        tokens = self._own(torch.cat([prompt.tokens for prompt in prompts]))[None]
+        features = self._features_before(prompts)
+        sizes = [(prompt.slot, len(prompt.tokens)) for prompt in prompts]
+        lengths = torch.tensor([[size for _, size in sizes for _ in range(size)]]).to(tokens.device)
+        for taken, positions, rows in parts_of_prompts(
+            self.cache, sizes, tokens.device, joins=self.model.joins_prompts
+        ):
+            before = None if features is None else features[:, taken]
+            self._take_in(tokens[:, taken], before, positions, rows, lengths[:, taken])
+
+    def _features_before(self, prompts: Sequence[NewSequence]) -> Tensor | None:
+        """The target's features [1, T, F] of the tokens before those of prompts, one after the other, where it reads
+        them."""
+        return None
 
     def _take_in(
-        self, prompts: Sequence[NewSequence], tokens: Tensor, positions: Tensor, rows: CacheRows, lengths: Tensor
+        self, tokens: Tensor, features: Tensor | None, positions: Tensor, rows: CacheRows, lengths: Tensor
     ) -> None:
-        """Run `prompts`, one after the other: all int64 [1, T], `lengths` those of their sequences."""
+        """Run rows of prompts: int64 [1, T], `lengths` those of their sequences."""
         self.model.forward(tokens, positions, rows, last_only=True, lengths=lengths)
 
     @torch.inference_mode()

@@ -73,12 +73,15 @@ class Pard2Drafter(PardDrafter):
     def aux_layers(self) -> AuxLayers:
         return self._aux_layers
 
-    def _take_in(
-        self, prompts: Sequence[NewSequence], tokens: Tensor, positions: Tensor, rows: CacheRows, lengths: Tensor
-    ) -> None:
+    def _features_before(self, prompts: Sequence[NewSequence]) -> Tensor:
         known = [prompt.features[:-1] for prompt in prompts if prompt.features is not None]
-        before = torch.cat([pad(features, (0, 0, 1, 0)) for features in known])  # a first token has none
-        self.projected.forward(tokens, before[None], positions, rows, last_only=True, lengths=lengths)
+        return torch.cat([pad(features, (0, 0, 1, 0)) for features in known])[None]  # a first token has none
+
+    def _take_in(
+        self, tokens: Tensor, features: Tensor | None, positions: Tensor, rows: CacheRows, lengths: Tensor
+    ) -> None:
+        assert features is not None
+        self.projected.forward(tokens, features, positions, rows, last_only=True, lengths=lengths)
 
     def _logits(self, committed: Committed, rows: Rows) -> Tensor:
         assert rows.hidden is not None

@@ -20,7 +20,7 @@ from draftkit.models.states import AuxLayers
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
-from draftkit.runtime.prefill import features_before_last, rows_of_prompts
+from draftkit.runtime.prefill import features_before_last, parts_of_prompts
 
 Model = TypeVar("Model", bound=ChainModel)
 
@@ -58,17 +58,14 @@ class ChainDrafter(ABC, Generic[Model]):
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
-        for together in [known] if self.joins_prompts else [[prompt] for prompt in known]:
-            if together:
-                self._take_in(together)
-
-    def _take_in(self, prompts: Sequence[NewSequence]) -> None:
         """All rows but each prompt's last, whose feature waits for the token after it."""
-        tokens = torch.cat([prompt.tokens[1:] for prompt in prompts])[None]
-        sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in prompts]
-        positions, kv = rows_of_prompts(self.cache, sizes, tokens.device)
-        self.model(tokens, self.model.fuse(features_before_last(prompts)), positions, kv=kv)
+        known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
+        if known:
+            tokens = torch.cat([prompt.tokens[1:] for prompt in known])[None]
+            features = features_before_last(known)
+            sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
+            for taken, positions, kv in parts_of_prompts(self.cache, sizes, tokens.device, joins=self.joins_prompts):
+                self.model(tokens[:, taken], self.model.fuse(features[:, taken]), positions, kv=kv)
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:

@@ -21,7 +21,7 @@ from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
-from draftkit.runtime.prefill import features_before_last, rows_of_prompts
+from draftkit.runtime.prefill import features_before_last, parts_of_prompts
 
 
 class DFlashDrafter:
@@ -60,8 +60,10 @@ class DFlashDrafter:
         """The last prompt token's state comes with the token that it emitted."""
         known = [prompt for prompt in prompts if len(prompt.tokens) > 1]
         if known:
+            features = features_before_last(known)
             sizes = [(prompt.slot, len(prompt.tokens) - 1) for prompt in known]
-            self._take_in(features_before_last(known), *rows_of_prompts(self.cache, sizes, known[0].tokens.device))
+            for taken, positions, rows in parts_of_prompts(self.cache, sizes, features.device):
+                self._take_in(features[:, taken], positions, rows)
 
     @torch.inference_mode()
     def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
