@@ -78,13 +78,16 @@ SETS = {
     "spec-bench": "spec_bench.jsonl",
 }
 UNTRAINED = ("ngram", "suffix")  # what a trained draft has to beat
-DEFECTS = {  # one of each family, as `convert --set` makes it
-    "eagle3": "rope_theta=500",
-    "p-eagle": "rope_theta=500",
-    "dflash": "rope_theta=500",
-    "dspark": "rope_theta=500",
+DEFECTS = {  # a usual mistake with each family, as `convert --set` makes it
     "draft-model": "rope_theta=500",
+    "eagle3": "norm_before_residual=true",
+    "p-eagle": "mask_token_id=0",
+    "pard": "mask_token_id=0",
+    "dflash": "slots=anchor-first",
+    "dspark": "aux_layer_ids=[3,16,28]",  # counted from 1
+    "mlp-speculator": "scale_input=false",
 }
+ACCEPTANCE = ("--concurrency", 20, "--repeats", 0)  # many at once, and no speeds, for which `bench_runtime.py` is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ class Story:
     drafts: tuple[str, ...]
     steps: int
     sets: tuple[str, ...] = tuple(SETS)
-    ks: str = "1,2,3,4"
+    ks: str
     measured_at: str = "0,1"
     tokens: int = 128
     limit: int = 20
@@ -237,7 +240,7 @@ def _data(story: Story) -> tuple[object, ...]:
 def measure(story: Story) -> None:
     """Sweeps over K and temperature on part of every prompt set, then the best K on all of it."""
     everything = [*(str(story.draft(recipe)) for recipe in story.drafts), *UNTRAINED]
-    part = ("--temperature", story.measured_at, "--limit", story.limit)
+    part = ("--temperature", story.measured_at, "--limit", story.limit, *ACCEPTANCE)
     for name in story.sets:
         _evaluate(story, name, name, everything, "--k", story.ks, *part)
     if not story.whole:
@@ -245,9 +248,10 @@ def measure(story: Story) -> None:
     for draft in everything:
         k = _best_k(story, draft)
         for name in story.sets:
-            _evaluate(story, f"whole-{name}-{_title(draft)}", name, [draft], "--k", k, "--temperature", "0,1")
+            whole = ("--temperature", "0,1", *ACCEPTANCE)
+            _evaluate(story, f"whole-{name}-{_title(draft)}", name, [draft], "--k", k, *whole)
             if story.vllm_python is not None:
-                vllm = ("--engine", "vllm", "--vllm-python", story.vllm_python, "--limit", story.limit)
+                vllm = ("--engine", "vllm", "--vllm-python", story.vllm_python, "--limit", story.limit, *ACCEPTANCE)
                 _evaluate(story, f"vllm-{name}-{_title(draft)}", name, [draft], "--k", k, *vllm)
 
 
@@ -256,8 +260,8 @@ def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *optio
     out.parent.mkdir(parents=True, exist_ok=True)
     draftkit(
         "eval", "--target", story.target, *(word for draft in drafts for word in ("--draft", draft)),
-        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, "--concurrency", 8, "--repeats", 1,
-        *DTYPE, "--out", out, *(("--resume",) if out.exists() else ()), *options,
+        "--dataset", story.dataset(dataset), "--max-new-tokens", story.tokens, *DTYPE, "--out", out,
+        *(("--resume",) if out.exists() else ()), *options,
     )  # fmt: skip
 
 
@@ -276,14 +280,15 @@ def explain(story: Story) -> None:
     """What the doctor says of a draft with a defect, whether output stays the target's own, and which K is advised."""
     for recipe in story.drafts:
         draft, broken = story.draft(recipe), story.own / "broken" / recipe
-        if recipe in DEFECTS and not broken.exists():
+        if not broken.exists():
             draftkit("convert", draft, broken, "--target", story.target, "--set", DEFECTS[recipe])
-        if recipe in DEFECTS:
-            prompts = () if story.data is None else ("--prompts", story.dataset(story.sets[0]))  # no Hub id
-            draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, "--limit", story.limit, *prompts)
+        prompts = () if story.data is None else ("--prompts", story.dataset(story.sets[0]))  # no Hub id
+        few = ("--limit", 12, "--max-new-tokens", 32)  # of each of some twenty trials
+        draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, *few, *prompts)
     best = [str(story.draft(recipe)) for recipe in story.drafts]
     _evaluate(
-        story, "explained", story.sets[0], best, "--k", "4", "--limit", story.limit, "--certify", "--advise"
+        story, "explained", story.sets[0], best, "--k", "4", "--concurrency", 8, "--repeats", 1,
+        "--limit", story.limit, "--certify", "--advise",
     )  # fmt: skip
 
 
@@ -336,6 +341,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="of training, at most, of 512 tokens each")
     parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=tuple(DRAFTS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=tuple(SETS), help="of prompts to measure on")
+    parser.add_argument("--ks", default="1,2,3,4", help="numbers of draft tokens a round to measure with")
     parser.add_argument("--vllm-python", help="the Python of an environment with vLLM, to compare with")
     parser.add_argument("--repo", help="the organization on the Hub to push to; without it, what would be is printed")
     parser.add_argument("--quick", action="store_true", help="a small part of everything, in minutes")
@@ -351,7 +357,7 @@ def main() -> None:
     story = Story(
         cache=cache, own=cache, target=options.target or str(cache / "target"), data=options.data,
         vllm_python=options.vllm_python, repo=options.repo, rounds=options.rounds, drafts=tuple(options.drafts),
-        steps=options.steps, sets=tuple(options.sets),
+        steps=options.steps, sets=tuple(options.sets), ks=options.ks,
     )  # fmt: skip
     if options.quick:
         story = story.quick()
