@@ -25,13 +25,18 @@ each kernel in it still waits for the one before. A number here may only go down
 | | kernels |
 |---|---|
 """
+FOOTER = """
+A greedy draft step stores the head's logits, for two kernels that find the best one: a sequence's are 64 KB of 32,000
+draft tokens in bfloat16, beside the 262 MB of the head's weights. A product that keeps the best token only would
+spare one kernel and 0.02 % of the bytes, in the place of cuBLAS's.
+"""
 
 
 def main() -> None:
     with fake_cuda() as gpu:
         found = counts(gpu)
     table = "".join(f"| {name} | {number:,} |\n" for name, number in found.items())
-    (ROOT / "benchmarks/launches.md").write_text(HEADER + table, encoding="utf-8")
+    (ROOT / "benchmarks/launches.md").write_text(HEADER + table + FOOTER, encoding="utf-8")
     (ROOT / "benchmarks/launches.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
