@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from llama_cpp_heads import plain
-from torch.nn.functional import cross_entropy
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
@@ -20,48 +18,24 @@ from fixtures import pico, targets
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, load_training_target
-from draftkit.layout.block import BlockConvolution
-from draftkit.layout.families.dflash import CandidateSelector
 from draftkit.requests import Request
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe, block_spec, fresh_block_draft
+from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
+from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
-from draftkit.train.recipes.recipe import Origin, StepOutcome
+from draftkit.train.recipes.recipe import Origin
 
 
-class DFlash2(BlockRecipe):
-    """DFlash2, of which draftkit has no recipe: cross entropy of what the selector adds to all tokens, not to the
-    candidates alone."""
+class Choosing(DFlash2):
+    """With tables of the selector that are large enough to choose from the first step on."""
 
-    options_type = DFlashOptions
-    confidence_weight = 0.0
-
-    def __init__(self, origin: Origin, options: DFlashOptions):
-        spec = replace(
-            block_spec(origin, options, None, "none"),
-            convolution=BlockConvolution(conv_taps=2, conv_group_size=16),
-            selector=CandidateSelector(selector_rank=8, selector_top_k=4),
-        )
-        draft = fresh_block_draft(spec, origin)
-        for name, parameter in draft.named_parameters():
-            if name.endswith("base_kernel"):
-                parameter.data[:, 0] += 1  # a row begins as itself
+    def __init__(self, origin: Origin, options: DFlash2Options):
+        super().__init__(origin, options)
+        for name, parameter in self.draft.named_parameters():
             if name.endswith("codebook"):
-                torch.nn.init.normal_(parameter)  # large enough to choose
-        super().__init__(draft, origin, options)
-
-    def forward(self, batch: TrainingBatch) -> StepOutcome:
-        draft, tokens = self.draft, batch.tokens[0]
-        drafted = batch.drafted(draft.spec.draft_tokens)
-        rows = self.rows(batch, drafted[0].nonzero()[:, 0], len(drafted))
-        before = (rows.anchors + 1 + rows.steps) % len(tokens)
-        assert draft.candidate_selector is not None
-        every = torch.arange(draft.spec.vocab_size).expand(len(before), -1)
-        scores = draft.logits(rows.output) + draft.candidate_selector(tokens[before], every, rows.output)
-        losses = cross_entropy(scores, tokens[(before + 1) % len(tokens)], reduction="none")
-        return StepOutcome(losses[drafted[rows.steps, rows.anchors]].mean(), {})
+                torch.nn.init.normal_(parameter)
 
 
 TARGETS: dict[str, dict[str, Any]] = {
@@ -72,7 +46,7 @@ SIZES: dict[str, Any] = {"layers": (2, 4, 6), "num_layers": 2, "block_size": 5, 
 DRAFTS: dict[str, tuple[type[BlockRecipe], BlockOptions]] = {
     "dflash": (DFlash, DFlashOptions(**SIZES)),
     "dspark": (DSpark, DSparkOptions(**SIZES, markov_rank=16, confidence=False)),
-    "dflash2": (DFlash2, DFlashOptions(**SIZES)),
+    "dflash2": (Choosing, DFlash2Options(**SIZES, selector_rank=8, selector_top_k=4)),
 }
 STEPS, LR = 30, 3e-3  # so few that a part of the drafts is rejected
 

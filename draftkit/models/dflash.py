@@ -171,6 +171,13 @@ class GroupedConvolution(nn.Module):
         self.base_kernel = nn.Parameter(torch.empty(2, self.taps, hidden_size))
         self.kernel_projection = nn.Linear(hidden_size, 2 * self.taps * groups, bias=False)
 
+    @torch.no_grad()
+    def pass_through(self) -> None:
+        """Weights that leave the rows as they are."""
+        self.base_kernel.zero_()
+        self.base_kernel[:, 0] = 1
+        self.kernel_projection.weight.zero_()
+
     def kernels(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The kernels [B, T, taps, H] before and after the part that reads `rows` [B, T, H]."""
         of_rows = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1))

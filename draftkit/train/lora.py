@@ -1,7 +1,8 @@
 """Adapters on a draft (`peft`): LoRA and DoRA on its linear layers.
 
 What a parallel draft has learned about its mask, that is the mask state and the embedding of the mask token, is trained
-as it is and saved with the adapter.
+as it is and saved with the adapter; so are the parts that a block drafter adds to DFlash's, which begin as nothing: the
+tables of DSpark's Markov head and of DFlash2's selector, and DFlash2's convolutions.
 """
 
 from __future__ import annotations
@@ -25,21 +26,27 @@ ADAPTER = "default"
 PREFIX = "base_model.model."  # what peft puts before the names of the modules
 WEIGHTS_FILE = "adapter_model.safetensors"
 HEADS = {"lm_head", "head"}  # left as they are: they are most of a draft's weights
-LEARNED = ("mask_hidden", "embed_tokens.weight", "target_proj.weight", "target_proj.bias")
+LEARNED = (
+    "mask_hidden", "embed_tokens.weight", "target_proj.weight", "target_proj.bias",
+    "markov_w1.weight", "markov_w2.weight", "_codebook", "base_kernel", "kernel_projection.weight",
+)  # fmt: skip
 
 
 def add_adapters(draft: nn.Module, settings: LoraSettings, *, base: Located | None, parallel: bool) -> None:
-    """Freeze `draft` and add adapters to its linear layers, in place. `parallel`: what belongs to the mask stays free.
+    """Freeze `draft` and add adapters to its linear layers, in place. `parallel`: `LEARNED` stays free.
 
     `base`: where the draft was before, which the adapter names; None for a new one.
 
     Raises `DraftkitError` when no linear layer has one of the names asked for.
     """
     borrowed = {id(p) for p in draft.parameters() if not p.requires_grad}
+    learned = {id(p) for p in _learned(draft)} - borrowed if parallel else set()
     linear = [
         name
         for name, module in draft.named_modules()
-        if isinstance(module, nn.Linear) and id(module.weight) not in borrowed and HEADS.isdisjoint(name.split("."))
+        if isinstance(module, nn.Linear)
+        and id(module.weight) not in borrowed | learned
+        and HEADS.isdisjoint(name.split("."))
     ]
     targets = [name for name in linear if not settings.targets or name.endswith(settings.targets)]
     if not targets:
@@ -47,7 +54,6 @@ def add_adapters(draft: nn.Module, settings: LoraSettings, *, base: Located | No
             f"no linear layer of the draft is named {', '.join(settings.targets)}",
             expected=", ".join(sorted({name.rpartition(".")[2] for name in linear})),
         )
-    learned = {id(p) for p in _mask_weights(draft)} - borrowed if parallel else set()
     configuration = LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
@@ -67,7 +73,7 @@ def _name(base: Located) -> str:
     return base.name if base.repo is not None or base.name.startswith("zoo:") else str(base.path.absolute())
 
 
-def _mask_weights(draft: nn.Module) -> Iterator[nn.Parameter]:
+def _learned(draft: nn.Module) -> Iterator[nn.Parameter]:
     """What a parallel draft has beside its layers."""
     for name, parameter in draft.named_parameters():
         if name.endswith(LEARNED):

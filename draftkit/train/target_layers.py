@@ -19,6 +19,7 @@ from draftkit.models.parts import load_parts
 from draftkit.models.states import decoder_layers, decoder_of
 
 NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 has them, Llama has not
+CONVOLUTIONS = ("attention_conv.", "mlp_conv.")  # only drafts have them
 
 
 @torch.no_grad()
@@ -56,7 +57,8 @@ def _last_layers(model: PreTrainedModel, draft: DFlashModel) -> Sequence[nn.Modu
 
 
 def _shapes(layer: nn.Module) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in layer.named_parameters()}
+    named = layer.named_parameters()
+    return {name: parameter.shape for name, parameter in named if not name.startswith(CONVOLUTIONS)}
 
 
 def _fits(theirs: dict[str, torch.Size], mine: dict[str, torch.Size]) -> bool:

@@ -49,6 +49,7 @@ WAITS = {
     "pard": ROWS,
     "dflash": BLOCKS,
     "dspark": BLOCKS,
+    "dflash2": BLOCKS,
     "mlp-speculator": HEADS,
     "draft-model": [],
 }

@@ -458,18 +458,27 @@ def test_saved_drafts_are_what_was_trained(causal_lm: Draft, tmp_path: Path) -> 
     assert drafter.aux_layers.states == (FINAL, 5, 1)
 
 
-@pytest.mark.parametrize("kind", ["p-eagle", "pard-2"])
-def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, kind: str) -> None:
-    """The chains that are dropped, and the samples without features, are the same after a resume."""
+BLOCK = {"block_size": 4, "max_anchors": 4}
+RESUMED: dict[str, dict[str, object]] = {
+    "p-eagle": {"options": {"steps": 3, "num_layers": 1, "partitions": 2}},
+    "pard-2": {"options": {"steps": 3, "feature_layers": [-1, 5], "feature_dropout": 0.5}},
+    "dspark": {"options": BLOCK | {"markov_rank": 8}, "lora": {"r": 2, "dropout": 0.5}},
+    "dflash2": {"options": BLOCK | {"selector_rank": 8}},
+    "dflash2, LoRA": {"options": BLOCK | {"selector_rank": 8}, "lora": {"r": 2, "dropout": 0.5}},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, name: str) -> None:
+    """The chains that are dropped, the samples without features, the anchors of blocks and what adapters leave out are
+    the same after a resume."""
+    kind = name.removesuffix(", LoRA")
     source = pico.save_tokenizer(pico.save_llama(tmp_path / "target", rms_norm_eps=1e-5))
     write_samples(tmp_path / "data.jsonl", samples(12), TextOrigin(target="pico", tokenizer_sha256="0" * 64))
     given = {
         "recipe": kind.removesuffix("-2"), "target": str(source), "data": str(tmp_path / "data.jsonl"),
         "tokens_per_row": 96, "optimization": {"max_steps": 4}, "save_every": 2, "validation": {"share": 0.2},
-        "draft": "" if kind == "p-eagle" else str(causal_lm.path),
-        "options": {"steps": 3, "num_layers": 1, "partitions": 2}
-        if kind == "p-eagle"
-        else {"steps": 3, "feature_layers": [-1, 5], "feature_dropout": 0.5},
+        "draft": str(causal_lm.path) if kind == "pard-2" else "", **RESUMED[name],
     }  # fmt: skip
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     train_draft(read_config(None, [], given | {"out": str(whole)}))
@@ -477,6 +486,10 @@ def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, kind: str) 
     train_draft(read_config(None, [], given | {"out": str(resumed)}), resume=True)
     weights = [load_file(run / "checkpoint-4" / "model.safetensors") for run in (whole, resumed)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
+    before = load_file(whole / "checkpoint-2" / "model.safetensors")
+    changed = {name for name, tensor in weights[0].items() if not tensor.equal(before[name])}
+    assert {name for name in before if name.startswith(("markov_head", "candidate_selector"))} <= changed
+    assert changed
     assert read_draft(whole / "draft").spec.method == kind
 
 

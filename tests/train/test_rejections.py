@@ -187,7 +187,9 @@ def test_a_run_is_resumed_bit_for_bit(rounds: str, pico_folder: Path, data: Path
 
 def test_what_cannot_be_is_refused(pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     flags = {"recipe": "mlp-speculator", "target": "t", "data": "d", "out": "o", "on_policy": {}}
-    with pytest.raises(DraftkitError, match=r"recipe mlp-speculator has no on-policy steps\n.*dflash, dspark, eagle3"):
+    with pytest.raises(
+        DraftkitError, match=r"recipe mlp-speculator has no on-policy steps\n.*dflash, dflash2, dspark, eagle3"
+    ):
         read_config(None, [], flags)
     run = config(pico_folder, data, tmp_path / "run", **STAGE, states=str(tmp_path / "states"))
     with pytest.raises(DraftkitError, match=r"on_policy\.rounds=decoded"):

@@ -25,7 +25,7 @@ from transformers import (
 from draftkit.models.dflash import DFlashModel
 from draftkit.models.ends import load_ends
 from draftkit.train.block_attention import Blocks
-from draftkit.train.recipes.bases.dflash import block_spec, fresh_block_draft
+from draftkit.train.recipes.bases.dflash import BlockHeads, block_spec, fresh_block_draft
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.target_layers import begin_as_target
@@ -60,7 +60,7 @@ def qwen3() -> PreTrainedModel:
 def fresh(model: PreTrainedModel) -> DFlashModel:
     """Before it has anything of the target's layers."""
     torch.manual_seed(1)
-    return fresh_block_draft(block_spec(Origin(model), OPTIONS, None, "none"), Origin(model))
+    return fresh_block_draft(block_spec(Origin(model), OPTIONS, BlockHeads()), Origin(model))
 
 
 def begun(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ WITHOUT_CHANCE: dict[str, dict[str, object]] = {
     "pard": {"steps": 3, "drop": {"retention": 1.0}},
     "dflash": {"block_size": 4, "max_anchors": 1000},
     "dspark": {"block_size": 4, "markov_rank": 8, "max_anchors": 1000},
+    "dflash2": {"block_size": 4, "selector_rank": 8, "max_anchors": 1000},
     "mtp": {"steps": 2},
     "draft-model": {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4},
 }

@@ -21,11 +21,13 @@ from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.train.batch import TrainingBatch
+from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.walk import walk
 
 DRAFTS = ["eagle", "eagle3", "mlp-speculator", "draft-model"]
+BLOCKS = ["dflash", "dspark", "dflash2"]
 TARGET = "zoo:target"
 K = 4
 WALKS = 50  # over the same texts, with other coins
@@ -54,12 +56,25 @@ def requests(prompts: int, tokens: int, temperature: float, seeds: int = 1) -> l
 def decoded(name: str, wanted: list[Request], slots: int) -> tuple[list[Generation], Recipe]:
     """What an embedded draft makes of the requests, and its recipe."""
     model, _ = serving()
-    with open_draft(f"zoo:{name}", TARGET) as draft:
-        drafter = load_drafter(draft, model)
-        kind = recipe_class(name)
+    kind = recipe_class(name)
+    with open_draft("zoo:dflash" if name == "dflash2" else f"zoo:{name}", TARGET) as draft:
         recipe = kind.start(Origin(teacher(), draft), kind.options_type())
+        if name == "dflash2":
+            recipe = shaken(recipe)
+            draft = draft_in_memory(recipe.spec, recipe.tensors(), target=TARGET)
+        drafter = load_drafter(draft, model)
     engine = Engine(Target(model, drafter.aux_layers), drafter, num_speculative_tokens=K, num_slots=slots)
     return engine.generate(wanted), recipe.eval()
+
+
+@torch.no_grad()
+def shaken(recipe: Recipe) -> Recipe:
+    """A DFlash2 whose new parts change what is drafted, though for the worse."""
+    torch.manual_seed(0)
+    for name, parameter in recipe.draft.named_parameters():
+        if name.endswith(("codebook", "kernel_projection.weight")):
+            parameter.normal_(std=0.3 if "codebook" in name else 0.01)
+    return recipe
 
 
 def as_batch(generations: list[Generation], recipe: Recipe) -> TrainingBatch:
@@ -78,7 +93,7 @@ def accepted(generation: Generation) -> list[int]:
     return [min(r.accepted, generation.length - r.position) for r in generation.rounds]
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", DRAFTS + BLOCKS)
 def test_greedy_walk_is_decoding(name: str) -> None:
     """Round by round."""
     generations, recipe = decoded(name, requests(4, 40, temperature=0), slots=2)

@@ -87,6 +87,11 @@ class DFlashSpec(BlockDraft):
         super().__post_init__()
         if self.confidence == "hidden_and_token" and self.markov is None:
             raise LayoutError("the confidence head reads the Markov head's table, and there is none")
+        if self.selector is not None and self.selector.selector_top_k > self.draft_vocab_size:
+            raise LayoutError(
+                f"selector_top_k is {self.selector.selector_top_k}",
+                expected=f"at most the {self.draft_vocab_size} tokens of the draft vocabulary",
+            )
 
     @property
     def method(self) -> str:

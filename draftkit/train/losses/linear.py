@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from draftkit.errors import DraftkitError
 from draftkit.train.kernels.row_loss import RowLoss, row_loss
+from draftkit.train.losses.candidates import Candidates
 from draftkit.train.losses.head import OutputHead, add_product, compute_dtype, product, rows_at_once, widened
 from draftkit.train.losses.parse import Loss
 from draftkit.train.losses.reach import Reach
@@ -62,6 +63,7 @@ def linear_loss(
     emitted: Tensor | None = None,
     frozen: int = 0,
     reach: Reach | None = None,
+    candidates: Candidates | None = None,
     chunk: int | None = None,
 ) -> LinearLoss:
     """Σ_i weights_i·loss_i of `hidden` [N, H], differentiable by it and by the head unless gradients are off.
@@ -72,6 +74,7 @@ def linear_loss(
     - `emitted` int64 [N]: the tokens that the target emitted, by its own ids.
     - `frozen`: so many of the head's first columns do not change, and get zeros for their gradient at no cost.
     - `reach`: what the weights are multiplied by, as a constant, from the draft's probability of the label.
+    - `candidates`: filled with the likeliest tokens of each row that has a weight, by draft and teacher.
     - `chunk`: rows at a time; the result does not depend on it.
 
     A call keeps one gradient of the head: give all steps of a training-time test to one call, as rows one after the
@@ -96,7 +99,7 @@ def linear_loss(
             raise DraftkitError("a label outside the draft vocabulary", hint="give its row the weight 0")
     together = 1 if reach is None else reach.together
     chunk = max((chunk or rows_at_once(len(head.weight), hidden.device)) // together, 1) * together
-    task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, reach, chunk)
+    task = _Task(teacher, weights, loss, labels, emitted, rows, frozen, reach, candidates, chunk)
     if torch.is_grad_enabled():
         return LinearLoss(*_Linear.apply(hidden, *head, task))
     return task.run(hidden, head, (False, False, False))[0]
@@ -143,6 +146,7 @@ class _Task:
     rows: Tensor
     frozen: int
     reach: Reach | None
+    candidates: Candidates | None
     chunk: int
 
     def run(self, hidden: Tensor, head: OutputHead, wanted: tuple[bool, ...]) -> tuple[LinearLoss, Gradients]:
@@ -203,10 +207,13 @@ class _Task:
         head.scale(draft)
         log_ratio = None if self.emitted is None else _log_ratio(head.to_draft(self.emitted[rows]), draft, target)
         log_sum = None if whole is None else whole.log_sum
+        likeliest = None if self.candidates is None else self.candidates.likeliest(draft)
         scale = 1 / head.temperature if differentiate else None
         weights, found = self._row_loss(rows, draft, target, log_sum, labels, scale)
         assert found.target is not None
         whole = whole or found.target
+        if self.candidates is not None and likeliest is not None:
+            self.candidates.put(rows, likeliest, target, whole)
         if log_ratio is not None:
             log_ratio += whole.log_sum - found.draft.log_sum
         return _Statistics(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe, block_draft
+from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
 from draftkit.train.recipes.recipe import Origin
 
 
@@ -20,7 +20,7 @@ class DFlash(BlockRecipe):
     options_type = DFlashOptions
 
     def __init__(self, origin: Origin, options: DFlashOptions):
-        super().__init__(block_draft(origin, self.name, ("dflash",), options, None, "none"), origin, options)
+        super().__init__(block_draft(origin, self.name, ("dflash",), options, BlockHeads()), origin, options)
 
     @property
     def confidence_weight(self) -> float:

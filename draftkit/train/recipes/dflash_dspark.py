@@ -9,7 +9,7 @@ from draftkit.io.records import Bounds
 from draftkit.layout.families.dflash import MarkovHead
 from draftkit.train.losses.parse import LossText
 from draftkit.train.ranges import Repeats, Size
-from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe, block_draft
+from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
 from draftkit.train.recipes.recipe import Origin
 
 
@@ -41,8 +41,8 @@ class DSpark(BlockRecipe):
 
     def __init__(self, origin: Origin, options: DSparkOptions):
         markov = MarkovHead(markov_type=options.markov_type, markov_rank=options.markov_rank)
-        confidence: Literal["none", "hidden_and_token"] = "hidden_and_token" if options.confidence else "none"
-        draft = block_draft(origin, self.name, ("dspark", "dflash"), options, markov, confidence)
+        heads = BlockHeads(markov, confidence="hidden_and_token" if options.confidence else "none")
+        draft = block_draft(origin, self.name, ("dspark", "dflash"), options, heads)
         super().__init__(draft, origin, options)
 
     @property

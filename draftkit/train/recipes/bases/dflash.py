@@ -18,13 +18,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from draftkit.errors import DraftkitError
 from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.families.dflash import DFlashSpec, MarkovHead
+from draftkit.layout.block import BlockConvolution
+from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.dflash import DFlashModel, load_dflash
+from draftkit.models.dflash import DFlashModel, GroupedConvolution, load_dflash
 from draftkit.models.states import FINAL, AuxLayers
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.block_attention import NAME as BLOCK_ATTENTION
 from draftkit.train.block_attention import Blocks
+from draftkit.train.losses.candidates import Candidates
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
@@ -76,6 +78,15 @@ class BlockOptions:
     causal: bool | None = None
 
 
+class BlockHeads(NamedTuple):
+    """What kinds of drafts add to DFlash's body, as in `DFlashSpec`."""
+
+    markov: MarkovHead | None = None
+    confidence: Literal["none", "hidden", "hidden_and_token"] = "none"
+    convolution: BlockConvolution | None = None
+    selector: CandidateSelector | None = None
+
+
 class BlockRows(NamedTuple):
     """The drafting rows of all blocks: `steps` and `anchors` int64 [R], `output` and `latent` [R, H] and [R, r].
 
@@ -100,6 +111,10 @@ class BlockRecipe(Recipe):
         super().__init__(draft, DraftSpec(architecture=draft.spec, dtype="F32"))
         if options.dpace is not None and options.reached is not None:
             raise DraftkitError("options.dpace and options.reached both weigh drafts", hint="set one of them")
+        if draft.spec.logit_softcap:
+            raise DraftkitError(
+                f"the draft caps its logits at {draft.spec.logit_softcap}", expected="a draft with plain logits"
+            )
         self.options = options
         self.loss = parse_loss(options.loss)
         self.head = target_head(origin.target, draft.target_ids, options.temperature)
@@ -196,8 +211,20 @@ class BlockRecipe(Recipe):
         reach: Reach | None = None,
     ) -> LinearLoss:
         """The draft's distribution of every row against the target's; `weights` float32 [K, N]."""
-        size = batch.tokens.shape[1]
-        taught = (rows.anchors + 1 + rows.steps) % size
+        return self._rows_alone(batch, rows, teacher, weights, loss, reach)
+
+    def _rows_alone(
+        self,
+        batch: TrainingBatch,
+        rows: BlockRows,
+        teacher: Teacher,
+        weights: Tensor,
+        loss: Loss,
+        reach: Reach | None,
+        candidates: Candidates | None = None,
+    ) -> LinearLoss:
+        """The same of each row's own logits, its likeliest tokens put into `candidates`."""
+        taught, emitted = self.taught(batch, rows)
         layer, markov = self.draft.lm_head, self.draft.markov_head
         assert isinstance(layer, nn.Linear)
         hidden, table = rows.output, layer.weight
@@ -212,10 +239,17 @@ class BlockRecipe(Recipe):
             teacher.at(taught),
             weights[rows.steps, rows.anchors],
             loss,
-            emitted=batch.tokens[0, (taught + 1) % size],
+            emitted=emitted,
             frozen=frozen,
             reach=reach,
+            candidates=candidates,
         )
+
+    def taught(self, batch: TrainingBatch, rows: BlockRows) -> tuple[Tensor, Tensor]:
+        """Of each row, the position of the token before, whose state teaches it, and the token that the target emitted
+        there: int64 [R] each."""
+        taught = (rows.anchors + 1 + rows.steps) % batch.tokens.shape[1]
+        return taught, ahead(batch.tokens[0], 1)[taught]
 
     def _weights(self, batch: TrainingBatch, counted: Tensor) -> Tensor:
         """float32 [K, N]: what each draft counts, but for what `_reach` says."""
@@ -271,16 +305,15 @@ def _some(anchors: Tensor, most: int | None, weights: Tensor | None) -> Tensor:
 
 
 def block_draft(
-    origin: Origin, recipe: str, methods: tuple[str, ...], options: BlockOptions, markov: MarkovHead | None,
-    confidence: Literal["none", "hidden", "hidden_and_token"],
-) -> DFlashModel:  # fmt: skip
+    origin: Origin, recipe: str, methods: tuple[str, ...], options: BlockOptions, heads: BlockHeads
+) -> DFlashModel:
     """The origin's draft in float32, ready to be trained further, with the heads that it lacks; where there is none, a
     fresh one.
 
     Heads that are added to a draft change nothing to begin with. Raises `DraftkitError` for a draft of other `methods`.
     """
     if origin.draft is None:
-        draft = fresh_block_draft(block_spec(origin, options, markov, confidence), origin)
+        draft = fresh_block_draft(block_spec(origin, options, heads), origin)
         if options.begin == "target":
             begin_as_target(draft, origin.target)
         return draft
@@ -293,17 +326,14 @@ def block_draft(
         )
     older = load_dflash(origin.draft, origin.target, attention=BLOCK_ATTENTION, dtype=torch.float32)
     spec = older.spec
-    has_heads = spec.markov is not None or spec.confidence != "none"
-    wanted = spec if has_heads else replace(spec, markov=markov, confidence=confidence)
+    own = BlockHeads(spec.markov, spec.confidence, spec.convolution, spec.selector)
+    wanted = replace(spec, **heads._asdict()) if own == BlockHeads() else spec
     draft = fresh_block_draft(wanted, replace(origin, draft=None, d2t_ids=older.target_ids))
     draft.load_state_dict(older.state_dict(), strict=False)  # what is not in it keeps its beginning
     return draft
 
 
-def block_spec(
-    origin: Origin, options: BlockOptions, markov: MarkovHead | None,
-    confidence: Literal["none", "hidden", "hidden_and_token"],
-) -> DFlashSpec:  # fmt: skip
+def block_spec(origin: Origin, options: BlockOptions, heads: BlockHeads) -> DFlashSpec:
     """The facts of a new draft: the target's sizes, and its embedding and head where it has the whole vocabulary."""
     target = origin.target
     config = target.config.get_text_config()
@@ -337,10 +367,7 @@ def block_spec(
         window_rule="row",
         attention_sinks=False,
         value_scale=1.0,
-        markov=markov,
-        confidence=confidence,
-        convolution=None,
-        selector=None,
+        **heads._asdict(),
         embedding_scale=1.0,
         logit_scale=1.0,
         logit_softcap=0.0,
@@ -361,7 +388,7 @@ def default_layers(num_target_layers: int, num_draft_layers: int) -> tuple[int, 
 
 
 def fresh_block_draft(spec: DFlashSpec, origin: Origin) -> DFlashModel:
-    """A new draft in float32. A head of its own starts as the target's rows; heads of DSpark start as nothing."""
+    """A new draft in float32. A head of its own starts as the target's rows, parts of DSpark and DFlash2 as nothing."""
     target = origin.target
     model = DFlashModel(spec, BLOCK_ATTENTION)
     for parameter in model.parameters():
@@ -369,6 +396,11 @@ def fresh_block_draft(spec: DFlashSpec, origin: Origin) -> DFlashModel:
             nn.init.normal_(parameter, std=INITIAL_STD)
     if model.markov_head is not None:
         nn.init.zeros_(model.markov_head.markov_w2.weight)
+    if model.candidate_selector is not None:
+        nn.init.zeros_(model.candidate_selector.successor_codebook)
+    for module in model.modules():
+        if isinstance(module, GroupedConvolution):
+            module.pass_through()
     embeddings, output = target.get_input_embeddings(), target.get_output_embeddings()
     with torch.no_grad():
         if spec.reduced_vocabulary:
