@@ -165,15 +165,22 @@ def _draft(cell: Cell) -> str:
 
 
 def _labels(cells: Sequence[Cell]) -> dict[str, str]:
-    """The drafts' names for a narrow column. Of several folders without how their paths begin and end alike."""
+    """The drafts' names for a narrow column. Of a folder the end of its path, of several that which differs."""
     names = list(dict.fromkeys(map(_draft, cells)))
     folders = {name: PurePath(name).parts for name in names if PurePath(name).is_absolute()}
     if len(folders) < 2:
-        return {name: name for name in names}
+        return {name: _end(name) if name in folders else name for name in names}
     alike = _alike(folders.values())
     ends = -_alike(parts[::-1] for parts in folders.values()) or None
     own = {name: parts[alike:ends] for name, parts in folders.items()}
     return {name: str(PurePath(*own[name])) if own.get(name) else name for name in names}
+
+
+def _end(path: str) -> str:
+    """As many whole parts of a path's end as fit the column, at least the last."""
+    parts = PurePath(path).parts
+    ends = [str(PurePath(*parts[begin:])) for begin in range(1, len(parts))]
+    return next((end for end in (path, *ends) if len(end) <= NAME_WIDTH), ends[-1])
 
 
 def _alike(paths: Iterable[tuple[str, ...]]) -> int:

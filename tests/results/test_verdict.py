@@ -131,6 +131,15 @@ def test_the_terminal_begins_with_the_verdict_and_fits_80_columns() -> None:
     assert "accepted at 1…K" in details.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [("/drafts/eagle3", "/drafts/eagle3"), ("/runs/of/eagle3/draft", "of/eagle3/draft"), ("ngram", "ngram")],
+)
+def test_a_draft_in_a_folder_is_called_by_the_end_of_its_path(path: str, label: str) -> None:
+    lines = shown(Result((cell(1.2, draft=path),), PROVENANCE))
+    assert [line.split()[0] for line in lines if "1.20 [1.10" in line][-1] == label
+
+
 def test_drafts_in_folders_are_called_what_tells_them_apart() -> None:
     names = ("/runs/eagle3/draft", "/runs/p-eagle/draft", "ngram")
     lines = shown(Result(tuple(cell(1.2, draft=name) for name in names), PROVENANCE))
