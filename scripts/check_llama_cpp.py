@@ -201,7 +201,7 @@ def block_comparisons(
     if kind == "qwen3":
         convert_checkpoint(str(folder), target, to="gguf", target=str(folder), stored="f32")
     else:
-        by_converter(options, folder, target)
+        by_converter(options, folder, target, "--no-mtp")
     model, _ = load_model(str(folder), device="cpu", dtype=torch.float32)
     for name in names:
         source, file = save_block_draft(name, folder, asked, work / name), work / f"{name}.gguf"
@@ -228,10 +228,10 @@ def assistant_comparison(options: argparse.Namespace, work: Path) -> Compared:
     return compared(ours, served(options, arguments, asked, work), HEAD_TOKENS, Target(model).eos_token_ids)
 
 
-def by_converter(options: argparse.Namespace, folder: Path, out: Path) -> None:
-    """A target's file without its heads."""
+def by_converter(options: argparse.Namespace, folder: Path, out: Path, *flags: str) -> None:
+    """A target's file."""
     script = Path(__file__).with_name("llama_cpp_target.py")
-    command = (sys.executable, script, "--llama-cpp", options.llama_cpp, folder, out, "--no-mtp")
+    command = (sys.executable, script, "--llama-cpp", options.llama_cpp, folder, out, *flags)
     with out.with_suffix(".log").open("w") as log:
         subprocess.run(command, check=True, stdout=log, stderr=log)
 
@@ -242,7 +242,7 @@ def head_comparisons(options: argparse.Namespace, kind: str, work: Path) -> Iter
     asked = requests(min(options.prompts, 8))
     save_target(kind, work / "target", asked)
     target, heads, apart, whole = (work / name for name in ("t.gguf", "heads", "mtp.gguf", "whole.gguf"))
-    by_converter(options, work / "target", target)
+    by_converter(options, work / "target", target, "--no-mtp")
     convert_checkpoint(str(work / "target"), heads, format="mtp")
     convert_checkpoint(str(heads), apart, to="gguf", target=str(target))
     put_heads_back(str(heads), str(target), whole)

@@ -34,7 +34,7 @@ from draftkit.loading import load_model
 from draftkit.models.gemma4_assistant import Gemma4AssistantModel, load_gemma4_assistant
 from draftkit.requests import Request
 
-STEPS, LR = 80, 3e-3
+STEPS, LR = 25, 3e-3
 
 
 def save_pair(folder: Path, asked: Sequence[Request]) -> tuple[Path, Path]:
@@ -53,7 +53,8 @@ def save_pair(folder: Path, asked: Sequence[Request]) -> tuple[Path, Path]:
     target.set_attn_implementation("sdpa")
     model = load_gemma4_assistant(plan_conversion(str(draft)).require_draft(), target, attention="sdpa")
     learn(model, target, [torch.tensor([*request.prompt, *plain(target, request)]) for request in asked])
-    save_file({n: t.contiguous() for n, t in model.state_dict().items()}, draft / "model.safetensors")
+    learnt = {name: tensor for name, tensor in model.state_dict().items() if name in weights}
+    save_file(learnt, draft / "model.safetensors")
     (draft / "generation_config.json").write_text(json.dumps({"suppress_tokens": list(SUPPRESSED)}))
     return own, draft
 
