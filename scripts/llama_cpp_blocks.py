@@ -51,9 +51,9 @@ DRAFTS: dict[str, tuple[type[BlockRecipe], BlockOptions]] = {
 STEPS, LR = 30, 3e-3  # so few that a part of the drafts is rejected
 
 
-def save_target(kind: str, folder: Path) -> Path:
+def save_target(kind: str, folder: Path, **sizes: int) -> Path:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(targets.TEXT | TARGETS[kind])))
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(targets.TEXT | TARGETS[kind] | sizes)))
     model.save_pretrained(folder)
     pico.save_tokenizer(folder, ("a", "b"))
     return folder

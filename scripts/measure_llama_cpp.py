@@ -1,14 +1,15 @@
 """What faults in a draft's GGUF file, and quantized weights, cost with llama.cpp: acceptance, and what `inspect` says.
 
 `python scripts/measure_llama_cpp.py --llama-server BUILD/bin/llama-server [--prompts 8] [--k 4] [--faults] [--types]
-[--only NAME …] [--llama-quantize BUILD/bin/llama-quantize]`
+[--only NAME …] [--llama-quantize BUILD/bin/llama-quantize] [--wide]`
 
 `--faults`: each fault is put into the sound file of `zoo:eagle3` (or another draft), with which the zoo's target is
 then run, greedily, one request at a time unless the fault is of several. `SLIDING` is a DFlash draft with a window,
 made here, that knows the answers to the first prompts by heart; `OTHER` a random one with another tokenizer. `--types`:
 the matrices of draft and target in several types, each draft with the target in float32, and each target with the draft
 in float32; intervals are by bootstrap over prompts. With llama.cpp's own program, k-quants too: rows that are no
-multiple of 256 numbers, as 192 are, it stores in Q5_0 or Q8_0. Both are built as `check_llama_cpp.py` says.
+multiple of 256 numbers, as 192 are, it stores in Q5_0 or Q8_0; `--wide` measures a tiny random target all of whose rows
+are such, with a DFlash draft of it that knows some answers by heart. Both are built as `check_llama_cpp.py` says.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
 import numpy as np
 from fixtures.memorized import SIZES, answers, memorized, save
 from fixtures.pico import save_llama, save_tokenizer
+from llama_cpp_blocks import save_block_draft, save_target
+from llama_cpp_heads import requests
 from rich.console import Console
 from rich.table import Table
 
@@ -48,6 +51,8 @@ Tensors = dict[str, TensorHandle]
 Change = Callable[[Tensors], Mapping[str, TensorHandle]]
 TYPES = ("f32", "f16", "q8_0", "q4_0")
 K_QUANTS = ("q6_k", "q4_k_m")
+ZOO = (("zoo:eagle3", "draft-eagle3"), ("zoo:draft-model", "draft-simple"))
+WIDE_DRAFT = "wide-dflash"
 RESAMPLES = 2000
 
 
@@ -157,18 +162,23 @@ FAULTS = (
 
 
 class Measuring:
-    """The zoo's target as files, what it is asked, and the server."""
+    """A target as files, what it is asked, and the server."""
 
-    def __init__(self, options: argparse.Namespace, scratch: Path):
+    def __init__(self, options: argparse.Namespace, scratch: Path, source: str, asked: Sequence[Request]):
         self.options, self.scratch = options, scratch
+        self.source, self.requests = source, asked
+        self.target = self.written(source, "f32")
+
+    @classmethod
+    def of_zoo(cls, options: argparse.Namespace, scratch: Path) -> Measuring:
         tokenizer = load_target_tokenizer("zoo:target")
         prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
-        self.requests = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
-        self.target = self.written("zoo:target", "f32")
+        asked = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
+        return cls(options, scratch, "zoo:target", asked)
 
     def written(self, source: str, stored: str) -> Path:
-        """A file of the zoo, made once."""
-        out = self.scratch / f"{source.removeprefix('zoo:')}-{stored}.gguf"
+        """A file of a model, made once."""
+        out = self.scratch / f"{Path(source.removeprefix('zoo:')).name}-{stored}.gguf"
         if out.exists():
             return out
         if stored in K_QUANTS:
@@ -182,7 +192,7 @@ class Measuring:
         if source == SLIDING:
             options = DFlashOptions(**SIZES, sliding_window=8)
             source = save(memorized(DFlash, options, answers()), self.scratch / "sliding")
-        return convert_checkpoint(source, out, to="gguf", target="zoo:target", stored=stored)
+        return convert_checkpoint(source, out, to="gguf", target=self.source, stored=stored)
 
     def counts(self, target: Path, draft: Path, fault: Fault) -> tuple[list[DraftCounts], float]:
         """What each request drafted, and the mean length over the verifying steps that had a draft."""
@@ -232,11 +242,20 @@ class Measuring:
             return "refused: " + str(error).split("\n", 1)[0]
 
     def row(self, target: str, source: str, kind: str, stored: str) -> list[str]:
-        files = self.written("zoo:target", target), self.written(source, stored)
+        files = self.written(self.source, target), self.written(source, stored)
         found, length = self.counts(*files, Fault("none", kind=kind))
         low, high = interval(found)
         sizes = [f"{file.stat().st_size / 1e6:.2f}" for file in files]
-        return [source, stored, sizes[1], target, sizes[0], f"{length:.3f}", f"{low:.2f}–{high:.2f}"]
+        return [Path(source).name, stored, sizes[1], target, sizes[0], f"{length:.3f}", f"{low:.2f}–{high:.2f}"]
+
+
+def wide(options: argparse.Namespace, scratch: Path) -> Measuring:
+    """A tiny target whose rows are multiples of 256 numbers, as those of its draft."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
+    asked = requests(options.prompts)
+    target = save_target("qwen3", scratch / "wide-target", **sizes)
+    save_block_draft("dflash", target, asked, scratch / WIDE_DRAFT)
+    return Measuring(options, scratch, str(target), asked)
 
 
 def interval(found: Sequence[DraftCounts]) -> tuple[float, float]:
@@ -256,11 +275,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--types", action="store_true")
+    parser.add_argument("--wide", action="store_true", help="with --types: of a target with rows of 256 numbers")
     parser.add_argument("--llama-quantize", type=Path, help="with --types: k-quants alone, by this program")
     parser.add_argument("--only", nargs="+", default=[""], help="the faults whose name contains one of these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        measuring = Measuring(options, Path(scratch))
+        measuring = (Measuring.of_zoo if not options.wide else wide)(options, Path(scratch))
         if options.faults:
             table = Table("fault", "mean length", "inspect")
             for fault in (fault for fault in FAULTS if any(name in fault.name for name in options.only)):
@@ -270,7 +290,8 @@ def main() -> None:
             Console(width=160).print(table)
         if options.types:
             table = Table("draft", "type", "MB", "target", "MB", "mean length", "95 %")
-            for source, kind in (("zoo:eagle3", "draft-eagle3"), ("zoo:draft-model", "draft-simple")):
+            drafts = ZOO if not options.wide else ((str(Path(scratch) / WIDE_DRAFT), "draft-dflash"),)
+            for source, kind in drafts:
                 types = TYPES if options.llama_quantize is None else ("f32", *K_QUANTS)
                 cells = [("f32", stored) for stored in types] + [(stored, "f32") for stored in types[1:]]
                 for target, stored in cells:
