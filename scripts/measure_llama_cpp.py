@@ -9,7 +9,7 @@ made here, that knows the answers to the first prompts by heart; `OTHER` a rando
 the matrices of draft and target in several types, each draft with the target in float32, and each target with the draft
 in float32; intervals are by bootstrap over prompts. With llama.cpp's own program, k-quants too: rows that are no
 multiple of 256 numbers, as 192 are, it stores in Q5_0 or Q8_0; `--wide` measures a tiny random target all of whose rows
-are such, with a DFlash draft of it that knows some answers by heart. Both are built as `check_llama_cpp.py` says.
+are such, and which is its own draft: all that is lost is lost by rounding. Both are built as `check_llama_cpp.py` says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
 import numpy as np
 from fixtures.memorized import SIZES, answers, memorized, save
 from fixtures.pico import save_llama, save_tokenizer
-from llama_cpp_blocks import save_block_draft, save_target
+from llama_cpp_blocks import save_target
 from llama_cpp_heads import requests
 from rich.console import Console
 from rich.table import Table
@@ -52,7 +52,6 @@ Change = Callable[[Tensors], Mapping[str, TensorHandle]]
 TYPES = ("f32", "f16", "q8_0", "q4_0")
 K_QUANTS = ("q6_k", "q4_k_m")
 ZOO = (("zoo:eagle3", "draft-eagle3"), ("zoo:draft-model", "draft-simple"))
-WIDE_DRAFT = "wide-dflash"
 RESAMPLES = 2000
 
 
@@ -250,12 +249,9 @@ class Measuring:
 
 
 def wide(options: argparse.Namespace, scratch: Path) -> Measuring:
-    """A tiny target whose rows are multiples of 256 numbers, as those of its draft."""
+    """A tiny target whose rows are multiples of 256 numbers."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
-    asked = requests(options.prompts)
-    target = save_target("qwen3", scratch / "wide-target", **sizes)
-    save_block_draft("dflash", target, asked, scratch / WIDE_DRAFT)
-    return Measuring(options, scratch, str(target), asked)
+    return Measuring(options, scratch, str(save_target("qwen3", scratch / "wide", **sizes)), requests(options.prompts))
 
 
 def interval(found: Sequence[DraftCounts]) -> tuple[float, float]:
@@ -290,7 +286,7 @@ def main() -> None:
             Console(width=160).print(table)
         if options.types:
             table = Table("draft", "type", "MB", "target", "MB", "mean length", "95 %")
-            drafts = ZOO if not options.wide else ((str(Path(scratch) / WIDE_DRAFT), "draft-dflash"),)
+            drafts = ZOO if not options.wide else ((measuring.source, "draft-simple"),)
             for source, kind in drafts:
                 types = TYPES if options.llama_quantize is None else ("f32", *K_QUANTS)
                 cells = [("f32", stored) for stored in types] + [(stored, "f32") for stored in types[1:]]

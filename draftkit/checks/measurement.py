@@ -173,8 +173,8 @@ def disturbed_speed(cell: Cell) -> Iterator[Finding]:
             "speed-disturbed",
             "warning",
             f"{cell.name}, T={cell.temperature:g}: what a round costs against a plain step is known to "
-            f"±{cell.pace_error:.0%} only, after {cell.passes} passes by turns: something else used the machine, or "
-            "the prompts are few",
+            f"±{cell.pace_error:.0%} only, after {cell.passes} {'pass' if cell.passes == 1 else 'passes'} by turns: "
+            "something else used the machine, or the prompts are few",
         )
 
 

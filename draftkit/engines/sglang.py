@@ -14,8 +14,9 @@ def serves(spec: DraftSpec) -> bool:
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:
-    """Whether SGLang serves a draft's folder in a layout: its own, or any of a whole language model but vLLM's."""
-    return serves(spec) and (layout == "sglang" or (spec.architecture.own_model and layout != "vllm"))
+    """Whether SGLang serves a draft's folder in a layout: its own, or any of a whole language model but vLLM's; no
+    GGUF file."""
+    return serves(spec) and (layout == "sglang" or (spec.architecture.own_model and layout not in ("vllm", "gguf")))
 
 
 def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from draftkit.convert.api import convert_checkpoint, inspect_checkpoint
+from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_server import llama_server
 from draftkit.errors import DraftkitError
@@ -15,8 +15,8 @@ from draftkit.evaluate.measure import Progress
 from draftkit.evaluate.server import ServerSettings, evaluate_server
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
+from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import DraftSpec
 from draftkit.results.record import Result
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
@@ -53,21 +53,22 @@ def evaluate_llama_cpp(
         raise DraftkitError("llama-server drafts as it was started", expected="one --k")
     k, results = sweep.k[0], []
     slots = str(max(sweep.concurrency))
-    specs = [_run_by_it(source, target, k) for source in drafts]
+    opened = [_run_by_it(source, target, k) for source in drafts]
     with temporary_folder() as scratch:
         target_file = _file(target, target, scratch / "target.gguf")
         served = ["-m", str(target_file), "-np", slots]
-        for number, (source, spec) in enumerate(zip(drafts, specs, strict=True)):
+        for number, (source, draft) in enumerate(zip(drafts, opened, strict=True)):
             file = _file(source, target, scratch / f"draft-{number}.gguf")
             log = _named(settings.log, str(number)) if len(drafts) > 1 else settings.log
             with (
-                llama_server(settings.program, [*served, *draft_arguments(spec, file, k)], log) as url,
+                llama_server(settings.program, [*served, *draft_arguments(draft.spec, file, k)], log) as url,
                 llama_server(settings.program, served, _named(log, "plain")) as plain_url,
             ):
                 name = f"{source} ({file.stat().st_size / MEGABYTE:.2f} MB)"
                 servers = ServerSettings(url, plain_url)
                 found = evaluate_server(servers, sweep, on_progress, target=target, draft=name)
-            results.append(replace(found, cells=tuple(replace(cell, method=spec.method) for cell in found.cells)))
+            known = {"method": draft.spec.method, "draft_sha256": draft_sha256(draft)}
+            results.append(replace(found, cells=tuple(replace(cell, **known) for cell in found.cells)))
     cells = tuple(itertools.chain.from_iterable(result.cells for result in results))
     warnings = tuple(dict.fromkeys(itertools.chain.from_iterable(result.warnings for result in results)))
     whole = Result(cells, results[0].provenance, warnings, verdicts=verdicts(cells))
@@ -76,10 +77,10 @@ def evaluate_llama_cpp(
     return whole
 
 
-def _run_by_it(source: str, target: str, k: int) -> DraftSpec:
+def _run_by_it(source: str, target: str, k: int) -> Draft:
     """A draft. Raises `DraftkitError` for one that llama.cpp does not run, or not with so many tokens a round."""
-    found = inspect_checkpoint(source, target=target)
-    spec = found.spec if isinstance(found, Draft) else found.plan.require_spec(source)
+    draft = plan_conversion(source, target=target).require_draft()
+    spec = draft.spec
     if not loads(spec, "gguf"):
         raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)
     most = spec.architecture.draft_tokens
@@ -89,7 +90,7 @@ def _run_by_it(source: str, target: str, k: int) -> DraftSpec:
             where=source,
             expected=f"--k from 1 to {most}",
         )
-    return spec
+    return draft
 
 
 def _named(log: Path, what: str) -> Path:

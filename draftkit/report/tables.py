@@ -78,7 +78,7 @@ def show_evaluation(
     for found in served:
         console.print(served_certificate(found))
     for warning in result.warnings:
-        console.print(f"warning: {warning.message} [{warning.name}]")
+        console.print(f"{warning.severity}: {warning.message} [{warning.name}]")
 
 
 def show_verdicts(console: Console, result: Result) -> None:

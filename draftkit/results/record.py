@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from draftkit.errors import FormatError, SourceError
-from draftkit.finding import Finding
+from draftkit.finding import Finding, Severity
 from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
 from draftkit.runtime.memory_plan import MemoryPlan
@@ -415,14 +415,15 @@ class SpeedModel:
 
 @dataclass(frozen=True)
 class ResultWarning:
-    """A reason to doubt a number."""
+    """A reason to doubt a number, or a note on what there is none of."""
 
     name: str
     message: str
+    severity: Severity = "warning"
 
     @classmethod
     def of(cls, finding: Finding) -> ResultWarning:
-        return cls(finding.name, finding.message)
+        return cls(finding.name, finding.message, finding.severity)
 
 
 @dataclass(frozen=True)
