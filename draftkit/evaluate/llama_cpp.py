@@ -16,7 +16,7 @@ from draftkit.evaluate.server import ServerSettings, evaluate_server
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.digest import draft_sha256
-from draftkit.layout.folder import Draft
+from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.results.record import Result
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
@@ -67,8 +67,9 @@ def evaluate_llama_cpp(
                 name = f"{source} ({file.stat().st_size / MEGABYTE:.2f} MB)"
                 servers = ServerSettings(url, plain_url)
                 found = evaluate_server(servers, sweep, on_progress, target=target, draft=name)
-            known = {"method": draft.spec.method, "draft_sha256": draft_sha256(draft)}
-            results.append(replace(found, cells=tuple(replace(cell, **known) for cell in found.cells)))
+            method, sha256 = draft.spec.method, draft_sha256(draft)
+            own = tuple(replace(cell, method=method, draft_sha256=sha256) for cell in found.cells)
+            results.append(replace(found, cells=own))
     cells = tuple(itertools.chain.from_iterable(result.cells for result in results))
     warnings = tuple(dict.fromkeys(itertools.chain.from_iterable(result.warnings for result in results)))
     whole = Result(cells, results[0].provenance, warnings, verdicts=verdicts(cells))
@@ -79,7 +80,9 @@ def evaluate_llama_cpp(
 
 def _run_by_it(source: str, target: str, k: int) -> Draft:
     """A draft. Raises `DraftkitError` for one that llama.cpp does not run, or not with so many tokens a round."""
-    draft = plan_conversion(source, target=target).require_draft()
+    located = locate(source, as_file=True)
+    unified = is_unified(located.path)
+    draft = read_draft(located.path) if unified else plan_conversion(source, target=target).require_draft()
     spec = draft.spec
     if not loads(spec, "gguf"):
         raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)

@@ -201,12 +201,15 @@ def _commands(given: CardInput) -> dict[str, str]:
     draft = given.draft
     k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
     commands = serve_commands(draft, Path(given.name), target=given.target, k=k)
-    if "SGLang" not in commands and sglang.serves(draft.spec):
-        folder = f"{short_name(given.name)}-sglang"
-        served = serve_commands(draft, Path(folder), layout="sglang", target=given.target, k=k)["SGLang"]
-        target = _quoted(given.target)
-        convert = f"draftkit convert {shlex.quote(given.name)} {shlex.quote(folder)} --to sglang --target {target}"
-        commands["SGLang"] = f"{convert}\n{served}"
+    layouts = {"SGLang": ("sglang", "-sglang")} if sglang.serves(draft.spec) else {}
+    if any(cell.engine == "llama.cpp" for _, cell in given.rows):
+        layouts["llama.cpp"] = ("gguf", ".gguf")
+    for engine, (layout, ending) in layouts.items():
+        if engine not in commands:
+            out = short_name(given.name) + ending
+            served = serve_commands(draft, Path(out), layout=layout, target=given.target, k=k)[engine]
+            options = f"--to {layout} --target {_quoted(given.target)}"
+            commands[engine] = f"draftkit convert {shlex.quote(given.name)} {shlex.quote(out)} {options}\n{served}"
     return commands
 
 

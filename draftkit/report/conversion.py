@@ -59,6 +59,9 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
     elif reason := loaded_wrongly(draft.spec, conversion.destination):
         console.print(f"Do not serve this folder with vLLM, but one of --to unified: {reason}.")
     target = conversion.target.name if conversion.target else None
+    if draft.spec.architecture.own_model and target == conversion.source.name:
+        console.print("This is the target itself: pass it with --target where its drafts are converted and measured.")
+        return
     commands = serve_commands(draft, out, layout=conversion.destination, target=target, local=True)
     for engine, command in commands.items():
         console.print(f"{engine}: {command}", soft_wrap=True, markup=False)

@@ -295,9 +295,9 @@ def prediction_table(cell: Cell, cells: Sequence[Cell]) -> Table:
 
 
 def _equality(cell: Cell) -> str:
-    """Whether the output is plain decoding's."""
+    """Whether the output is plain decoding's; – where that was not run."""
     if cell.num_matching_prompts is None:
-        return "drawn"
+        return "drawn" if cell.temperature else "–"
     if cell.num_matching_prompts == cell.num_prompts:
         return "same"
     return f"{cell.num_matching_prompts}/{cell.num_prompts}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_server import llama_server
 from draftkit.engines.servers.connect import server_at
 from draftkit.errors import DraftkitError, SourceError
@@ -128,7 +129,7 @@ def test_one_that_does_not_start_says_why(program: Path) -> None:
 
 
 def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
+    out, folder = tmp_path / "result.json", convert_checkpoint("zoo:eagle3", tmp_path / "draft", target="zoo:target")
     command = ("eval", "--engine", "llama.cpp", "--llama-server", program, "--target", "zoo:target", "--limit", 2)
     drafts = ("--draft", "zoo:eagle3", "--draft", "zoo:draft-model", "--k", 3, "--max-new-tokens", 8)
     outcome = draftkit(*command, *drafts, "--out", out, "--json")
@@ -145,6 +146,8 @@ def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_pa
     assert all(cell["baseline_tokens_per_second"] and cell["matches_greedy"] == 1 for cell in cells)
     untold = [w for w in json.loads(outcome.out)["warnings"] if w["name"] == "not-told"]
     assert any("at each position by request" in warning["message"] for warning in untold)
+    assert draftkit("card", folder, out).code == 0  # what was measured was this draft, whatever its file is called
+    assert "draft.gguf --spec-type draft-eagle3" in (folder / "README.md").read_text()
     block = draftkit(*command, "--draft", "zoo:dflash", "--k", 9)
     assert "at most 7 tokens a round" in block.err
     assert "add it" in draftkit("eval", "--target", "zoo:target", "--draft", "x", "--llama-server", program).err
