@@ -11,11 +11,10 @@ from draftkit.layout.architecture import Architecture
 from draftkit.results.record import Cell
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
-from draftkit.results.verdict import unexplained
+from draftkit.results.verdict import disturbed, unexplained
 
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
-DISTURBED = 0.15  # how well the cost of a round is to be known for a speed-up to mean something
 COLD = 5  # times the median that a slowest first token may take
 
 
@@ -168,7 +167,7 @@ def unexplained_speed(cell: Cell) -> Iterator[Finding]:
 
 @check
 def disturbed_speed(cell: Cell) -> Iterator[Finding]:
-    if cell.pace_error is not None and cell.pace_error > DISTURBED:
+    if disturbed(cell):
         yield Finding(
             "speed-disturbed",
             "warning",

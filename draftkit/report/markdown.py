@@ -74,8 +74,13 @@ def convention_table(rows: Sequence[Row]) -> str:
 
 
 def category_table(rows: Sequence[Row]) -> str:
-    """The acceptance length by category; empty where there is but one."""
-    return _spread(rows, lambda cell: {name: i.mean if i else None for name, i in cell.by_category.items()}, least=2)
+    """The acceptance length by category, whose number of prompts is in the head; empty where there is but one."""
+    counts = {name: f" ({i.prompts})" for _, cell in rows for name, i in cell.by_category.items() if i and i.prompts}
+
+    def lengths(cell: Cell) -> dict[str, float | None]:
+        return {name + counts.get(name, ""): i.mean if i else None for name, i in cell.by_category.items()}
+
+    return _spread(rows, lengths, least=2)
 
 
 def _spread(rows: Sequence[Row], numbers: Callable[[Cell], dict[str, float | None]], least: int) -> str:

@@ -43,7 +43,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, equality=equality
     )
     cells = [cell for result in results for cell in result.cells]
-    costs = [(one, cost) for one in series if (cost := memory_cost(one.main))]
+    costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
     samples = [(one, [show_transcript(sample) for sample in _samples(one)]) for one in series if _samples(one)]
     html = environment.get_template("page.html").render(
         title=_title(results),
@@ -72,6 +72,14 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
     return labelled(html)
+
+
+def _once_a_draft(series: Sequence[Series]) -> list[Series]:
+    """The first series of each draft: what it takes of memory is the same at any temperature."""
+    found: dict[tuple[object, ...], Series] = {}
+    for one in series:
+        found.setdefault((one.main.target, one.main.draft, one.main.context, one.main.max_new_tokens), one)
+    return list(found.values())
 
 
 def labelled(html: str) -> str:

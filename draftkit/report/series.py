@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftkit.results.record import Cell, Result, SpeedModel
+from draftkit.results.verdict import unexplained
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Series:
 
     @property
     def fastest(self) -> Cell | None:
-        """The cell with the highest speed against plain decoding."""
-        return max((cell for cell in self.cells if cell.times_faster), key=lambda c: c.times_faster or 0, default=None)
+        """The cell with the highest speed against plain decoding that its acceptance accounts for."""
+        timed = [cell for cell in self.cells if cell.times_faster and not unexplained(cell)]
+        return max(timed, key=lambda cell: cell.times_faster or 0, default=None)
 
 
 def join(results: Sequence[Result]) -> list[Series]:

@@ -12,6 +12,7 @@ from draftkit.results.record import Cell, Result, ResultVerdict, VerdictKind
 
 UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
 NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
+DISTURBED = 0.15  # how well the cost of a round is to be known for a speed-up to mean something
 MOST_PROMPTS = 1_000  # more are not worth the answer
 
 
@@ -36,6 +37,11 @@ def unexplained(cell: Cell) -> bool:
     """
     length, speedup = cell.acceptance_length, cell.times_faster
     return length is not None and speedup is not None and speedup > UNEXPLAINED * length.mean
+
+
+def disturbed(cell: Cell) -> bool:
+    """Whether the machine did something else meanwhile, so that more prompts alone would tell nothing."""
+    return cell.pace_error is not None and cell.pace_error > DISTURBED
 
 
 def _condition(cell: Cell) -> str:
@@ -122,6 +128,10 @@ def _unclear(best: Cell, condition: str) -> ResultVerdict:
         sentence = f"{known}; how sure that is cannot be told: "
         how = "measure at least 8 prompts" if (best.num_prompts or 0) < 2 else "measure with --repeats 3"
         return _of(best, "unclear", condition + sentence + how)
+    if disturbed(best):
+        what = "something else used the machine; measure again on one that does nothing else"
+        sentence = f"whether {_named(best)} pays cannot be told, {_speed(best)} plain decoding: {what}"
+        return _of(best, "unclear", condition + sentence)
     more = _more_prompts(best, None)
     needed = "no number of prompts will tell" if more is None else f"measure {more} more prompts"
     sentence = f"whether {_named(best)} pays cannot be told, {_speed(best)} plain decoding: {needed}"
@@ -150,9 +160,10 @@ def _of(
 
 def _more_prompts(cell: Cell, rival: Cell | None) -> int | None:
     """How many it takes until the interval of the speed-up is as wide as the distance to plain decoding, or to the
-    rival's speed-up; intervals shrink with the root of their number. None where that is more than is worth it."""
+    rival's speed-up; intervals shrink with the root of their number. None where that is more than is worth it, or
+    other work made the interval wide."""
     interval, speedup = cell.speedup_interval, cell.times_faster
-    if interval is None or interval.bounds is None or speedup is None:
+    if interval is None or interval.bounds is None or speedup is None or disturbed(cell):
         return None
     other = 1.0 if rival is None else (rival.times_faster or 1.0)
     distance = abs(log(speedup / other))

@@ -70,6 +70,14 @@ def test_intervals_that_hold_1_ask_for_more_prompts() -> None:
     assert "no number of prompts will tell" in said(cell(1.01, 0.2))
 
 
+def test_a_disturbed_machine_is_no_matter_of_prompts() -> None:
+    noisy = cell(1.3, 0.6, pace_error=0.5, passes=3)
+    assert said(noisy).endswith(": something else used the machine; measure again on one that does nothing else")
+    (verdict,) = verdicts((cell(1.6, pace_error=0.2), cell(1.5, draft="two")))
+    assert verdict.sentence.endswith("; two at K = 4 may be as fast, 1.50 × [1.40, 1.60]")
+    assert verdict.more_prompts is None
+
+
 def test_without_an_interval_nothing_is_recommended() -> None:
     assert "how sure that is cannot be told: measure with --repeats 3" in said(cell(1.8, float("inf")))
     assert said(cell(0.8, float("inf"))).startswith(
