@@ -125,6 +125,7 @@ def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
 def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     from draftkit.engines.serving import serving_notes
     from draftkit.layout.folder import read_draft
+    from draftkit.train.progress import validated
 
     if as_json:
         print_json(trained.to_dict())
@@ -132,9 +133,8 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     if trained.draft is None:
         print(f"stopped; draftkit train goes on from {trained.checkpoint} with --resume", file=sys.stderr)
         return
-    length = trained.metrics.get("eval_acceptance_length")
-    if length is not None:
-        print(f"acceptance length {length:.3f} at K={run.validation.k} on held-out samples")
+    if "eval_acceptance_length" in trained.metrics:
+        print(f"acceptance length {validated(trained.metrics)}, held out, at K={run.validation.k}")
     print(trained.draft)
     if run.validation.every:
         from draftkit.train.curve import read_curve

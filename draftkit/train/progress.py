@@ -15,13 +15,16 @@ from transformers import ProgressCallback, TrainerControl, TrainerState, Trainin
 from draftkit.train.gap import Gap
 
 LENGTH = "eval_acceptance_length"
-QUIET = ("epoch", "train_runtime", "train_samples_per_second", "train_steps_per_second", "grad_norm", "learning_rate",
-         "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", LENGTH)  # fmt: skip
+QUIET = ("epoch", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second",
+         "grad_norm", "learning_rate", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
+         LENGTH)  # fmt: skip
 DETAIL = ("loss_", "agree_", "alpha_", "accepted_", "acceptance_length")  # the trackers have them all, a line the first
 MEANING = {
+    "loss_1": "that of the draft's first token",
+    "accepted_1": "the share of rounds in which the draft's first token is accepted",
     "agree_1": "how often the draft's first token is the target's own choice",
     "alpha_1": "the chance that the target accepts the draft's first token",
-    "alpha": "the same on held-out answers",
+    "alpha": "the chance that it accepts a draft token, on held-out answers",
     "oov": "what the target expects outside the draft vocabulary",
 }
 
@@ -61,10 +64,14 @@ class LogLines(ProgressCallback):
             shown.insert(0, f"held out: acceptance length {validated(logs)}")
         elif "loss" in logs:
             shown += self._speed(state)
+        if not shown:
+            return
         tqdm.write(f"step {state.global_step}/{state.max_steps}: {', '.join(shown)}", file=sys.stderr)
-        for name in {name.removeprefix("eval_") for name in logs} & MEANING.keys() - self._explained:
-            self._explained.add(name)
-            tqdm.write(f"  {name}: {MEANING[name]}", file=sys.stderr)
+        logged = {name.removeprefix("eval_") for name in logs} - self._explained
+        self._explained |= logged
+        for name in MEANING:
+            if name in logged:
+                tqdm.write(f"  {name}: {MEANING[name]}", file=sys.stderr)
         sys.stderr.flush()
 
     def _speed(self, state: TrainerState) -> list[str]:

@@ -63,6 +63,7 @@ def test_a_line_says_loss_speed_and_what_is_left(
     assert first[0] == "step 10/100: loss 2.5, alpha_1 0.4, 500 tokens/s, 0:03:00 left"
     assert first[1:] == ["  alpha_1: the chance that the target accepts the draft's first token"]
     assert len(lines(capsys, log, 20, loss=2.4, alpha_1=0.4)) == 1  # explained once
+    assert lines(capsys, log, 20, total_flos=0.0, train_loss=2.45, epoch=1.0) == []  # the end of a run says nothing new
 
 
 def test_a_validation_says_its_interval_and_on_how_many_documents(capsys: pytest.CaptureFixture[str]) -> None:
