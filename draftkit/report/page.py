@@ -50,7 +50,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         results=results,
         series=series,
         provenance=provenance_table(results),
-        verdicts=[verdict for result in results for verdict in verdicts_of(result)],
+        verdicts=[(result.path, verdict) for result in results for verdict in verdicts_of(result)],
         compared=compared,
         comparison=summary(compared) if len(results) == 2 else "",
         figures={name: (figure.title, svg(figure)) for name, figure in figures.items()},

@@ -562,6 +562,9 @@ def test_two_results_are_compared_prompt_by_prompt() -> None:
     assert "new.json against old.json: acceptance lengths are longer at 1 of 1 settings" in html
     assert "+0.30 [+0.30, +0.30] (6)" in html
     assert "a → b" in html
+    assert (
+        html.index("new.json against") < html.index("<small>old.json</small>") < html.index("<small>new.json</small>")
+    )
 
 
 def test_what_cannot_be_paired_has_no_interval() -> None:
