@@ -15,7 +15,7 @@ from draftkit.engines.servers.kinds.vllm import VllmServer
 from draftkit.engines.servers.lane import server_lane
 from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
 from draftkit.engines.vllm.offline import OfflineEngine, engine_arguments, offline_lane
-from draftkit.engines.vllm.process import find_python
+from draftkit.engines.vllm.process import check_python, find_python
 from draftkit.engines.vllm.request import warm_up
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.settings import VllmSettings
@@ -54,8 +54,8 @@ def check_with_vllm(target: str, drafts: Sequence[str], settings: Settings, vllm
     _require_first_turn(settings)
     if vllm.url is not None:
         return
-    find_python(vllm.python)
     check_target(locate(target, weights=False).path)
+    check_python(vllm.python)
     for draft in drafts:
         with served_draft(draft, target, settings):
             pass

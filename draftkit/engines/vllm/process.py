@@ -22,6 +22,7 @@ from draftkit.io.atomic import temporary_folder
 
 WORKER = Path(__file__).with_name("worker.py")
 LOG_LINES = 30  # of vLLM's output that an error shows
+HINT = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --vllm-url of a running server"
 
 
 class VllmProcess:
@@ -134,17 +135,19 @@ def visible_devices(device: str | None, count: int, inherited: Mapping[str, str]
 
 
 def find_python(stated: str | None) -> str:
-    """The interpreter to run vLLM with, the running one where none is stated. Raises `DraftkitError` where it has no
-    vLLM, or cannot be run."""
-    hint = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --vllm-url of a running server"
+    """The interpreter to run vLLM with. Raises `DraftkitError` when none is stated and the running one has no vLLM."""
     if stated is None and find_spec("vllm") is None:
-        raise DraftkitError("this Python environment has no vLLM", where=sys.executable, hint=hint)
-    python = stated or sys.executable
+        raise DraftkitError("this Python environment has no vLLM", where=sys.executable, hint=HINT)
+    return stated or sys.executable
+
+
+def check_python(stated: str | None) -> None:
+    """Raise `DraftkitError` where the interpreter cannot be run, or has no vLLM; vLLM is not imported."""
+    python = find_python(stated)
     looks = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
         looked = subprocess.run([python, "-c", looks], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
-        raise DraftkitError(f"{python} cannot be run: {error.strerror}", hint=hint) from error
+        raise DraftkitError(f"{python} cannot be run: {error.strerror}", hint=HINT) from error
     if looked.returncode:
-        raise DraftkitError(f"{python} has no vLLM", hint=hint)
-    return python
+        raise DraftkitError(f"{python} has no vLLM", hint=HINT)
