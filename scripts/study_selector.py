@@ -41,18 +41,14 @@ from draftkit.train.validation import judge
 
 TARGET = "zoo:target"
 AS_BEFORE = "dflash"
-ROWS_OF = Callable[[Origin], BlockRecipe]
 
 
-def dflash2(**options: Any) -> ROWS_OF:
-    return lambda origin: DFlash2.start(origin, DFlash2Options(**options))
-
-
-def larger_predecessors(origin: Origin) -> BlockRecipe:
+def small_tables(origin: Origin) -> BlockRecipe:
     recipe = DFlash2.start(origin, DFlash2Options())
     selector = recipe.draft.candidate_selector
     assert selector is not None
-    nn.init.normal_(selector.predecessor_codebook, std=0.3)
+    for table in (selector.predecessor_codebook, selector.hidden_projection.weight):
+        nn.init.normal_(table, std=0.02)
     return recipe
 
 
@@ -64,13 +60,11 @@ def without_convolutions(origin: Origin) -> BlockRecipe:
     return recipe
 
 
-WAYS: dict[str, ROWS_OF] = {
+WAYS: dict[str, Callable[[Origin], BlockRecipe]] = {
     AS_BEFORE: lambda origin: DFlash.start(origin, DFlashOptions()),
-    "dflash2": dflash2(),
+    "dflash2": lambda origin: DFlash2.start(origin, DFlash2Options()),
+    "dflash2, tables of 0.02": small_tables,
     "dflash2, selector alone": without_convolutions,
-    "dflash2, predecessors of 0.3": larger_predecessors,
-    "dflash2, selector loss tv": dflash2(selector_loss="0.1*ce + 1.8*tv"),
-    "dflash2, selector counts 3": dflash2(selector_weight=3.0),
 }
 
 

@@ -267,6 +267,14 @@ class CandidateScores(nn.Module):
         self.successor_codebook = nn.Parameter(torch.empty(table))
         self.hidden_projection = nn.Linear(spec.decoder.hidden_size, selector.selector_rank, bias=False)
 
+    @torch.no_grad()
+    def say_nothing(self) -> None:
+        """Weights by which all scores are 0, from which the successors learn at once: their gradient is the product of
+        the other two factors, which would be next to nothing if these were as small as elsewhere."""
+        nn.init.normal_(self.predecessor_codebook)
+        nn.init.normal_(self.hidden_projection.weight, std=self.hidden_projection.in_features**-0.5)
+        nn.init.zeros_(self.successor_codebook)
+
     def forward(self, previous: Tensor, candidates: Tensor, output: Tensor) -> Tensor:
         """Scores [B, top_k] to add to the logits of a row's `candidates` int64 [B, top_k].
 

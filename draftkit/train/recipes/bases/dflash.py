@@ -397,7 +397,7 @@ def fresh_block_draft(spec: DFlashSpec, origin: Origin) -> DFlashModel:
     if model.markov_head is not None:
         nn.init.zeros_(model.markov_head.markov_w2.weight)
     if model.candidate_selector is not None:
-        nn.init.zeros_(model.candidate_selector.successor_codebook)
+        model.candidate_selector.say_nothing()
     for module in model.modules():
         if isinstance(module, GroupedConvolution):
             module.pass_through()
