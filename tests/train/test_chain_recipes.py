@@ -196,7 +196,7 @@ def trained(recipe: Recipe, batch: TrainingBatch) -> Tensor:
         logits = torch.stack([rows.roll(-1 - t, 0) for t in range(K)])
         return logits * drafted[..., None]
     if isinstance(recipe, MlpSpeculator):
-        steps, positions, hidden = recipe.rows(batch, drafted)
+        (steps, positions, hidden), _ = recipe.rows(batch, drafted)
         head = recipe.draft.head
         found = torch.stack([head[min(t, len(head) - 1)](h) for t, h in zip(steps.tolist(), hidden, strict=True)])
     elif isinstance(recipe, BlockRecipe):

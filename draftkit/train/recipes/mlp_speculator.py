@@ -85,8 +85,8 @@ class MlpSpeculator(Recipe):
         k = self.draft.spec.num_heads
         counted = batch.complete(k) if self.options.stage == 1 else batch.drafted(k)
         teacher = self.head.teacher(batch.last[0]) if self.loss.needs_target else None
-        rows = self.rows(batch, counted)
-        found = self.compare(batch, rows, teacher, self.reduction.weights(counted), self.loss)
+        rows, sizes = self.rows(batch, counted)
+        found = self.compare(batch, rows, sizes, teacher, self.reduction.weights(counted), self.loss)
         return StepOutcome(found.value, step_statistics(found, rows.steps, rows.positions, counted))
 
     @torch.no_grad()
@@ -95,30 +95,40 @@ class MlpSpeculator(Recipe):
         if k > self.draft.spec.num_heads:
             raise DraftkitError(f"chains of {k} drafts", expected=f"at most {self.draft.spec.num_heads}, one a head")
         drafted = batch.drafted(k)
-        rows = self.rows(batch, drafted)
-        found = self.compare(batch, rows, self.head.teacher(batch.last[0]), drafted.float(), parse_loss("tv"))
+        rows, sizes = self.rows(batch, drafted)
+        found = self.compare(batch, rows, sizes, self.head.teacher(batch.last[0]), drafted.float(), parse_loss("tv"))
         return Chains(
             drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
         )
 
-    def rows(self, batch: TrainingBatch, drafted: Tensor) -> ChainRows:
-        """The rows of `drafted` bool [K, N], whose steps run on fewer and fewer."""
-        state = self.draft.start(batch.last[0].float())
-        steps, places = drafted.nonzero().T  # step after step
+    def rows(self, batch: TrainingBatch, drafted: Tensor) -> tuple[ChainRows, list[int]]:
+        """The rows of `drafted` bool [K, N], whose steps run on fewer and fewer, and how many each step has.
+
+        They are counted on the CPU: of a GPU, each count would be waited for.
+        """
+        state, counted = self.draft.start(batch.last[0].float()), drafted.cpu()
+        steps, places = counted.nonzero().T.to(state.device)  # step after step
+        sizes = counted.sum(1).tolist()
         before, states = torch.arange(len(state), device=state.device), []
-        for t, positions in enumerate(places.split(drafted.sum(1).tolist())):
+        for t, positions in enumerate(places.split(sizes)):
             kept = torch.searchsorted(before, positions)  # of a chain that goes on, every step was drafted
             tokens = batch.tokens[0, positions + 1 + t]
             state = self.draft.advance(t, state.index_select(0, kept), tokens)
             states.append(state)
             before = positions
-        return ChainRows(steps, places, torch.cat(states))
+        return ChainRows(steps, places, torch.cat(states)), sizes
 
     def compare(
-        self, batch: TrainingBatch, rows: ChainRows, teacher: Teacher | None, weights: Tensor, loss: Loss
+        self,
+        batch: TrainingBatch,
+        rows: ChainRows,
+        sizes: list[int],
+        teacher: Teacher | None,
+        weights: Tensor,
+        loss: Loss,
     ) -> LinearLoss:
-        """The distribution of every row against the target's, and against the tokens of the text; `weights` float32
-        [K, N].
+        """The distribution of every row against the target's, and against the tokens of the text; `sizes`: the rows of
+        each step, which all count; `weights` float32 [K, N].
 
         One call per head, so that of tied heads one gradient is kept.
         """
@@ -126,9 +136,9 @@ class MlpSpeculator(Recipe):
         taught = rows.positions + 1 + rows.steps
         labels = batch.tokens[0, taught + 1]
         weights = weights[rows.steps, rows.positions]
-        sizes = [len(rows.steps)] if len(heads) == 1 else torch.bincount(rows.steps, minlength=len(heads)).tolist()
-        found = []
-        for head, part in zip(heads, torch.arange(len(taught), device=taught.device).split(sizes), strict=True):
+        every, found = torch.arange(len(taught), device=taught.device), []
+        parts = every.split(sizes) if len(heads) > 1 else (every,)
+        for head, part in zip(heads[: len(parts)], parts, strict=True):
             assert isinstance(head, nn.Linear)
             found.append(
                 linear_loss(
@@ -139,6 +149,7 @@ class MlpSpeculator(Recipe):
                     loss,
                     labels=labels[part],
                     emitted=labels[part],
+                    rows=every[: len(part)],
                 )
             )
         return joined(found)
