@@ -51,6 +51,37 @@ def last_state(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
 
 
 @check
+def late_layers(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
+    """The default layers, each one too high; one too low is `layer-ids-as-outputs`."""
+    architecture = spec.architecture
+    for default in architecture.usual_layers(target.num_hidden_layers):
+        if architecture.aux_layer_ids == tuple(layer + 1 for layer in default):
+            yield Finding(
+                "layer-ids",
+                "warning",
+                f"target_layers {list(architecture.aux_layer_ids)} are the default ones, {list(default)}, each one too "
+                "high: as states, they were taken for outputs of layers",
+                cost="a few drafts fewer stand, which only counts for each request show",
+                fix="--set aux_layer_ids=" + ",".join(map(str, default)),
+                source=SOURCE,
+            )
+
+
+@check
+def mask_is_text(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
+    mask = origins.get("mask_token_id")
+    if mask is not None and mask.note == dflash_gguf.TEXT_AS_MASK:
+        yield Finding(
+            "gguf-mask-is-text",
+            "warning",
+            f"the mask token {mask.value} is one of ordinary text",
+            cost="where the draft was trained with another, fewer drafts stand",
+            fix="convert the checkpoint that the file was made from again, which states the token it was trained with",
+            source=SOURCE,
+        )
+
+
+@check
 def unsupported_target(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
     if problem := refusal_of_target(spec, target):
         fix = "serve this target with another engine, or a standalone draft"

@@ -44,6 +44,7 @@ SPLITS = {
 }
 UNNAMED_SPLITS = "default"
 KINDS = {"normal": 1, "control": 3, "user_defined": 4, "unused": 5, "byte": 6}  # `TokenType` of the package
+KINDS_KEY = "tokenizer.ggml.token_type"
 SPLITS_KEY = "tokenizer.ggml.pre"
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 
@@ -82,7 +83,7 @@ def tokenizer_in(folder: Path, vocab_size: int) -> dict[str, object]:
     for token in added:
         tokens[token["id"]] = token["content"]
         kinds[token["id"]] = KINDS["control" if token["special"] else "user_defined"]
-    found: dict[str, object] = {TOKENS: tokens, "tokenizer.ggml.token_type": kinds}
+    found: dict[str, object] = {TOKENS: tokens, KINDS_KEY: kinds}
     if model.get("byte_fallback"):  # a tokenizer of SentencePiece, whose ids are its ranks
         found |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [-float(n) for n in range(vocab_size)]}
     else:

@@ -173,6 +173,8 @@ def test_defects_are_found_by_name(eagle3: Path, tmp_path: Path) -> None:
     }
     early = rewritten(eagle3, tmp_path / "early.gguf", {"eagle3.target_layers": [1, 4, 6]})
     assert names_found(early) == {"layer-ids-as-outputs"}
+    late = rewritten(eagle3, tmp_path / "late.gguf", {"eagle3.target_layers": [3, 6, 8]})
+    assert names_found(late) == {"layer-ids"}
     last = rewritten(eagle3, tmp_path / "last.gguf", {"eagle3.target_layers": [2, 5, 10]})
     assert names_found(last) == {"gguf-last-state"}
     assert names_found(rewritten(eagle3, tmp_path / "base.gguf", {"eagle3.rope.freq_base": None})) == {
@@ -193,6 +195,8 @@ def test_defects_of_block_drafters_are_found_by_name(unified: dict[str, Path], t
     both = with_keys(block, tmp_path / "b.gguf", window | pattern)
     assert names_found(both) == set()
     assert plan_conversion(str(both), target="zoo:target").require_draft().spec.facts()["sliding_window"] == 64
+    text = with_keys(block, tmp_path / "m.gguf", {"tokenizer.ggml.mask_token_id": 5})
+    assert names_found(text) == {"gguf-mask-is-text"}
     table = {"token_embd.weight": np.ones((4096, 192), np.float32)}
     found = describe_checkpoint(str(with_keys(block, tmp_path / "t.gguf", {}, table)), target="zoo:target")
     assert isinstance(found, Reading)

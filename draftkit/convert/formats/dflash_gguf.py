@@ -27,12 +27,13 @@ from draftkit.convert.gguf_layers import (
     writing_moves,
 )
 from draftkit.convert.gguf_maps import read_ids
-from draftkit.convert.gguf_tokenizer import MASK_KEY
+from draftkit.convert.gguf_tokenizer import KINDS, KINDS_KEY, MASK_KEY
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.engines.llama_cpp import check_target, last_state_of
 from draftkit.errors import FormatError, LayoutError
 from draftkit.finding import Finding
+from draftkit.io.gguf_file import read_typed
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.decoder import Decoder
@@ -46,6 +47,7 @@ DESTINATION = "gguf"
 METHODS = ("dflash", "dspark", "dflash2")
 
 ARCHITECTURE = "dflash"
+TEXT_AS_MASK = "an ordinary token of the tokenizer"
 PATTERN_ALONE = "the pattern has sliding layers, and no window is stated"
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 BESIDE = {
@@ -216,7 +218,9 @@ def _mask(checkpoint: Checkpoint, facts: Facts) -> int:
             where=checkpoint.source.path,
             hint="convert the draft again",
         )
-    return facts.record("mask_token_id", token, "stated", f"GGUF key {MASK_KEY}")
+    kinds = read_typed(checkpoint.source.path, KINDS_KEY).get(KINDS_KEY)
+    text = kinds is not None and isinstance(kinds.value, list) and kinds.value[token : token + 1] == [KINDS["normal"]]
+    return facts.record("mask_token_id", token, "stated", TEXT_AS_MASK if text else f"GGUF key {MASK_KEY}")
 
 
 def _causal(facts: Facts) -> bool:
