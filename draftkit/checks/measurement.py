@@ -108,8 +108,8 @@ def shortened_blocks(cell: Cell, architecture: Architecture) -> Iterator[Finding
         yield Finding(
             "shortened-blocks",
             "warning",
-            f"{cell.name}: the draft's block was trained for K={most}; its rows see the masks after them, and with "
-            "fewer of those they draft other tokens",
+            f"{cell.draft}, K={cell.num_speculative_tokens}: the draft's block was trained for K={most}; its rows see "
+            "the masks after them, and with fewer of those they draft other tokens",
         )
 
 
@@ -129,8 +129,8 @@ def heads_used_again(cell: Cell, facts: Mapping[str, object]) -> Iterator[Findin
     yield Finding(
         "heads-used-again",
         "warning",
-        f"{cell.name}: {what} run again on their own states for the further tokens, which most were not trained for: "
-        f"expect less acceptance there; recipe mtp trains it{refused}",
+        f"{cell.draft}, K={k}: {what} run again on their own states for the further tokens, which most were not "
+        f"trained for: expect less acceptance there; recipe mtp trains it{refused}",
     )
 
 

@@ -121,7 +121,8 @@ def speed_model(draft: str, cells: Sequence[Cell], times: RoundTimes) -> SpeedMo
     """Predictions for a draft from its cells at one temperature, and how far off they are where it was measured."""
     widest = max(cells, key=lambda cell: cell.num_speculative_tokens)
     costs = _Costs.of(widest, times)
-    best = {batch: _best(costs, batch, times.largest_k) for batch in times.batches}
+    drafted = min(widest.num_speculative_tokens, times.largest_k)  # beyond, acceptance is extrapolated
+    best = {batch: _best(costs, batch, drafted) for batch in times.batches}
     withheld = _withheld(cells, costs)
     schedule = None if withheld else _ranges(best)
     measured = tuple(
@@ -155,8 +156,10 @@ def _withheld(cells: Sequence[Cell], costs: _Costs) -> str | None:
     known = [cell for cell in cells if cell.concurrency in costs.times.batches and cell.speedup_interval is not None]
     ks = ",".join(map(str, sorted({cell.num_speculative_tokens for cell in cells} | {1, costs.times.largest_k})))
     instead = f"measure the K in question themselves (--k {ks}), on more prompts and an idle machine"
-    if not any(_is_sharp(cell) for cell in known):
-        return f"no measured speed-up is known well enough to hold the predictions against: {instead}"
+    blunt = sorted({cell.concurrency for cell in known} - {cell.concurrency for cell in known if _is_sharp(cell)})
+    if blunt or not known:
+        where = f" at batch {' and '.join(map(str, blunt))}" if blunt else ""
+        return f"no measured speed-up{where} is known well enough to hold the predictions against: {instead}"
     missed = []
     for cell in known:
         predicted = costs.speedup(cell.concurrency, cell.num_speculative_tokens)

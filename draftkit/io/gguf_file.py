@@ -187,7 +187,7 @@ def write_gguf(
         writer.close()
 
 
-def _gguf(file: Path) -> Any:
+def _gguf(file: Path | None = None) -> Any:
     try:
         import gguf
     except ModuleNotFoundError as error:
@@ -276,9 +276,8 @@ def _nbytes(kind: str, shape: Sequence[int]) -> int:
 
 def _block(kind: str) -> tuple[int, int]:
     """How many numbers a block of this type has, and how many bytes."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    gguf = _gguf()
+    numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     return numbers, size
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import isfinite
 
 from rich.text import Text
@@ -63,8 +62,6 @@ def severity(name: Severity) -> Text:
     return Text(name, style=SEVERITY_STYLES[name])
 
 
-def prediction(predicted: Predicted, cell: Cell, cells: Iterable[Cell]) -> str:
-    """A length predicted from `cell`, marked where it was extrapolated, with what was measured of `cells`."""
-    measured = next((other for other in cells if other.measures(predicted, cell)), None)
-    text = number(predicted.acceptance_length) + ("*" if predicted.extrapolated else "")
-    return text if measured is None else f"{text} ({length(measured.acceptance_length)})"
+def prediction(predicted: Predicted) -> str:
+    """A predicted length, marked where it was extrapolated."""
+    return number(predicted.acceptance_length) + ("*" if predicted.extrapolated else "")

@@ -128,7 +128,9 @@ def prediction_rows(cell: Cell, cells: Sequence[Cell]) -> list[tuple[float, str,
     rows: dict[tuple[float, str], dict[int, str]] = {}
     for one in cell.predicted or ():
         lengths = rows.setdefault((one.temperature, one.draft_sampling), {})
-        lengths[one.num_speculative_tokens] = prediction(one, cell, cells)
+        measured = next((other for other in cells if other.measures(one, cell)), None)
+        beside = "" if measured is None else f" ({length(measured.acceptance_length)})"
+        lengths[one.num_speculative_tokens] = prediction(one) + beside
     return [(temperature, sampling, lengths) for (temperature, sampling), lengths in rows.items()]
 
 

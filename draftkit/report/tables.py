@@ -72,7 +72,9 @@ def show_evaluation(
         show_speed_model(console, model)
     for cell in result.cells:
         if cell.predicted:
-            console.print(prediction_table(cell, result.cells))
+            console.print(prediction_table(cell))
+            if beside := measured_beside(cell, result.cells):
+                console.print(beside)
     for certified in certificates:
         console.print(certificate(certified))
     for found in served:
@@ -243,8 +245,9 @@ def show_speed_model(console: Console, model: SpeedModel) -> None:
     table = Table(
         "batch",
         "plain step ms",
-        *(f"K={k}" for k in ks),
+        *(f"K={k}{'*' if model.drafted is not None and k > model.drafted else ''}" for k in ks),
         title=f"{model.draft}: predicted speed-up{_context(model)}",
+        caption="* beyond the K that was drafted: extrapolated, and not advised",
         box=SIMPLE_HEAD,
     )
     for batch in batches:
@@ -273,25 +276,40 @@ def _advice(model: SpeedModel) -> str:
         until = f"stop drafting above batch {model.stop_above}"
     else:
         until = f"drafting pays at every batch up to {model.largest_batch}, the largest that was timed"
-    return f"{model.draft}: K={model.best_k} at the smallest batch; {until}"
+    return f"{model.draft}: by these, K={model.best_k} at the smallest batch; {until}"
 
 
-def prediction_table(cell: Cell, cells: Sequence[Cell]) -> Table:
-    """Predicted acceptance length by temperature, way of drafting and K, with what was measured beside."""
+def prediction_table(cell: Cell) -> Table:
+    """Predicted acceptance length by temperature, way of drafting and K, in 80 columns."""
     predicted = cell.predicted or ()
     ks = sorted({p.num_speculative_tokens for p in predicted})
     table = Table(
         "T",
         "drafts",
         *(f"K={k}" for k in ks),
-        title=f"{cell.draft}: acceptance length, predicted (and measured; * beyond the K that was drafted)",
-        caption="each row from the probabilities along text drawn at its temperature",
+        title=f"{cell.draft}: predicted acceptance length",
+        caption="* beyond the K that was drafted; each row from the probabilities along text drawn at its temperature",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
     )
-    values = {(p.temperature, p.draft_sampling, p.num_speculative_tokens): p for p in predicted}
-    for temperature, mode in sorted({(p.temperature, p.draft_sampling) for p in predicted}):
-        found = (values[temperature, mode, k] for k in ks)
-        table.add_row(f"{temperature:g}", mode, *(prediction(p, cell, cells) for p in found))
+    rows: dict[tuple[float, str], list[str]] = {}
+    for p in sorted(predicted, key=lambda p: (p.temperature, p.draft_sampling, p.num_speculative_tokens)):
+        rows.setdefault((p.temperature, p.draft_sampling), []).append(prediction(p))
+    for (temperature, mode), lengths in rows.items():
+        table.add_row(f"{temperature:g}", mode, *lengths)
     return table
+
+
+def measured_beside(cell: Cell, cells: Sequence[Cell]) -> str:
+    """What was measured of the settings that were predicted from a cell; empty where nothing was."""
+    found = [
+        f"T={other.temperature:g}, K={other.num_speculative_tokens}, batch {other.concurrency}: "
+        + length(other.acceptance_length)
+        for other in cells
+        if any(other.measures(p, cell) for p in cell.predicted or ())
+    ]
+    return f"measured: {'; '.join(found)}" if found else ""
 
 
 def _equality(cell: Cell) -> str:

@@ -402,6 +402,11 @@ class SpeedModel:
     withheld: str | None = field(default=None, metadata=OPTIONAL)
 
     @property
+    def drafted(self) -> int | None:
+        """The most draft tokens that were measured; what is predicted of more is extrapolated."""
+        return max((one.num_speculative_tokens for one in self.measured), default=None)
+
+    @property
     def doubt(self) -> str | None:
         """Why its advice is not to be relied on; of an older file, which compared without intervals, by the mean."""
         if self.withheld is None and self.mean_error is not None and self.mean_error > TRUSTED:

@@ -67,9 +67,11 @@ def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:
     if paying:
         return _use(paying, batches, at_batch, condition)
     if all(_does_not_pay(cell) for cell in sound):
-        sentence = f"no draft pays here: the best, {_named(best)}, decodes {_speed(best)} as fast as without"
+        name = _named(best) + _at(best, batches)
+        sentence = f"no draft pays here: the best, {name}, decodes {_speed(best)} as fast as without"
         return _of(best, "none", condition + sentence)
-    return _unclear(_fastest([cell for cell in sound if not _does_not_pay(cell)]), condition)
+    best = _fastest([cell for cell in sound if not _does_not_pay(cell)])
+    return _unclear(best, _named(best) + _at(best, batches), condition)
 
 
 def pays(cell: Cell) -> bool:
@@ -118,23 +120,23 @@ def _beyond(other: Cell | None, cells: Sequence[Cell]) -> str:
     return "draft nothing" if all(_does_not_pay(cell) for cell in cells) else "whether a draft pays cannot be told"
 
 
-def _unclear(best: Cell, condition: str) -> ResultVerdict:
+def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
     """That it cannot be told whether anything pays, and what to measure."""
     speedup = best.speedup_interval
     if speedup is None or speedup.bounds is None:
-        known = f"{_named(best)} was the fastest, {_speed(best)} plain decoding"
+        known = f"{name} was the fastest, {_speed(best)} plain decoding"
         if (best.times_faster or 0) < 1:
-            known = f"no draft was faster than plain decoding: {_named(best)} came closest, {_speed(best)}"
+            known = f"no draft was faster than plain decoding: {name} came closest, {_speed(best)}"
         sentence = f"{known}; how sure that is cannot be told: "
         how = "measure at least 8 prompts" if (best.num_prompts or 0) < 2 else "measure with --repeats 3"
         return _of(best, "unclear", condition + sentence + how)
     if disturbed(best):
         what = "something else used the machine; measure again on one that does nothing else"
-        sentence = f"whether {_named(best)} pays cannot be told, {_speed(best)} plain decoding: {what}"
+        sentence = f"whether {name} pays cannot be told, {_speed(best)} plain decoding: {what}"
         return _of(best, "unclear", condition + sentence)
     more = _more_prompts(best, None)
     needed = "no number of prompts will tell" if more is None else f"measure {more} more prompts"
-    sentence = f"whether {_named(best)} pays cannot be told, {_speed(best)} plain decoding: {needed}"
+    sentence = f"whether {name} pays cannot be told, {_speed(best)} plain decoding: {needed}"
     return _of(best, "unclear", condition + sentence, more_prompts=more)
 
 
@@ -198,6 +200,11 @@ def _longest(cells: Sequence[Cell]) -> Cell:
 
 def _named(cell: Cell) -> str:
     return f"{cell.draft} at K = {cell.num_speculative_tokens}"
+
+
+def _at(cell: Cell, batches: Sequence[int]) -> str:
+    """The cell's batch, where several were measured."""
+    return f" and batch {cell.concurrency}" if len(batches) > 1 else ""
 
 
 def _speed(cell: Cell) -> str:

@@ -71,6 +71,14 @@ def test_a_mistake_is_named(
     assert not out.exists()
 
 
+def test_a_missing_extra_is_named(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    done = draftkit("convert", "zoo:eagle3", tmp_path / "e.gguf", "--to", "gguf", "--target", "zoo:target")
+    assert done.code == 1
+    assert "next: pip install 'draftkit-spec[gguf]'" in done.err
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_converted_draft_that_is_larger_than_its_target_is_named(draftkit: Command, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     assert draftkit("convert", "zoo:target", draft).code == 0

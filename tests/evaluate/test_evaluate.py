@@ -360,7 +360,8 @@ def test_speed_up_of_long_answers_is_length_times_step_over_round() -> None:
     assert predicted[1, 2].speedup == pytest.approx(2.2 * 10 / 12)  # the round between K = 1 and 3
     assert predicted[1, 3].speedup == pytest.approx((2.2 + 0.2) * 10 / 13)  # the third falls as the second did
     assert predicted[1, 3].ideal_speedup == pytest.approx(4 * 10 / 13)
-    assert (model.best_k, model.schedule, model.stop_above) == (3, ((1, 1, 3), (2, 4, 0)), 1)
+    # K = 3 would be as good, but was not drafted: what is extrapolated is not advised.
+    assert (model.drafted, model.best_k, model.schedule, model.stop_above) == (2, 2, ((1, 1, 2), (2, 4, 0)), 1)
     assert model.mean_error == pytest.approx(1 - 2.2 * 10 / 12 / 2)
 
 
@@ -378,11 +379,17 @@ def test_advice_that_misses_what_was_measured_is_withheld(interval: Interval | N
     times = RoundTimes({(1, 0): 10.0, (1, 1): 11.0, (1, 3): 13.0})
     model = speed_model("draft", [replace(speed_cell(), speedup_interval=interval)], times)
     if reason is None:
-        assert (model.withheld, model.schedule) == (None, ((1, 1, 3),))
+        assert (model.withheld, model.schedule) == (None, ((1, 1, 2),))
     else:
         assert reason in model.withheld
         assert "--k 1,2,3" in model.withheld
         assert model.schedule is model.best_k is model.stop_above is None
+
+
+def test_advice_needs_a_measurement_at_each_batch() -> None:
+    times = RoundTimes({(b, k): ms for b in (1, 4) for k, ms in ((0, 10.0), (1, 11.0), (3, 13.0))})
+    cells = [speed_cell(), replace(speed_cell(), concurrency=4, speedup_interval=Interval(1.5, 0.9, 2.2, 8))]
+    assert "no measured speed-up at batch 4 is known well enough" in (speed_model("draft", cells, times).withheld or "")
 
 
 def doubts(**measured: Any) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from draftkit.checks.registry import Evidence, findings
 from draftkit.report.tables import show_evaluation
-from draftkit.results.record import Cell, Interval, Result, SpeedModel, result_from
+from draftkit.results.record import Cell, Interval, Predicted, Result, SpeedModel, Speedup, result_from
 from draftkit.results.settings import Settings
 from draftkit.results.verdict import verdicts, verdicts_of
 
@@ -61,6 +61,11 @@ def test_no_draft_pays() -> None:
     (verdict,) = verdicts((cell(0.9, 0.05), cell(0.7, 0.05, k=2)))
     assert verdict.kind == "none"
     assert verdict.sentence.startswith("no draft pays here: the best, one at K = 4, decodes 0.90 × [0.85, 0.95]")
+
+
+def test_of_several_batches_the_one_that_is_meant_is_named() -> None:
+    assert "the best, one at K = 4 and batch 8, decodes 0.90 ×" in said(cell(0.8, 0.05), cell(0.9, 0.05, batch=8))
+    assert said(cell(0.8, 0.05), cell(1.1, 0.2, batch=8)).startswith("whether one at K = 4 and batch 8 pays")
 
 
 def test_intervals_that_hold_1_ask_for_more_prompts() -> None:
@@ -146,6 +151,20 @@ def test_the_terminal_begins_with_the_verdict_and_fits_80_columns() -> None:
 def test_a_draft_in_a_folder_is_called_by_the_end_of_its_path(path: str, label: str) -> None:
     lines = shown(Result((cell(1.2, draft=path),), PROVENANCE))
     assert [line.split()[0] for line in lines if "1.20 [1.10" in line][-1] == label
+
+
+def test_what_is_predicted_fits_80_columns_beside_what_was_measured() -> None:
+    """Extrapolated K are marked; what was measured stands below."""
+    modes, ks = ("greedy", "probabilistic"), (1, 2, 3, 4, 5, 6, 8, 12, 16)
+    predicted = tuple(Predicted(t, mode, k, 2.5, k > 4) for t in (0.3, 1.0) for mode in modes for k in ks)
+    speeds = tuple(Speedup(batch, k, 1.25) for batch in (1, 16) for k in range(1, 9))
+    model = SpeedModel("one", predicted=speeds, measured=(Speedup(1, 4, 1.2, 1.25),), best_k=4, schedule=((1, 16, 4),))
+    cells = (cell(1.6, predicted=predicted), cell(0.9, temperature=1.0, draft_sampling="probabilistic"))
+    lines = shown(Result(cells, PROVENANCE, speed_models=(model,)))
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert any("1   probabilistic 2.50 2.50 2.50 2.50 2.50* 2.50* 2.50* 2.50* 2.50*" in line for line in lines)
+    assert "measured: T=1, K=4, batch 1: 3.00 [2.50, 3.50]" in lines
+    assert any("K=4 " in line and "K=5*" in line for line in lines)
 
 
 def test_drafts_in_folders_are_called_what_tells_them_apart() -> None:
