@@ -1,11 +1,11 @@
 """DFlash2: a block drafter with convolutions within the block, whose likeliest tokens a selector chooses from (z-lab).
 
-z-lab has published the module, which serving runs, and no training of it. Others train it alike (speculators 0.9
-`dflash2`, SpecForge, NeMo Automodel): DFlash's loss on each row by itself, and beside it, with equal weights and
-gradients through both, the cross-entropy of the selector's scores over the row's candidates, with the true token
-before; a target's choice that is not among the candidates takes the place of the last. Here the candidates stay those
-of serving, and where the target's choice is not among them, its best one of them is the label. The selector's tables
-begin larger than theirs, which learn next to nothing at first (benchmarks/2026-11-22-training.md).
+z-lab has published the module, which serving runs; of its training nothing was found. Others train it alike
+(speculators 0.9 `dflash2`, SpecForge): DFlash's loss on each row by itself, and beside it, with gradients through both,
+the cross-entropy of the selector's scores over the row's candidates, with the true token before; a target's choice that
+is not among the candidates takes the place of the last. Here the candidates stay those of serving, and where the
+target's choice is not among them, its best one of them is the label. The selector's tables begin larger than 0.02 as in
+speculators, from which they learn next to nothing at first (benchmarks/2026-11-22-training.md).
 """
 
 from __future__ import annotations
