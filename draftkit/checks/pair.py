@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from itertools import product
 
@@ -53,7 +54,7 @@ def other_target(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
     """The draft names another target than the one that it is examined with."""
     trained = _stated_target(draft.provenance.dropped_config)
     for other, what in ((trained, "trained for"), (draft.provenance.target, "converted for")):
-        if other is not None and other != target.name:
+        if other is not None and not _same(other, target.name):
             yield Finding(
                 "other-target",
                 "note",
@@ -75,6 +76,11 @@ def other_revision(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
             fix=f"draftkit doctor --target {target.name}@{made_for}",
             source="provenance",
         )
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two targets have one name, or are one folder here."""
+    return one == other or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
 
 
 def _stated_target(config: Mapping[str, object]) -> str | None:

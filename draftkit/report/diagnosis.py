@@ -35,8 +35,8 @@ def show_diagnosis(console: Console, diagnosis: Mapping[str, Any]) -> None:
     console.print(_tensors(diagnosis))
     if measured:
         console.print(_changes(diagnosis))
-    if diagnosis["not_applicable"]:
-        console.print("Not applicable: " + "; ".join(f"{n} ({needs})" for n, needs in _needs(diagnosis)))
+    if others := diagnosis["not_applicable"]:
+        console.print(f"{len(others)} more experiments need what this draft or target does not have (--json says what)")
     _show_causes(console, diagnosis["causes"])
 
 
@@ -90,10 +90,6 @@ def _changes(diagnosis: Mapping[str, Any]) -> Table:
         "intervals hold at 95 % for all changes together; what looked helpful was measured again on other prompts"
     )
     return table
-
-
-def _needs(diagnosis: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, f"needs {what}") for name, what in diagnosis["not_applicable"].items()]
 
 
 def _show_causes(console: Console, causes: list[Mapping[str, str]]) -> None:

@@ -14,13 +14,16 @@ from conftest import Command
 from fixtures import pico
 
 from draftkit.checks.checkpoint import findings_of_reading
+from draftkit.checks.pair import other_target
 from draftkit.checks.registry import Evidence, check, checks_of, run_checks
 from draftkit.checks.registry import findings as findings_in
-from draftkit.convert.api import Reading, inspect_checkpoint, plan_conversion
+from draftkit.convert.api import Reading, convert_checkpoint, inspect_checkpoint, plan_conversion
 from draftkit.convert.randomness import looks_random
 from draftkit.finding import Finding
 from draftkit.io.handles import memory_handle
 from draftkit.io.safetensors_file import read_safetensors
+from draftkit.layout.folder import read_draft
+from draftkit.layout.target import read_target_facts
 
 Tensors = dict[str, torch.Tensor]
 
@@ -125,6 +128,17 @@ def test_the_fix_of_a_finding_can_be_typed_and_works(name: str, tmp_path: Path) 
     repaired = plan_conversion(source, target=target, overrides={fact: value})
     assert repaired.reading is not None
     assert findings_of_reading(repaired.reading) == []
+
+
+def test_a_target_is_the_same_by_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = Case().write(tmp_path)
+    draft = read_draft(convert_checkpoint(source, tmp_path / "draft", target=target))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    facts = read_target_facts(Path(target), "target", None)
+    assert other_target.run(Evidence(draft=draft, target=facts)) == []
+    (found,) = other_target.run(Evidence(draft=draft, target=replace(facts, name="other")))
+    assert f"converted for {target}; this target is other" in found.message
 
 
 def test_a_check_runs_where_all_it_needs_is_known_and_nothing_explains_it() -> None:
