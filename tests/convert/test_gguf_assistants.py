@@ -111,5 +111,8 @@ def test_what_llama_cpp_does_not_run_is_refused(pair: Pair, file: Path, tmp_path
     assert not out.exists()
     foreign = tmp_path / "foreign.gguf"  # a key of the same length that nobody knows
     foreign.write_bytes(file.read_bytes().replace(b"draftkit.config", b"strangers.confi"))
-    with pytest.raises(FormatError, match="does not hold the assistant's configuration"):
-        convert_checkpoint(str(foreign), tmp_path / "back", target=str(pair.folder))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(file.read_bytes().replace(b'"layer_types"', b'"layer_typos"'))
+    for unread in (foreign, broken):
+        with pytest.raises(FormatError, match="does not hold the assistant's configuration"):
+            convert_checkpoint(str(unread), tmp_path / "back", target=str(pair.folder))

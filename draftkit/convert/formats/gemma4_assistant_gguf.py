@@ -72,17 +72,9 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     dtype = begin_reading(checkpoint, facts)
     vocab_size = vocabulary_of(checkpoint, facts)
     facts.keep_config()
-    stored: Any = checkpoint.config.get("draftkit") or {}
-    if "config" not in stored:
-        raise FormatError(
-            "the file does not hold the assistant's configuration, which only draftkit writes there",
-            where=checkpoint.source.path,
-            hint="take the assistant's own checkpoint",
-        )
-    config: dict[str, Any] = json.loads(stored["config"])
-    layer_types: tuple[str, ...] = tuple(_text(config)["layer_types"])
+    config, layer_types = _stored_config(checkpoint)
     tokenizer: Any = checkpoint.config.get("tokenizer") or {}
-    suppressed = tuple(tokenizer.get(SUPPRESSED.partition(".")[2], ()))
+    suppressed = facts.as_integers(SUPPRESSED, tokenizer.get(SUPPRESSED.partition(".")[2], []))
     target_hidden, hidden = checkpoint.matrix("nextn.post_projection.weight")
     if target is not None:
         checkpoint.check_target(target, hidden_size=target_hidden, vocab_size=vocab_size)
@@ -111,6 +103,20 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     return make_plan(
         NAME, checkpoint, facts, DraftSpec(architecture=spec, dtype=dtype or common_dtype(checkpoint)), moves, files
     )
+
+
+def _stored_config(checkpoint: Checkpoint) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The assistant's configuration, and the kinds of its layers. Raises `FormatError` where the file has none."""
+    stored: Any = checkpoint.config.get("draftkit") or {}
+    try:
+        config: dict[str, object] = json.loads(stored["config"])
+        return config, tuple(map(str, _text(config)["layer_types"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(
+            "the file does not hold the assistant's configuration, which only draftkit writes there",
+            where=checkpoint.source.path,
+            hint="take the assistant's own checkpoint",
+        ) from error
 
 
 def export(outgoing: Outgoing) -> Export:
