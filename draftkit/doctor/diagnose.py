@@ -70,10 +70,15 @@ class Diagnosis:
 
     @property
     def causes(self) -> tuple[Finding, ...]:
-        """Errors, then what was measured to help, then warnings and notes."""
+        """Errors, then what was measured to help, then warnings and notes; what is mended in one way is said once."""
         measured = [Finding(t.experiment, "warning", t.change, fix=t.command or t.advice) for t in self.recommended]
         errors = [finding for finding in self.findings if finding.severity == "error"]
-        return (*errors, *measured, *(finding for finding in self.findings if finding.severity != "error"))
+        others = [finding for finding in self.findings if finding.severity != "error"]
+        known: list[Finding] = []
+        for cause in (*errors, *measured, *others):
+            if not any(cause.fix and before.fix.endswith(cause.fix) for before in known):
+                known.append(cause)
+        return tuple(known)
 
     def to_dict(self) -> dict[str, object]:
         """As `doctor --json` prints it."""

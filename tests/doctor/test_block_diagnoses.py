@@ -42,6 +42,8 @@ def test_a_dspark_file_that_does_not_say_what_its_rows_predict(tmp_path: Path, m
         tmp_path / "source", recipe, unsaid=("sample_from_anchor", "dspark_bonus_anchor", "dflash_config")
     )
     found = diagnosed(source, monkeypatch, "slots", "markov-head")
+    assert "slots" in {finding.name for finding in found.findings}
+    assert [cause.name for cause in found.causes].count("slots") == 1
     assert found.causes[0].name == "slots"
     command = shlex.split(found.causes[0].fix)
     assert command[-2:] == ["--set", "slots=fill-in"]
