@@ -1,7 +1,7 @@
 """vLLM: counters for all requests together, and each request's own with `--per-request-spec-decode-metrics`.
 
 From 0.32 as installed, and run: `SpecDecodingProm` of `vllm/v1/spec_decode/metrics.py`, `RequestSpecDecodeMetrics` of
-`vllm/v1/metrics/stats.py`. Later sources, not run, name the counters alike.
+`vllm/v1/metrics/stats.py`. In the source of 0.33.0, which was not run, the first file and that class are the same.
 """
 
 from __future__ import annotations
