@@ -216,7 +216,7 @@ def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Pa
 @pytest.mark.parametrize("lora", ["default", "r=4,alpha=8,targets=q_proj+down_proj,dora=true"])
 def test_an_adapter_is_one_of_peft(lora: str, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     """It names its base model, is loaded by peft, and converts to what the checkpoint has merged."""
-    base, out = pico.save_llama(tmp_path / "base"), tmp_path / "run"
+    base, out = pico.save_llama(tmp_path / "base", num_hidden_layers=2), tmp_path / "run"
     arguments = ["--recipe", "draft-model", "--target", target, "--data", data, "--out", out, "--draft", base]
     sets = ("optimization.max_steps=4", "optimization.lr=1e-2", "tokens_per_row=128")
     assert draftkit("train", *arguments, "--lora", lora, *(part for s in sets for part in ("--set", s))).code == 0
