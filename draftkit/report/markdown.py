@@ -70,25 +70,29 @@ def _emphasized(interval: Interval | None) -> str | None:
 
 def convention_table(rows: Sequence[Row]) -> str:
     """What other tools would call the acceptance length of each cell; empty where no cell says."""
-    return _spread(rows, lambda cell: cell.acceptance_length_by_convention, least=1)
+
+    def lengths(cell: Cell) -> dict[str, str]:
+        return {name: number(value) for name, value in cell.acceptance_length_by_convention.items()}
+
+    return _spread(rows, lengths, least=1)
 
 
 def category_table(rows: Sequence[Row]) -> str:
-    """The acceptance length by category, whose number of prompts is in the head; empty where there is but one."""
-    counts = {name: f" ({i.prompts})" for _, cell in rows for name, i in cell.by_category.items() if i and i.prompts}
+    """The acceptance length by category, with its number of prompts; empty where there is but one category."""
 
-    def lengths(cell: Cell) -> dict[str, float | None]:
-        return {name + counts.get(name, ""): i.mean if i else None for name, i in cell.by_category.items()}
+    def lengths(cell: Cell) -> dict[str, str]:
+        measured = {name: found for name, found in cell.by_category.items() if found}
+        return {name: number(i.mean) + (f" ({i.prompts})" if i.prompts else "") for name, i in measured.items()}
 
     return _spread(rows, lengths, least=2)
 
 
-def _spread(rows: Sequence[Row], numbers: Callable[[Cell], dict[str, float | None]], least: int) -> str:
-    """A column for each name that the numbers of a cell have; empty where there are fewer than `least`."""
-    names = list(dict.fromkeys(name for _, cell in rows for name in numbers(cell)))
+def _spread(rows: Sequence[Row], texts: Callable[[Cell], dict[str, str]], least: int) -> str:
+    """A column for each name that a cell has a text for; empty where there are fewer than `least`."""
+    names = list(dict.fromkeys(name for _, cell in rows for name in texts(cell)))
     if len(names) < least:
         return ""
-    return _by_setting(names, [(row, [number(numbers(row[1]).get(name)) for name in names]) for row in rows])
+    return _by_setting(names, [(row, [texts(row[1]).get(name, number(None)) for name in names]) for row in rows])
 
 
 def speed_table(rows: Sequence[Row]) -> str:

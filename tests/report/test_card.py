@@ -57,6 +57,19 @@ def card_of(draft: Path, *results: Path, **options: Any) -> ModelCard:
     return ModelCard((draft / "README.md").read_text())
 
 
+def test_categories_have_their_prompts_in_each_run(draft: Path, tmp_path: Path) -> None:
+    def run(prompts: int) -> dict[str, Any]:
+        return {name: {"mean": 2.5, "low": 2.0, "high": 3.0, "prompts": prompts} for name in ("math", "code")}
+
+    results = [
+        eval_results.write(tmp_path / f"{prompts}.json", eval_results.cell(draft, by_category=run(prompts)))
+        for prompts in (3, 20)
+    ]
+    text = card_of(draft, *results).text
+    assert "| 1 | mt-bench | 3 | 0 | 1 | 2.50 (3) | 2.50 (3) |" in text
+    assert "| 2 | mt-bench | 3 | 0 | 1 | 2.50 (20) | 2.50 (20) |" in text
+
+
 def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> None:
     result = eval_results.write(
         tmp_path / "result.json",
