@@ -25,7 +25,7 @@ import torch
 from check_on_policy import pool
 from rich.console import Console
 from rich.table import Table
-from study_p_eagle import Rows
+from study_p_eagle import Rows, judged_in_order, sums_of
 from torch import Tensor
 
 from draftkit.data.samples import read_training_samples
@@ -38,7 +38,6 @@ from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.bases.dflash import BlockRecipe, fresh_block_draft
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.target_layers import begin_as_target
-from draftkit.train.validation import judge
 
 State = dict[str, Tensor]
 
@@ -124,11 +123,7 @@ class Study:
 
     def judge(self, recipe: BlockRecipe) -> list[tuple[int, int]]:
         """Accepted drafts and rounds of each sample."""
-        k, found = recipe.draft.spec.draft_tokens, []
-        for number, samples in enumerate(self.judges.packed.rows):
-            found += judge(recipe, self.judges.batch(number), samples, k, "greedy")
-        found.sort(key=lambda judged: judged.number)
-        return [(sum(r.accepted for r in judged.rounds), len(judged.rounds)) for judged in found]
+        return [sums_of(judged) for judged in judged_in_order(recipe, self.judges, recipe.draft.spec.draft_tokens)]
 
 
 def main() -> None:

@@ -46,8 +46,8 @@ from draftkit.train.recipes.bases.chain import ChainRows
 from draftkit.train.recipes.bases.eagle import EagleFamily
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
-from draftkit.train.recipes.recipe import Origin, StepOutcome
-from draftkit.train.validation import judge
+from draftkit.train.recipes.recipe import Origin, Recipe, StepOutcome
+from draftkit.train.validation import Judged, judge
 
 SEED = 20261121  # of the embedded models
 K = 8
@@ -175,6 +175,19 @@ class Rows:
         return self._batches[number]
 
 
+def judged_in_order(recipe: Recipe, judges: Rows, k: int) -> list[Judged]:
+    """What decoding with `k` greedy drafts would make of each sample."""
+    found = []
+    for number, samples in enumerate(judges.packed.rows):
+        found += judge(recipe, judges.batch(number), samples, k, "greedy")
+    return sorted(found, key=lambda judged: judged.number)
+
+
+def sums_of(judged: Judged) -> tuple[int, int]:
+    """Accepted drafts and rounds of a sample."""
+    return sum(r.accepted for r in judged.rounds), len(judged.rounds)
+
+
 class Study:
     """The target, what drafts are trained on and what judges them."""
 
@@ -237,13 +250,10 @@ class Study:
 
     def judge(self, recipe: EagleFamily) -> dict[str, Any]:
         """Accepted drafts and rounds of each prompt, and the share of rounds in which each draft stood."""
-        found = []
-        for number, samples in enumerate(self.judges.packed.rows):
-            found += judge(recipe, self.judges.batch(number), samples, K, "greedy")
-        found.sort(key=lambda judged: judged.number)
+        found = judged_in_order(recipe, self.judges, K)
         accepted = [r.accepted for judged in found for r in judged.rounds]
         return {
-            "sums": [(sum(r.accepted for r in judged.rounds), len(judged.rounds)) for judged in found],
+            "sums": [sums_of(judged) for judged in found],
             "accepted": [sum(a > position for a in accepted) / len(accepted) for position in range(K)],
         }
 

@@ -23,7 +23,7 @@ import torch
 from check_on_policy import pool
 from rich.console import Console
 from rich.table import Table
-from study_p_eagle import Rows, Study, merged, schedule_of
+from study_p_eagle import Study, judged_in_order, merged, schedule_of, sums_of
 from zoo_samples import TARGET
 
 from draftkit.io.records import from_dict, to_dict
@@ -31,7 +31,6 @@ from draftkit.loading import open_draft
 from draftkit.results.statistics import bootstrap_length, gain
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.validation import judge
 
 TRIED = 14  # steps of each way that find out how long they take
 COLD = 2  # of them that do not count
@@ -105,12 +104,7 @@ class Ways:
 
     def judge(self, recipe: Recipe) -> list[tuple[int, int]]:
         """Accepted drafts and rounds of each prompt."""
-        judges: Rows = self.study.judges
-        found = []
-        for number, samples in enumerate(judges.packed.rows):
-            found += judge(recipe, judges.batch(number), samples, self.compared.k, "greedy")
-        found.sort(key=lambda judged: judged.number)
-        return [(sum(r.accepted for r in judged.rounds), len(judged.rounds)) for judged in found]
+        return [sums_of(judged) for judged in judged_in_order(recipe, self.study.judges, self.compared.k)]
 
 
 def optimizer_of(recipe: Recipe, lr: float) -> torch.optim.Optimizer:

@@ -25,7 +25,7 @@ import torch
 from check_on_policy import pool
 from rich.console import Console
 from rich.table import Table
-from study_p_eagle import Rows
+from study_p_eagle import Rows, judged_in_order, sums_of
 from torch import nn
 
 from draftkit.data.samples import read_training_samples
@@ -37,7 +37,6 @@ from draftkit.train.recipes.bases.dflash import BlockRecipe
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.recipe import Origin
-from draftkit.train.validation import judge
 
 TARGET = "zoo:target"
 AS_BEFORE = "dflash"
@@ -108,11 +107,7 @@ class Study:
 
     def judge(self, recipe: BlockRecipe) -> list[tuple[int, int]]:
         """Accepted drafts and rounds of each sample."""
-        k, found = recipe.draft.spec.draft_tokens, []
-        for number, samples in enumerate(self.judges.packed.rows):
-            found += judge(recipe, self.judges.batch(number), samples, k, "greedy")
-        found.sort(key=lambda judged: judged.number)
-        return [(sum(r.accepted for r in judged.rounds), len(judged.rounds)) for judged in found]
+        return [sums_of(judged) for judged in judged_in_order(recipe, self.judges, recipe.draft.spec.draft_tokens)]
 
 
 def main() -> None:

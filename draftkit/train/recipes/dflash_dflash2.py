@@ -81,13 +81,14 @@ class DFlash2(BlockRecipe):
         weights: Tensor,
         loss: Loss,
         reach: Reach | None = None,
+        candidates: Candidates | None = None,
     ) -> LinearLoss:
         """With the selector's loss, and its drafts in place of the rows' own."""
         selector, layer, temperature = self.draft.candidate_selector, self.draft.lm_head, self.options.temperature
         assert selector is not None
         assert isinstance(layer, nn.Linear)
-        candidates = Candidates(len(rows.steps), selector.top_k, rows.output.device)
-        found = self._rows_alone(batch, rows, teacher, weights, loss, reach, candidates)
+        candidates = candidates or Candidates(len(rows.steps), selector.top_k, rows.output.device)
+        found = super().compare(batch, rows, teacher, weights, loss, reach, candidates)
         taught, emitted = self.taught(batch, rows)
         states = rows.output * (self.draft.spec.logit_scale / temperature)
         follows = selector(batch.tokens[0, taught], candidates.ids, rows.output) / temperature

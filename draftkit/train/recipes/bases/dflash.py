@@ -209,21 +209,10 @@ class BlockRecipe(Recipe):
         weights: Tensor,
         loss: Loss,
         reach: Reach | None = None,
-    ) -> LinearLoss:
-        """The draft's distribution of every row against the target's; `weights` float32 [K, N]."""
-        return self._rows_alone(batch, rows, teacher, weights, loss, reach)
-
-    def _rows_alone(
-        self,
-        batch: TrainingBatch,
-        rows: BlockRows,
-        teacher: Teacher,
-        weights: Tensor,
-        loss: Loss,
-        reach: Reach | None,
         candidates: Candidates | None = None,
     ) -> LinearLoss:
-        """The same of each row's own logits, its likeliest tokens put into `candidates`."""
+        """The draft's distribution of every row against the target's; `weights` float32 [K, N]. The likeliest tokens of
+        each row are put into `candidates`."""
         taught, emitted = self.taught(batch, rows)
         layer, markov = self.draft.lm_head, self.draft.markov_head
         assert isinstance(layer, nn.Linear)
