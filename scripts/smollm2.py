@@ -22,7 +22,8 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -78,6 +79,7 @@ SETS = {
     "spec-bench": "spec_bench.jsonl",
 }
 UNTRAINED = ("ngram", "suffix")  # what a trained draft has to beat
+IN_VLLM = ("draft-model", "eagle3", "p-eagle", "pard")  # its CPU build runs the others through an interpreter, or not
 DEFECTS = {  # a usual mistake with each family, as `convert --set` makes it
     "draft-model": "rope_theta=500",
     "eagle3": "norm_before_residual=true",
@@ -238,21 +240,24 @@ def _data(story: Story) -> tuple[object, ...]:
 
 
 def measure(story: Story) -> None:
-    """Sweeps over K and temperature on part of every prompt set, then the best K on all of it."""
-    everything = [*(str(story.draft(recipe)) for recipe in story.drafts), *UNTRAINED]
-    part = ("--temperature", story.measured_at, "--limit", story.limit, *ACCEPTANCE)
+    """Sweeps over K and temperature on part of every prompt set; the best draft and the best look-up on all of it; and
+    what vLLM accepts of the drafts that it can run on a CPU."""
+    trained = [str(story.draft(recipe)) for recipe in story.drafts]
+    part = ("--limit", story.limit, *ACCEPTANCE)
     for name in story.sets:
-        _evaluate(story, name, name, everything, "--k", story.ks, *part)
+        sweep = ("--k", story.ks, "--temperature", story.measured_at)
+        _evaluate(story, name, name, [*trained, *UNTRAINED], *sweep, *part)
     if not story.whole:
         return
-    for draft in everything:
-        k = _best_k(story, draft)
-        for name in story.sets:
-            whole = ("--temperature", "0,1", *ACCEPTANCE)
-            _evaluate(story, f"whole-{name}-{_title(draft)}", name, [draft], "--k", k, *whole)
-            if story.vllm_python is not None:
-                vllm = ("--engine", "vllm", "--vllm-python", story.vllm_python, "--limit", story.limit, *ACCEPTANCE)
-                _evaluate(story, f"vllm-{name}-{_title(draft)}", name, [draft], "--k", k, *vllm)
+    best = [_best(story, trained), _best(story, UNTRAINED)]
+    ks = ",".join(str(k) for k in sorted({k for _, k in best}))
+    for name in story.sets:
+        _evaluate(story, f"whole-{name}", name, [draft for draft, _ in best], "--k", ks, *ACCEPTANCE)
+    for recipe in IN_VLLM if story.vllm_python is not None else ():
+        if recipe in story.drafts:
+            draft, k = _best(story, [str(story.draft(recipe))])
+            engine = ("--engine", "vllm", "--vllm-python", story.vllm_python)
+            _evaluate(story, f"vllm-{recipe}", story.sets[0], [draft], "--k", k, *engine, *part)
 
 
 def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *options: object) -> None:
@@ -265,19 +270,20 @@ def _evaluate(story: Story, result: str, dataset: str, drafts: list[str], *optio
     )  # fmt: skip
 
 
-def _best_k(story: Story, draft: str) -> int:
-    """The K with the longest acceptance length at temperature 0, in the mean of all sets."""
-    lengths: dict[int, list[float]] = {}
+def _best(story: Story, drafts: Sequence[str]) -> tuple[str, int]:
+    """The draft and the K with the longest acceptance length at temperature 0, in the mean of all sets."""
+    lengths: dict[tuple[str, int], list[float]] = {}
     for name in story.sets:
         for cell in _cells(story.results(name)):
-            if cell["draft"] == draft and cell["temperature"] == 0:
+            if cell["draft"] in drafts and cell["temperature"] == 0:
                 length = cell["acceptance_length"]["mean"]
-                lengths.setdefault(cell["num_speculative_tokens"], []).append(length)
-    return max(lengths, key=lambda k: mean(lengths[k]))
+                lengths.setdefault((cell["draft"], cell["num_speculative_tokens"]), []).append(length)
+    return max(lengths, key=lambda setting: mean(lengths[setting]))
 
 
 def explain(story: Story) -> None:
-    """What the doctor says of a draft with a defect, whether output stays the target's own, and which K is advised."""
+    """What the doctor says of each draft with a defect; of the best one whether output stays the target's own, and
+    which K is advised, beside what was measured."""
     for recipe in story.drafts:
         draft, broken = story.draft(recipe), story.own / "broken" / recipe
         if not broken.exists():
@@ -285,10 +291,10 @@ def explain(story: Story) -> None:
         prompts = () if story.data is None else ("--prompts", story.dataset(story.sets[0]))  # no Hub id
         few = ("--limit", 12, "--max-new-tokens", 32)  # of each of some twenty trials
         draftkit("doctor", "--target", story.target, "--draft", broken, *DTYPE, *few, *prompts)
-    best = [str(story.draft(recipe)) for recipe in story.drafts]
+    best, _ = _best(story, [str(story.draft(recipe)) for recipe in story.drafts])
     _evaluate(
-        story, "explained", story.sets[0], best, "--k", "4", "--concurrency", 8, "--repeats", 1,
-        "--limit", story.limit, "--certify", "--advise",
+        story, "explained", story.sets[0], [best], "--k", "1,4", "--limit", 8, "--max-new-tokens", 32, "--repeats", 2,
+        "--certify", "--advise",
     )  # fmt: skip
 
 
@@ -303,12 +309,10 @@ def publish(story: Story) -> None:
 
 
 def _cells(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        raise DraftkitError(f"{path} is missing", hint="run the stage measure before")
     cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
     return cells
-
-
-def _title(draft: str) -> str:
-    return draft if draft in UNTRAINED else Path(draft).parent.name
 
 
 STAGES: dict[str, Callable[[Story], None]] = {
@@ -322,13 +326,20 @@ STAGES: dict[str, Callable[[Story], None]] = {
 def draftkit(*words: object) -> None:
     """Run a command of draftkit in this process, which imports what all of them need once; ends where it fails."""
     line = [str(word) for word in words]
-    began, used = time.time(), time.process_time()
     print(f"$ draftkit {shlex.join(line)}", file=sys.stderr, flush=True)
-    code = app(line, prog_name="draftkit", standalone_mode=False)
-    spent = f"{time.process_time() - used:.0f} s of processor time in {time.time() - began:.0f} s"
-    print(f"# {spent}", file=sys.stderr, flush=True)
+    with timed(line[0]):
+        code = app(line, prog_name="draftkit", standalone_mode=False)
     if code:
         sys.exit(code)
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Say how long it took, which is what a log of the whole story is read for."""
+    began, used = time.time(), time.process_time()
+    yield
+    spent = f"{time.process_time() - used:.0f} s of processor time in {time.time() - began:.0f} s"
+    print(f"# {what}: {spent}", file=sys.stderr, flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -363,7 +374,8 @@ def main() -> None:
         story = story.quick()
     try:
         for stage in options.stages or [stage for stage in STAGES if not (options.quick and stage == "explain")]:
-            STAGES[stage](story)
+            with timed(f"stage {stage}"):
+                STAGES[stage](story)
     except DraftkitError as error:
         sys.exit(f"error: {error}")
 
