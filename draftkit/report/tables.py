@@ -101,7 +101,9 @@ def evaluation_table(result: Result) -> Table:
         if name not in (*varied, "prompts") and value(first) != "–"
     ]
     where = f"{provenance.get('dtype')} on {provenance.get('device')}"
-    title = [first.target, *fixed, "a running server" if "server" in provenance else where]
+    if "server" in provenance:
+        where = "a server" if first.engine == "server" else f"a server of {first.engine}"
+    title = [first.target, *fixed, where]
     if "prompts" not in varied:
         title.append(f"{first.num_prompts} prompts")
     drafted = any(cell.drafted_acceptance_length for cell in cells)

@@ -144,6 +144,11 @@ def test_the_terminal_begins_with_the_verdict_and_fits_80_columns() -> None:
     assert "accepted at 1…K" in details.getvalue()
 
 
+def test_the_title_names_the_server_that_was_measured() -> None:
+    title = "\n".join(shown(Result((cell(1.25, engine="llama.cpp"),), {"server": "http://127.0.0.1:8080"})))
+    assert "a server of llama.cpp" in title
+
+
 @pytest.mark.parametrize(
     ("path", "label"),
     [("/drafts/eagle3", "/drafts/eagle3"), ("/runs/of/eagle3/draft", "of/eagle3/draft"), ("ngram", "ngram")],
