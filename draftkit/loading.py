@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.convert.api import UNKNOWN, convert_checkpoint, describe_checkpoint
-from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
-from draftkit.hub.locate import locate
+from draftkit.errors import DraftkitError, SourceError, TargetError, UnsupportedTarget
+from draftkit.hub.locate import Located, locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.architecture import Architecture
-from draftkit.layout.families import named
+from draftkit.layout.families import families, named
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
@@ -96,12 +97,24 @@ def open_draft(source: str, target: str) -> Iterator[Draft]:
     if (architecture := named(source)) is not None:
         yield _without_checkpoint(architecture, source)
         return
-    located = locate(source, as_file=True)
+    located = _located(source)
     if is_unified(located.path):
         yield read_draft(located.path)
         return
     with temporary_folder() as scratch, _named(scratch / "draft", source):
         yield read_draft(convert_checkpoint(source, scratch / "draft", target=target))
+
+
+def _located(source: str) -> Located:
+    """Where a draft with a checkpoint lies. Raises `SourceError`, which asks whether one without was meant."""
+    try:
+        return locate(source, as_file=True)
+    except SourceError as error:
+        names = [OWN_HEAD, *(name for name, family in families().items() if not family.has_checkpoint)]
+        close = [] if "/" in source else difflib.get_close_matches(source.partition(":")[0], names, n=1)
+        if close:
+            raise SourceError(f"no draft is called {source}, did you mean {close[0]}?") from error
+        raise
 
 
 @contextmanager

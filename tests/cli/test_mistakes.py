@@ -29,6 +29,7 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
         ((*CONVERT, "--to", "vlm"), ["did you mean vllm?"]),
         (("eval", "--target", "zoo:target", "--draft", "zoo:eagl3"), ["did you mean zoo:eagle3?"]),
         (("eval", "--target", "zoo:target", "--draft", "eagle3"), ["did you mean zoo:eagle3?"]),
+        (("eval", "--target", "zoo:target", "--draft", "ngramm:2-4"), ["did you mean ngram?"]),
         ((*EVAL, "--dataset", "humanevl"), ["did you mean humaneval?"]),
         ((*EVAL, "--context", "1k,16k"), ["--context 16384: 16384 tokens and up to 128 new ones; the target has 2048"]),
         ((*EVAL, "--vllm-python", "/no/such/python"), ["/no/such/python cannot be run: No such file or directory"]),
