@@ -87,7 +87,7 @@ def test_what_is_pushed_comes_back(server: HubUploads, draft: Path) -> None:
     card = ModelCard(server.commit(REPO, "main").files["README.md"].read_text())
     assert f'"model": "{REPO}"' in card.text
     assert str(draft) not in card.text
-    assert [entry.metric_value for entry in card.data.eval_results] == [2.5, 1.8]
+    assert [entry.metric_value for entry in card.data.eval_results] == [2.5]
 
 
 def test_no_path_of_this_machine_is_published(server: HubUploads, tmp_path: Path) -> None:
