@@ -20,7 +20,7 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.report.card import CardInput, render_card, target_of
 from draftkit.report.figures import all_figures, figure_files
 from draftkit.report.license import find_license
-from draftkit.report.measured import EVAL_FOLDER, own_part
+from draftkit.report.measured import EVAL_FOLDER, own_part, with_sure_speeds
 from draftkit.report.series import join
 from draftkit.results.record import Result
 
@@ -160,8 +160,9 @@ def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str |
     paths = {path.stem: path for path in sorted((draft.path / EVAL_FOLDER).glob("*.json"))}
     paths |= _by_name(results)
     parts = {stem: own_part(path, draft.path, sha256) for stem, path in paths.items()}
-    records = [result for result, _ in parts.values()]
-    figures = {name: image for stem, (result, _) in parts.items() for name, image in _figures(stem, result).items()}
+    shown = {stem: with_sure_speeds(result) for stem, (result, _) in parts.items()}
+    figures = {name: image for stem, result in shown.items() for name, image in _figures(stem, result).items()}
+    records = list(shown.values())
     found = find_license(draft.provenance, draft.path, license, target_of(draft, records))
     card = render_card(CardInput(draft, records, found, name, sha256, list(figures)))
     kept = {f"{EVAL_FOLDER}/{stem}.json": dump(stored).encode() for stem, (_, stored) in parts.items()}

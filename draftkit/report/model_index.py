@@ -44,9 +44,7 @@ def header(
 
 
 def eval_results(results: Sequence[Result]) -> list[EvalResult]:
-    """Acceptance length and speed-up of each cell, for `model-index`; it has no place to say that a speed-up is unsure,
-    so one without an interval is left out.
-    """
+    """Acceptance length and speed-up of each cell, for `model-index`."""
     entries = [entry for result in results for cell in result.cells for entry in _entries(cell, result.provenance)]
     seen: Counter[tuple[str, str, str | None]] = Counter()
     for entry in entries:
@@ -78,8 +76,8 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
     metrics: list[tuple[str, float, dict[str, float]]] = []
     if length is not None:
         metrics.append(("acceptance_length", length.mean, _bounds(length)))
-    if cell.times_faster is not None and (bounds := _bounds(cell.speedup_interval)):
-        metrics.append(("speedup", cell.times_faster, bounds))
+    if cell.times_faster is not None:
+        metrics.append(("speedup", cell.times_faster, _bounds(cell.speedup_interval)))
     return [
         EvalResult(
             task_type="text-generation",

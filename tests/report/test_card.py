@@ -25,6 +25,8 @@ from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
 from draftkit.report.card import TEMPLATE
 
+SURE = {"speedup": 1.8, "speedup_interval": {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}}
+
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +76,19 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
     result = eval_results.write(
         tmp_path / "result.json",
         eval_results.cell(draft),
-        eval_results.cell(draft, num_speculative_tokens=5, temperature=1.0, tokens_per_second=150.0),
+        eval_results.cell(draft, num_speculative_tokens=5, temperature=1.0, tokens_per_second=150.0, **SURE),
         eval_results.cell("another/draft", acceptance_length={"mean": 9.75, "low": 9.5, "high": 9.875}),
     )
     text = card_of(draft, result).text
     assert "| 1 | mt-bench | 3 | 0 | 1 | 80 | greedy | **2.50** [2.25, 2.75] | 2.50 | – | 0.70 0.50 0.30 |" in text
-    assert "| 1 | mt-bench | 5 | 1 | 1 | 150.0 | 100.0 | 1.50 | – / – / – |" in text
+    assert "| 1 | mt-bench | 5 | 1 | 1 | 150.0 | 100.0 | 1.80 [1.60, 2.00] | – / – / – |" in text
+    assert "| 1 | mt-bench | 3 | 0 | 1 | 180.0 |" not in text  # how sure that is, the run does not say
     assert "| 1 | mt-bench | 3 | 0 | 1 | 2.75 | 2.25 |" in text  # by category
     assert "2026-01-02T03:04:05+00:00 | draftkit | A processor, 2 threads | float32" in text
     assert "org/mt-bench, split train, revision abc, turns first | sha256 0123456789ab |" in text
-    assert "**at T = 0, org/pico at K = 3 was the fastest, 1.80 × plain decoding; how sure" in text
-    assert "sooner" not in text
+    assert "**at T = 0, org/pico at K = 3 accepts most, " in text
+    assert "what that gains in speed was not measured" in text
+    assert "**at T = 1, use org/pico at K = 5 at batch 1, 1.80 × [1.60, 2.00]" in text
     assert "9.75" not in text
     assert "vllm serve" in text
     assert '"model": "org/pico", "method": "eagle3"' in text
@@ -93,9 +97,8 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
 
 
 def test_the_hub_gets_the_results(draft: Path, tmp_path: Path) -> None:
-    sure = {"speedup": 1.8, "speedup_interval": {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}}
     unsure = eval_results.cell(draft, num_speculative_tokens=5)
-    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, **sure), unsure)
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, **SURE), unsure)
     data = card_of(draft, result).data
     index = data.to_dict()["model-index"]
     assert eval_results_to_model_index(*model_index_to_eval_results(index)) == index
@@ -113,7 +116,7 @@ def test_the_hub_gets_the_results(draft: Path, tmp_path: Path) -> None:
 
 def test_new_fields_are_shown(draft: Path, tmp_path: Path) -> None:
     conventions = {"vllm": 2.5, "sglang": 2.375, "eagle": None}
-    cell = eval_results.cell(draft, engine="vllm", acceptance_length_by_convention=conventions)
+    cell = eval_results.cell(draft, engine="vllm", acceptance_length_by_convention=conventions, **SURE)
     model = {"draft": str(draft), "best_k": 2, "stop_above": 16}
     other = {"draft": "another/draft", "best_k": 7}
     result = eval_results.write(tmp_path / "result.json", cell, speed_models=[model, other])
@@ -135,8 +138,7 @@ def test_without_a_measured_speed_up_the_times_of_rounds_name_the_best_k(draft: 
 
 
 def test_a_card_says_what_pays_and_what_is_doubtful(draft: Path, tmp_path: Path) -> None:
-    interval = {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}
-    cells = [eval_results.cell(draft, speedup=1.8, speedup_interval=interval, concurrency=c) for c in (1, 4)]
+    cells = [eval_results.cell(draft, concurrency=c, **SURE) for c in (1, 4)]
     warnings = [
         {"name": "loops", "message": "at T=0 90 % of the output repeats itself"},
         {"name": "no-warm-up", "message": f"{draft}, K=3, concurrency 1: something was still warming up"},
@@ -310,7 +312,7 @@ def test_a_local_card_names_places_but_for_its_own(draft: Path, tmp_path: Path) 
 
 def test_every_table_says_what_tells_its_rows_apart(draft: Path, tmp_path: Path) -> None:
     cells = [
-        eval_results.cell(draft, context=context, engine=engine)
+        eval_results.cell(draft, context=context, engine=engine, **SURE)
         for context in (None, 4096)
         for engine in ("draftkit", "vllm")
     ]
@@ -320,7 +322,7 @@ def test_every_table_says_what_tells_its_rows_apart(draft: Path, tmp_path: Path)
     assert all(head.startswith("| run | dataset | K | T | concurrency | context | engine |") for head in heads)
     assert "| 1 | mt-bench | 3 | 0 | 1 | 4096 | vllm |" in card.text
     names = [entry.metric_name for entry in card.data.eval_results]
-    assert len(set(names)) == len(names) == 4
+    assert len(set(names)) == len(names) == 8
     assert "acceptance length (K=3, T=0, concurrency=1, context=4096, vllm)" in names
 
 
