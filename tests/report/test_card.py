@@ -156,9 +156,16 @@ def test_a_card_says_what_pays_and_what_is_doubtful(draft: Path, tmp_path: Path)
 
 
 def test_results_of_two_runs_at_one_setting_are_two_rows(draft: Path, tmp_path: Path) -> None:
-    paths = [eval_results.write(tmp_path / f"{name}.json", eval_results.cell(draft)) for name in ("one", "two")]
+    paths = [eval_results.write(tmp_path / f"{name}.json", eval_results.cell(draft, **SURE)) for name in ("one", "two")]
     names = [entry.metric_name for entry in card_of(draft, *paths).data.eval_results]
-    assert len(names) == len(set(names)) == 2
+    assert len(names) == len(set(names)) == 4
+
+
+def test_speeds_without_an_interval_are_not_shown(draft: Path, tmp_path: Path) -> None:
+    card = card_of(draft, eval_results.write(tmp_path / "result.json", eval_results.cell(draft)))
+    assert "what that gains in speed was not measured" in card.text
+    assert "1.80" not in card.text
+    assert "sooner" not in card.text
 
 
 def test_old_results_without_new_fields(draft: Path, tmp_path: Path) -> None:
@@ -171,14 +178,14 @@ def test_old_results_without_new_fields(draft: Path, tmp_path: Path) -> None:
 
 
 def test_measurements_stay_with_the_draft(draft: Path, tmp_path: Path) -> None:
-    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft), eval_results.cell("another/draft"))
-    first = card_of(draft, result)
+    cells = eval_results.cell(draft, **SURE), eval_results.cell("another/draft")
+    first = card_of(draft, eval_results.write(tmp_path / "result.json", *cells))
     [kept] = json.loads((draft / "eval" / "result.json").read_text())["cells"]
     assert kept["draft_sha256"] == draft_sha256(read_draft(draft))
     moved = draft.rename(tmp_path / "elsewhere")
     assert str(card_of(moved)) == str(first)  # by its digest
-    more = eval_results.write(tmp_path / "more.json", eval_results.cell(moved, temperature=1.0))
-    assert len(card_of(moved, more).data.eval_results) == 2
+    more = eval_results.write(tmp_path / "more.json", eval_results.cell(moved, temperature=1.0, **SURE))
+    assert len(card_of(moved, more).data.eval_results) == 4
 
 
 def test_a_measurement_of_other_weights_does_not_count(draft: Path, tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(b" ")
     (draft / "optimizer.pt").write_bytes(b"state")
     (draft / ".env").write_text(f"HF_TOKEN={WRITE}")
-    write_card(draft, [eval_results.write(folder / "result.json", eval_results.cell(draft))])
+    sure = {"speedup": 1.8, "speedup_interval": {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}}
+    write_card(draft, [eval_results.write(folder / "result.json", eval_results.cell(draft, **sure))])
     return draft
 
 
@@ -87,7 +88,7 @@ def test_what_is_pushed_comes_back(server: HubUploads, draft: Path) -> None:
     card = ModelCard(server.commit(REPO, "main").files["README.md"].read_text())
     assert f'"model": "{REPO}"' in card.text
     assert str(draft) not in card.text
-    assert [entry.metric_value for entry in card.data.eval_results] == [2.5]
+    assert [entry.metric_value for entry in card.data.eval_results] == [2.5, 1.8]
 
 
 def test_no_path_of_this_machine_is_published(server: HubUploads, tmp_path: Path) -> None:
