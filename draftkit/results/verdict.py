@@ -109,7 +109,7 @@ def _use(
     more = None if rival is None else _more_prompts(chosen, rival)
     if rival is not None:
         sentence += f"; {_named(rival)} may be as fast, {_speed(rival)}"
-        sentence += "" if more is None else f": {more} more prompts would tell"
+        sentence += "" if more is None else f": {more} more {'prompt' if more == 1 else 'prompts'} would tell"
     return _of(chosen, "use", sentence, up_to=up_to, more_prompts=more)
 
 

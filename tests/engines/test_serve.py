@@ -68,18 +68,24 @@ def test_a_card_proposes_no_more_tokens_than_were_trained(
     spec, tensors = read_draft(tmp_path / "converted").spec, load_tensors(tmp_path / "converted")
     folder = tmp_path / "draft"
     save_draft(folder, spec, tensors, target="zoo:target", speculative_tokens=trained)
-    speeds = {2: 110.0, 4: 150.0, 8: 180.0}
-    cells = [eval_results.cell(folder, num_speculative_tokens=k, tokens_per_second=v) for k, v in speeds.items()]
+    speedups = {2: 1.1, 4: 1.5, 8: 1.8}
+    cells = [
+        eval_results.cell(
+            folder, num_speculative_tokens=k, tokens_per_second=100 * speedup, **eval_results.sure(speedup)
+        )
+        for k, speedup in speedups.items()
+    ]
     model = {"draft": str(folder), "best_k": 8}
     write_card(folder, [eval_results.write(tmp_path / "result.json", *cells, speed_models=[model])])
     card, best = (folder / "README.md").read_text(), 8 if trained is None else trained
     assert f'"num_speculative_tokens": {best},' in card
-    assert f"K = {best} was the fastest" in card
+    assert f"use {folder} at K = {best} at batch 1, " in card
     assert "K = 8 is best" not in card, "a card names one K, by what was measured"
 
     other = tmp_path / "not-timed"
     save_draft(other, spec, tensors, target="zoo:target", speculative_tokens=trained)
-    untimed = [cell | {"draft": str(other), "baseline_tokens_per_second": None} for cell in cells]
+    no_times = {"speedup": None, "speedup_interval": None, "baseline_tokens_per_second": None}
+    untimed = [cell | {"draft": str(other)} | no_times for cell in cells]
     model |= {"draft": str(other)}
     write_card(other, [eval_results.write(tmp_path / "untimed.json", *untimed, speed_models=[model])])
     assert ("K = 8 is best" in (other / "README.md").read_text()) == (trained is None)

@@ -25,8 +25,6 @@ from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
 from draftkit.report.card import TEMPLATE
 
-SURE = {"speedup": 1.8, "speedup_interval": {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}}
-
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +74,9 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
     result = eval_results.write(
         tmp_path / "result.json",
         eval_results.cell(draft),
-        eval_results.cell(draft, num_speculative_tokens=5, temperature=1.0, tokens_per_second=150.0, **SURE),
+        eval_results.cell(
+            draft, num_speculative_tokens=5, temperature=1.0, tokens_per_second=150.0, **eval_results.sure()
+        ),
         eval_results.cell("another/draft", acceptance_length={"mean": 9.75, "low": 9.5, "high": 9.875}),
     )
     text = card_of(draft, result).text
@@ -98,7 +98,7 @@ def test_a_card_says_what_was_measured_and_how(draft: Path, tmp_path: Path) -> N
 
 def test_the_hub_gets_the_results(draft: Path, tmp_path: Path) -> None:
     unsure = eval_results.cell(draft, num_speculative_tokens=5)
-    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, **SURE), unsure)
+    result = eval_results.write(tmp_path / "result.json", eval_results.cell(draft, **eval_results.sure()), unsure)
     data = card_of(draft, result).data
     index = data.to_dict()["model-index"]
     assert eval_results_to_model_index(*model_index_to_eval_results(index)) == index
@@ -116,7 +116,7 @@ def test_the_hub_gets_the_results(draft: Path, tmp_path: Path) -> None:
 
 def test_new_fields_are_shown(draft: Path, tmp_path: Path) -> None:
     conventions = {"vllm": 2.5, "sglang": 2.375, "eagle": None}
-    cell = eval_results.cell(draft, engine="vllm", acceptance_length_by_convention=conventions, **SURE)
+    cell = eval_results.cell(draft, engine="vllm", acceptance_length_by_convention=conventions, **eval_results.sure())
     model = {"draft": str(draft), "best_k": 2, "stop_above": 16}
     other = {"draft": "another/draft", "best_k": 7}
     result = eval_results.write(tmp_path / "result.json", cell, speed_models=[model, other])
@@ -138,7 +138,7 @@ def test_without_a_measured_speed_up_the_times_of_rounds_name_the_best_k(draft: 
 
 
 def test_a_card_says_what_pays_and_what_is_doubtful(draft: Path, tmp_path: Path) -> None:
-    cells = [eval_results.cell(draft, concurrency=c, **SURE) for c in (1, 4)]
+    cells = [eval_results.cell(draft, concurrency=c, **eval_results.sure()) for c in (1, 4)]
     warnings = [
         {"name": "loops", "message": "at T=0 90 % of the output repeats itself"},
         {"name": "no-warm-up", "message": f"{draft}, K=3, concurrency 1: something was still warming up"},
@@ -156,7 +156,10 @@ def test_a_card_says_what_pays_and_what_is_doubtful(draft: Path, tmp_path: Path)
 
 
 def test_results_of_two_runs_at_one_setting_are_two_rows(draft: Path, tmp_path: Path) -> None:
-    paths = [eval_results.write(tmp_path / f"{name}.json", eval_results.cell(draft, **SURE)) for name in ("one", "two")]
+    paths = [
+        eval_results.write(tmp_path / f"{name}.json", eval_results.cell(draft, **eval_results.sure()))
+        for name in ("one", "two")
+    ]
     names = [entry.metric_name for entry in card_of(draft, *paths).data.eval_results]
     assert len(names) == len(set(names)) == 4
 
@@ -178,13 +181,13 @@ def test_old_results_without_new_fields(draft: Path, tmp_path: Path) -> None:
 
 
 def test_measurements_stay_with_the_draft(draft: Path, tmp_path: Path) -> None:
-    cells = eval_results.cell(draft, **SURE), eval_results.cell("another/draft")
+    cells = eval_results.cell(draft, **eval_results.sure()), eval_results.cell("another/draft")
     first = card_of(draft, eval_results.write(tmp_path / "result.json", *cells))
     [kept] = json.loads((draft / "eval" / "result.json").read_text())["cells"]
     assert kept["draft_sha256"] == draft_sha256(read_draft(draft))
     moved = draft.rename(tmp_path / "elsewhere")
     assert str(card_of(moved)) == str(first)  # by its digest
-    more = eval_results.write(tmp_path / "more.json", eval_results.cell(moved, temperature=1.0, **SURE))
+    more = eval_results.write(tmp_path / "more.json", eval_results.cell(moved, temperature=1.0, **eval_results.sure()))
     assert len(card_of(moved, more).data.eval_results) == 4
 
 
@@ -319,7 +322,7 @@ def test_a_local_card_names_places_but_for_its_own(draft: Path, tmp_path: Path) 
 
 def test_every_table_says_what_tells_its_rows_apart(draft: Path, tmp_path: Path) -> None:
     cells = [
-        eval_results.cell(draft, context=context, engine=engine, **SURE)
+        eval_results.cell(draft, context=context, engine=engine, **eval_results.sure())
         for context in (None, 4096)
         for engine in ("draftkit", "vllm")
     ]

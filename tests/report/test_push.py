@@ -60,8 +60,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(b" ")
     (draft / "optimizer.pt").write_bytes(b"state")
     (draft / ".env").write_text(f"HF_TOKEN={WRITE}")
-    sure = {"speedup": 1.8, "speedup_interval": {"mean": 1.8, "low": 1.6, "high": 2.0, "prompts": 80}}
-    write_card(draft, [eval_results.write(folder / "result.json", eval_results.cell(draft, **sure))])
+    write_card(draft, [eval_results.write(folder / "result.json", eval_results.cell(draft, **eval_results.sure()))])
     return draft
 
 
