@@ -211,6 +211,7 @@ def train(story: Story) -> None:
         "optimization.max_steps": story.steps,
         "optimization.lr": 2e-3,
         "optimization.warmup": 0.1,
+        "optimization.precision": "bfloat16",
         "tokens_per_row": 512,
         "target_dtype": "bfloat16",
         "save_every": every,

@@ -16,6 +16,7 @@ from draftkit.io.jsonfile import read_object
 from draftkit.results.record import Cell, Result, read_result, result_from
 
 EVAL_FOLDER = "eval"  # in a draft's folder: what was measured with it
+ABOUT_SPEED = ("speed-unexplained", "speed-disturbed", "unequal-baseline")  # warnings, each of one cell
 
 
 def own_part(path: Path, folder: Path, sha256: str) -> tuple[Result, dict[str, object]]:
@@ -47,10 +48,13 @@ def own_part(path: Path, folder: Path, sha256: str) -> tuple[Result, dict[str, o
 
 
 def with_sure_speeds(result: Result) -> Result:
-    """The result without speed-ups that have no interval, as those of one pass: a card's reader cannot look at the run,
-    and two runs one after the other may differ by what else the machine did.
+    """The result without speed-ups that have no interval, as those of one pass, and without warnings of them: a card's
+    reader cannot look at the run, and two runs one after the other may differ by what else the machine did.
     """
-    return replace(result, cells=tuple(cell if _is_sure(cell) else _untimed(cell) for cell in result.cells))
+    cells = tuple(cell if _is_sure(cell) else _untimed(cell) for cell in result.cells)
+    shown = tuple(cell.name for cell in cells if cell.speedup is not None)
+    warnings = tuple(w for w in result.warnings if w.name not in ABOUT_SPEED or w.message.startswith(shown))
+    return replace(result, cells=cells, warnings=warnings)
 
 
 def _is_sure(cell: Cell) -> bool:

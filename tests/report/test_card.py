@@ -24,6 +24,7 @@ from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
 from draftkit.report.card import TEMPLATE
+from draftkit.report.measured import EVAL_FOLDER
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +166,17 @@ def test_results_of_two_runs_at_one_setting_are_two_rows(draft: Path, tmp_path: 
 
 
 def test_speeds_without_an_interval_are_not_shown(draft: Path, tmp_path: Path) -> None:
-    card = card_of(draft, eval_results.write(tmp_path / "result.json", eval_results.cell(draft)))
+    cells = eval_results.cell(draft), eval_results.cell(draft, concurrency=4, **eval_results.sure())
+    warnings = [
+        {"name": "unequal-baseline", "message": f"{draft}, K=3, concurrency {batch}: the speed-up compares …"}
+        for batch in (1, 4)
+    ]
+    both = card_of(draft, eval_results.write(tmp_path / "both.json", *cells, warnings=warnings))
+    assert "concurrency 4: the speed-up compares" in both.text
+    assert "concurrency 1: the speed-up compares" not in both.text
+
+    shutil.rmtree(draft / EVAL_FOLDER)
+    card = card_of(draft, eval_results.write(tmp_path / "result.json", cells[0]))
     assert "what that gains in speed was not measured" in card.text
     assert "1.80" not in card.text
     assert "sooner" not in card.text
