@@ -105,7 +105,8 @@ def _use(
     beyond = [batch for batch in batches if batch > up_to]
     if beyond:
         sentence += f"; beyond, {_beyond(paying.get(beyond[0]), at_batch[beyond[0]])}"
-    rival = next((c for c in _by_speed(at_batch[first]) if c is not chosen and _may_be_as_fast(c, chosen)), None)
+    others = [c for c in _by_speed(at_batch[first]) if not _is_same(c, chosen)]  # nor a second run of it
+    rival = next((c for c in others if _may_be_as_fast(c, chosen)), None)
     more = None if rival is None else _more_prompts(chosen, rival)
     if rival is not None:
         sentence += f"; {_named(rival)} may be as fast, {_speed(rival)}"

@@ -57,6 +57,10 @@ def test_the_fastest_of_several_is_used_and_a_rival_is_named() -> None:
     assert 10 < verdict.more_prompts < 100  # distance 0.065, half width 0.066 × √2, of 20 prompts
 
 
+def test_a_second_run_of_one_setting_is_no_rival() -> None:
+    assert said(cell(1.6), cell(1.5)) == "use one at K = 4 at batch 1, 1.60 × [1.50, 1.70]"
+
+
 def test_no_draft_pays() -> None:
     (verdict,) = verdicts((cell(0.9, 0.05), cell(0.7, 0.05, k=2)))
     assert verdict.kind == "none"
