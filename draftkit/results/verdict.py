@@ -105,7 +105,7 @@ def _use(
     beyond = [batch for batch in batches if batch > up_to]
     if beyond:
         sentence += f"; beyond, {_beyond(paying.get(beyond[0]), at_batch[beyond[0]])}"
-    others = [c for c in _by_speed(at_batch[first]) if not _is_same(c, chosen)]  # nor a second run of it
+    others = [c for c in _by_speed(at_batch[first]) if not _is_same(c, chosen)]  # a second run is no rival
     rival = next((c for c in others if _may_be_as_fast(c, chosen)), None)
     more = None if rival is None else _more_prompts(chosen, rival)
     if rival is not None:
