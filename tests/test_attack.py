@@ -1,0 +1,56 @@
+"""The attacks of `scripts/attack/`, of which the tests run the first cases, count what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ATTACKS = sorted(file.stem for file in (SCRIPTS / "attack").glob("[a-z]*.py"))
+
+BADLY = """
+import sys, time
+from pathlib import Path
+from attack._count import Lost, Silent, main
+from draftkit.errors import FormatError
+from fixtures import robust
+
+def refused(folder): raise FormatError("no")
+def silent(folder): raise Silent("taken for right")
+def lost(folder): raise Lost("gone")
+def hang(folder): time.sleep(9)
+def crash(folder): (folder / "left").write_text(""); raise ValueError("a traceback")
+
+robust.WAITING = 0.2
+main(None, lambda corpus: [(f.__name__, f) for f in (refused, silent, lost, hang, crash, lambda folder: None)])
+"""
+
+
+def run(*arguments: object, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(map(str, (SCRIPTS.parent, SCRIPTS.parent / "tests", SCRIPTS)))
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_first_cases(name: str) -> None:
+    done = run(SCRIPTS / "attack" / f"{name}.py", "--cases", 25)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" cases: 0 silent, 0 lost, 0 hangs, 0 tracebacks\n")
+
+
+def test_what_goes_wrong_is_counted() -> None:
+    done = run("-c", BADLY)
+    assert done.returncode == 1
+    assert done.stdout.endswith("6 cases: 1 silent, 1 lost, 1 hangs, 1 tracebacks\n"), done.stdout + done.stderr
+    assert "4: crash: tracebacks" in done.stdout
+    assert "ValueError: a traceback" in done.stdout
