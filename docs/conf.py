@@ -19,6 +19,7 @@ html_title = f"draftkit {__version__}"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 default_role = "code"
+smartquotes = False  # they make `–set` of the `--set` in a remedy, and quotes that no shell knows
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 add_module_names = False

@@ -286,8 +286,10 @@ def _markdown(text: str) -> str:
 
 def write(site: Sphinx) -> None:
     """All pages into the sources, where git ignores them; a page that is as it was is left alone."""
+    folder = Path(site.srcdir) / "reference"
+    folder.mkdir(exist_ok=True)
     for name, page in PAGES.items():
-        path = Path(site.srcdir) / "reference" / f"{name}.md"
+        path = folder / f"{name}.md"
         text = "\n".join(page()) + "\n"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -51,12 +51,14 @@ def test_the_commands_of_a_tutorial_run(
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    """From what git has, as on a clean clone; and commands can be pasted: hyphens and quotes are what a shell knows."""
     sources = Path(shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "reference")))
-    (sources / "reference").mkdir()
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-b", "dirhtml"]
     built = subprocess.run([*command, sources, tmp_path / "site"], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     for page in ("tutorials/serve-faster", "reference/commands", "reference/findings", "reference/api"):
         assert (tmp_path / "site" / page / "index.html").is_file()
+    text = "".join(page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html"))
+    assert not re.findall(r"[–—][a-z]\S*|[“”‘’]", text)
     assert "norm_before_residual" in (sources / "reference" / "facts.md").read_text()
     assert "### layer-ids-as-outputs" in (sources / "reference" / "findings.md").read_text()
