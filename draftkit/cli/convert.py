@@ -53,7 +53,7 @@ def convert(
     into: Annotated[
         str | None,
         typer.Option(
-            help="Put heads (the source) back into this target: there, or in OUT, which shares its files; of a GGUF "
+            help="Put heads (the source) back into this target: there, or in OUT, which shares its weights; of a GGUF "
             "file in OUT.gguf."
         ),
     ] = None,

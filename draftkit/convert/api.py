@@ -259,7 +259,7 @@ def target_with_heads(source: str, *, revision: str | None = None) -> tuple[Chec
 
 def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[Path, list[str]]:
     """Put the unified heads `source` back into a target: into its own folder, or into a new one, `out`, which shares
-    the other files with it; of a GGUF file, into the new file `out`. Returns it, and the names of the files that were
+    the other weights with it; of a GGUF file, into the new file `out`. Returns it, and the names of the files that were
     written anew.
 
     Raises `DraftkitError`; then nothing has changed.

@@ -1,15 +1,18 @@
 """Multi-token prediction heads put back into a target: over its own, or into a copy that lost them.
 
-Shards without any of the heads' tensors are not written again: the new folder has hard links to them. In a shard with
-some, their bytes are replaced where they lie; what the target lacks goes into a shard of its own. Heads that were taken
-out and not changed leave every file as it was, byte for byte.
+What changes is written into new files. In a shard with some of the heads' tensors, their bytes are replaced where they
+lie; what the target lacks goes into a shard of its own. The new folder shares the other weights with the target by hard
+links, as nothing writes into weights that are there, and has copies of everything else, which users do edit. Heads that
+were taken out and not changed leave every file as it was, byte for byte.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.io.atomic import atomic_folder
 from draftkit.io.dtypes import FLOATS, torch_dtype
 from draftkit.io.handles import TensorHandle, TensorToWrite, memory_handle
-from draftkit.io.jsonfile import dump, read_object
+from draftkit.io.jsonfile import MAX_BYTES, dump, read_object
 from draftkit.io.safetensors_file import read_regions, read_safetensors, write_safetensors
 from draftkit.io.tensors import SAFETENSORS, read_weight_map
 from draftkit.layout.families.mtp import MtpSpec
@@ -28,31 +31,58 @@ from draftkit.layout.mtp import LEFT_ALONE, heads_stated
 
 NEW_SHARD = "model-mtp.safetensors"
 
+Write = Callable[[Path], object]  # writes a file that is not there yet
+
 
 def put_back(draft: Draft, target: Checkpoint, out: Path) -> list[str]:
     """Write the target with the heads of `draft` as the folder `out`, which may be the target's own; the names of the
     files that changed.
 
     Raises `LayoutError` for heads of another target, and where the target's are stored in a way that the heads are not;
-    `DraftkitError` as `atomic_folder` does.
+    `FormatError` for what in the target is no file and no folder; `DraftkitError` for an `out` within the target, and
+    as `atomic_folder` does.
     """
+    source = Path(os.path.realpath(target.source.path))
+    place = Path(os.path.realpath(out))
+    if place != source and place.is_relative_to(source):
+        raise DraftkitError("the output lies in the target itself", where=out, hint="choose another folder")
+    changed = _changed(draft, target)
+    with atomic_folder(place, lambda folder: folder == source) as folder:
+        _take_over(source, folder, leave=changed)
+        for name, write in changed.items():
+            write(folder / name)
+            if (source / name).exists():
+                shutil.copymode(source / name, folder / name)
+    return list(changed)
+
+
+def _changed(draft: Draft, target: Checkpoint) -> dict[str, Write]:
+    """Of each file of the target that changes, or is new, what writes it."""
     source = target.source.path
     index = source / SAFETENSORS.index
     shards = _shards(source, index)
     heads = _fitting(draft, target, shards)
-    changed: list[str] = []
-    with atomic_folder(out, lambda folder: os.path.realpath(folder) == os.path.realpath(source)) as folder:
-        _link(source, folder)
-        for shard, names in shards.items():
-            if own := [name for name in names if name in heads]:
-                _replaced(folder / shard, {name: heads[name] for name in own})
-                changed.append(shard)
-        stored = {name for names in shards.values() for name in names}
-        if added := [handle for name, handle in heads.items() if name not in stored]:
-            changed += _add(folder, added, shards, indexed=index.is_file())
-        if config := _config(draft, target, added):
-            _write(folder / "config.json", dump(config))
-            changed.append("config.json")
+    stored = {name for names in shards.values() for name in names}
+    added = [handle for name, handle in heads.items() if name not in stored]
+    changed: dict[str, Write] = {}
+    for shard, names in shards.items():
+        if own := {name: heads[name] for name in names if name in heads}:
+            changed[shard] = partial(_replaced, source / shard, own)
+    if added and index.is_file():
+        if NEW_SHARD in shards:
+            raise DraftkitError(f"the target has a {NEW_SHARD} that lacks some of the heads' tensors", where=source)
+        if os.path.lexists(source / NEW_SHARD):
+            raise DraftkitError(
+                f"the target has a {NEW_SHARD} that its index does not name", where=source, hint="move it away"
+            )
+        changed[NEW_SHARD] = lambda path: write_safetensors(path, [_to_write(h) for h in added], {"format": "pt"})
+        changed[SAFETENSORS.index] = partial(_write, dump(_index(index, added)))
+    elif added:
+        (single,) = shards
+        whole = [heads.get(handle.name, handle) for handle in read_safetensors(source / single)] + added
+        changed[single] = lambda path: write_safetensors(path, [_to_write(h) for h in whole], {"format": "pt"})
+    if config := _config(draft, target, added):
+        changed["config.json"] = partial(_write, dump(config))
     return changed
 
 
@@ -122,51 +152,66 @@ def _unlike(handle: TensorHandle, own: TensorHandle, target: Checkpoint) -> Layo
     )
 
 
-def _link(source: Path, folder: Path) -> None:
-    """Every file of a target, without another copy of it where the file system has hard links."""
+def _take_over(source: Path, folder: Path, leave: Container[str] = (), above: tuple[Path, ...] = ()) -> None:
+    """Put every file of a folder but `leave` into another one: weights as hard links where the file system has them,
+    copies of the others. `above`: the folders that `source` was found in.
+
+    Raises `FormatError` for what is no file and no folder, and for a link that leads back to where it lies, or to where
+    the files go.
+    """
+    place = Path(os.path.realpath(source))
+    if any(one.is_relative_to(place) for one in (*above, folder)):
+        raise FormatError(f"{source.name} is a link to a folder that it lies in", where=source, hint="remove the link")
+    folder.chmod(stat.S_IMODE(place.stat().st_mode) | stat.S_IRWXU)
     for path in sorted(source.iterdir()):
+        new = folder / path.name
         if path.is_dir():
-            shutil.copytree(path, folder / path.name)
-            continue
+            new.mkdir()
+            _take_over(path, new, above=(*above, place))
+        elif not path.is_file():  # to read a pipe or a device may never end
+            raise FormatError(
+                f"{path.name} is a link to nothing" if path.is_symlink() else f"{path.name} is not a file",
+                where=path,
+                hint="remove it, or fetch the target again",
+            )
+        elif path.name not in leave:
+            _link_or_copy(path, new)
+
+
+def _link_or_copy(path: Path, new: Path) -> None:
+    """A file under another name; one as large as `MAX_BYTES` holds weights, however it is called."""
+    if path.suffix in SAFETENSORS.suffixes or path.stat().st_size >= MAX_BYTES:
         try:
-            os.link(os.path.realpath(path), folder / path.name)
-        except OSError:
-            shutil.copyfile(path, folder / path.name)
+            os.link(os.path.realpath(path), new)
+            return
+        except OSError:  # without hard links, or of another user's file
+            pass
+    shutil.copy2(path, new)
 
 
-def _replaced(path: Path, tensors: Mapping[str, TensorHandle]) -> None:
-    """The same file with other bytes of some tensors, where these lie."""
-    start, regions = read_regions(path)
-    copy = path.with_name(f"{path.name}.new")
-    shutil.copyfile(path, copy)  # the other link's bytes stay
-    with copy.open("r+b") as file:
+def _replaced(source: Path, tensors: Mapping[str, TensorHandle], path: Path) -> None:
+    """A file like `source` with other bytes of some tensors, where these lie."""
+    start, regions = read_regions(source)
+    shutil.copyfile(source, path)
+    with path.open("r+b") as file:
         for region in regions:
             if region.name in tensors:
                 file.seek(start + region.begin)
                 file.writelines(tensors[region.name].chunks())
-    copy.replace(path)
 
 
-def _add(folder: Path, added: list[TensorHandle], shards: Mapping[str, list[str]], *, indexed: bool) -> list[str]:
-    """Tensors that the target lacks: in a new shard, or in the one file that is all there is."""
-    new = [TensorToWrite(handle.name, handle.dtype, handle.shape, handle.chunks()) for handle in added]
-    if not indexed:
-        (single,) = shards
-        old = [TensorToWrite(h.name, h.dtype, h.shape, h.chunks()) for h in read_safetensors(folder / single)]
-        copy = folder / f"{single}.new"
-        write_safetensors(copy, [*old, *new], {"format": "pt"})
-        copy.replace(folder / single)
-        return [single]
-    if NEW_SHARD in shards:
-        raise DraftkitError(f"the target has a {NEW_SHARD} that lacks some of the heads' tensors", where=folder)
-    write_safetensors(folder / NEW_SHARD, new, {"format": "pt"})
-    index: dict[str, Any] = read_object(folder / SAFETENSORS.index)
+def _to_write(handle: TensorHandle) -> TensorToWrite:
+    return TensorToWrite(handle.name, handle.dtype, handle.shape, handle.chunks())
+
+
+def _index(path: Path, added: list[TensorHandle]) -> dict[str, object]:
+    """An index with tensors of `NEW_SHARD` too."""
+    index: dict[str, Any] = read_object(path)
     index["weight_map"] |= dict.fromkeys((handle.name for handle in added), NEW_SHARD)
     metadata = index.get("metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int):
         metadata["total_size"] += sum(handle.nbytes for handle in added)
-    _write(folder / SAFETENSORS.index, dump(index))
-    return [NEW_SHARD, SAFETENSORS.index]
+    return index
 
 
 def _config(draft: Draft, target: Checkpoint, added: list[TensorHandle]) -> dict[str, object] | None:
@@ -190,6 +235,5 @@ def _config(draft: Draft, target: Checkpoint, added: list[TensorHandle]) -> dict
     return None if config == target.config else config
 
 
-def _write(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)  # the other link's bytes stay
+def _write(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from draftkit import zoo
 from draftkit.errors import SourceError
 from draftkit.hub.gguf import folder_of_gguf
+from draftkit.io.atomic import restore
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.folder import TOKENIZER_FILES
 
@@ -63,14 +64,15 @@ def locate(
     tokenizer and one kind of weights. `as_file`: a GGUF file stays one, instead of a folder that stands for it as that
     of a model which transformers reads. Without a network, or with `HF_HUB_OFFLINE=1`, the Hub's cache answers.
 
-    Raises `SourceError` when the source cannot be had: missing, private or gated, no such revision, offline, no
-    network, disk full.
+    A folder that a killed run has left aside is put back first. Raises `SourceError` when the source cannot be had:
+    missing, private or gated, no such revision, offline, no network, disk full.
     """
     if source.startswith("zoo:"):
         _refuse_revision(source, revision)
         return _in_zoo(source)
     if source.startswith("hf://"):
         return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
+    restore(Path(os.path.expanduser(source)))
     if os.path.exists(os.path.expanduser(source)) or _looks_like_path(source):
         _refuse_revision(source, revision)
         return _in_folder(source, as_file)

@@ -1,18 +1,21 @@
 """Folders and files that appear complete or not at all, and temporary folders that outlive no run.
 
 What is written lies in a hidden sibling, the scratch folder `.NAME.tmp-RANDOM`, as `new`, and is renamed at the end; a
-folder that it replaces waits beside it as `old`. The owner of a scratch folder holds a lock on the file `lock` in it,
-which the kernel releases however the owner ends. So a later run can tell the remains of a killed one from the work of
-one that is still running, also in another container that shares the volume.
+folder that it replaces takes its place there in the same step, or where the system cannot exchange two folders, waits
+beside it as `old` between two steps. The owner of a scratch folder holds a lock on the file `lock` in it, which the
+kernel releases however the owner ends. So a later run can tell the remains of a killed one from the work of one that is
+still running, also in another container that shares the volume.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import tempfile
@@ -40,6 +43,9 @@ DISK_FAILURES = {
     errno.EXDEV,
 }
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems answer that have none
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux' fcntl.h
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -131,12 +137,36 @@ def scratch_folder(out: Path, asked: Path | None = None) -> Iterator[Path]:
 
 
 def settle_leftovers(out: Path) -> None:
-    """Tidy up after killed runs: put back what they had moved aside, remove what they had begun."""
+    """Tidy up after killed runs: put back what they had moved aside, which is said, remove what they had begun."""
+    for path, role in _leftovers(out):
+        with suppress(OSError):  # another user's, or another run is at it too: what stays is tried the next time
+            _settle(path, role, out)
+
+
+def restore(out: Path) -> None:
+    """Put back what a killed run had moved aside, where nothing is at `out`; to be called before it is read.
+
+    Raises `DraftkitError` that says where it lies when it cannot be put back.
+    """
+    out = Path(os.path.abspath(out))
+    if os.path.lexists(out):
+        return
+    with suppress(OSError):  # a parent that is missing, or may not be read
+        settle_leftovers(out)
+        for path, _ in _leftovers(out):
+            if not out.exists() and (old := path / "old").exists():
+                raise DraftkitError(
+                    f"{out.name} was moved aside by a run that was killed, and cannot be put back",
+                    where=old,
+                    hint=f"move it yourself: mv {shlex.quote(str(old))} {shlex.quote(str(out))}",
+                )
+
+
+def _leftovers(out: Path) -> list[tuple[Path, str]]:
+    """The scratch folders of an output, each with its role: `tmp`, or `gone` where it is being removed."""
     pattern = re.compile(rf"\.{re.escape(out.name)}\.(tmp|gone)-[0-9a-f]+")
-    for path in list(out.parent.iterdir()) if out.parent.is_dir() else []:
-        if match := pattern.fullmatch(path.name):
-            with suppress(OSError):  # another user's, or another run is at it too: what stays is tried the next time
-                _settle(path, match[1], out)
+    paths = list(out.parent.iterdir()) if out.parent.is_dir() else []
+    return [(path, match[1]) for path in paths if (match := pattern.fullmatch(path.name))]
 
 
 @contextmanager
@@ -240,6 +270,7 @@ def _settle(path: Path, role: str, out: Path) -> None:
             old = path / "old"
             if old.exists() and (path / "new").exists() and not out.exists():  # the owner died between the renames
                 old.rename(out)
+                _log.warning("%s is put back: a run that was killed while it replaced it had left it in %s", out, old)
             _discard(path, out)
         finally:
             os.close(lock)
@@ -260,6 +291,8 @@ def _sibling(out: Path, role: str) -> Path:
 def _swap(scratch: Path, out: Path) -> None:
     """Put what is new in the place of `out`, or leave `out` as it was."""
     new, old = scratch / "new", scratch / "old"
+    if _exchanged(new, out):
+        return
     try:
         with suppress(FileNotFoundError):
             out.rename(old)
@@ -268,6 +301,15 @@ def _swap(scratch: Path, out: Path) -> None:
         if old.exists() and not out.exists():
             old.rename(out)
         raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange what two names stand for, in one step; False where one is missing, or the system cannot."""
+    import ctypes
+
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux' own; macOS and musl have none
+    names = (os.fsencode(one), os.fsencode(other))
+    return renameat2 is not None and renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
 
 
 def _sync_tree(folder: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.errors import LayoutError, SourceError
+from draftkit.io.atomic import restore
 from draftkit.io.handles import TensorHandle
 from draftkit.io.html import said_html
 from draftkit.io.jsonfile import read_object
@@ -53,11 +54,12 @@ def is_unified(folder: Path) -> bool:
 
 
 def read_draft(folder: Path) -> Draft:
-    """Read and validate a unified draft.
+    """Read and validate a unified draft; one that a killed run has left aside is put back first.
 
     Raises `LayoutError` listing every fact or tensor that does not fit, `FormatError` for damaged files,
     `SourceError` for missing ones.
     """
+    restore(folder)
     config_path = folder / "config.json"
     block = read_object(config_path).get("draftkit")
     if not isinstance(block, dict) or set(block) != {"spec", "provenance"} or not isinstance(block["spec"], dict):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,88 @@ def test_a_target_that_lost_its_head_gets_it_back(
     assert found_in(folder) == {}
     again = convert_checkpoint(str(folder), tmp_path / "again", format="mtp")
     assert (again / FILE).read_bytes() == (head / FILE).read_bytes()
+
+
+def test_whoever_edits_the_new_target_leaves_the_old_one_as_it_was(copy: Path, tmp_path: Path) -> None:
+    """Weights alone are shared, which are replaced and never written into."""
+    split(copy)
+    (copy / "assets").mkdir()
+    for name in ("tokenizer.json", "assets/logo.svg", "model-00002.safetensors.new", "model.safetensors.new"):
+        (copy / name).write_text("the target's own")
+    (copy / "config.json").chmod(0o600)
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    stored = load_file(head / FILE)
+    name = HEADS[EXPERTS].projection + ".weight"
+    save_file(stored | {name: stored[name] + 1}, head / FILE, {"format": "pt"})
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    folder, _ = put_heads_back(str(head), str(copy), tmp_path / "whole")
+    assert {path.relative_to(folder) for path in folder.rglob("*")} == {p.relative_to(copy) for p in copy.rglob("*")}
+    assert (folder / "config.json").stat().st_mode & 0o777 == 0o600
+    shared = [path for path in folder.rglob("*") if path.is_file() and path.samefile(copy / path.relative_to(folder))]
+    assert shared == [folder / "model-00001.safetensors"]
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in shared:
+            path.write_bytes(b"edited")
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_shard_that_no_index_names_is_not_written_over(copy: Path, with_experts: Path, tmp_path: Path) -> None:
+    head = convert_checkpoint(str(with_experts), tmp_path / "head", format="mtp")
+    without_head(copy)
+    split(copy)
+    (copy / "model-mtp.safetensors").write_text("of the user")
+    for out in (tmp_path / "whole", None):
+        with pytest.raises(DraftkitError, match="its index does not name"):
+            put_heads_back(str(head), str(copy), out)
+        assert (copy / "model-mtp.safetensors").read_text() == "of the user"
+    assert not (tmp_path / "whole").exists()
+
+
+def dangle(folder: Path) -> Path:
+    (folder / "tokenizer.json").symlink_to("gone")
+    return folder / "tokenizer.json"
+
+
+def loop(folder: Path) -> Path:
+    (folder / "vocab.txt").symlink_to("vocab.txt")
+    return folder / "vocab.txt"
+
+
+def lead_back(folder: Path) -> Path:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "up").symlink_to(folder)
+    return folder / "sub" / "up"
+
+
+def lead_above(folder: Path) -> Path:
+    (folder / "all").symlink_to(folder.parent)
+    return folder / "all"
+
+
+def make_pipe(folder: Path) -> Path:
+    (folder / "sub").mkdir()
+    os.mkfifo(folder / "sub" / "pipe")
+    return folder / "sub" / "pipe"
+
+
+@pytest.mark.parametrize("spoil", [dangle, loop, lead_back, lead_above, make_pipe])
+def test_what_is_no_file_of_a_target_is_named(copy: Path, tmp_path: Path, spoil: Callable[[Path], Path]) -> None:
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    odd = spoil(copy)
+    for out in (tmp_path / "whole", None):
+        with pytest.raises(DraftkitError, match=f"where: {odd}"):
+            put_heads_back(str(head), str(copy), out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "head"]
+
+
+@pytest.mark.parametrize("inside", ["out", "deeper/out", "link/out"])
+def test_the_output_does_not_lie_in_the_target(copy: Path, tmp_path: Path, inside: str) -> None:
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    (copy / "deeper").mkdir()
+    (copy / "link").symlink_to("deeper")
+    with pytest.raises(DraftkitError, match="lies in the target itself"):
+        put_heads_back(str(head), str(copy), copy / inside)
+    assert not list((copy / "deeper").iterdir())
 
 
 def test_a_head_beside_quantized_layers_is_listed_as_left_alone(copy: Path, with_experts: Path, tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from draftkit.errors import DraftkitError
+from draftkit.hub.locate import locate
 from draftkit.io import atomic
 from draftkit.io.atomic import atomic_folder, check_writable, start_write_back
+from draftkit.layout.folder import read_draft
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -33,13 +35,15 @@ with atomic_folder(Path(sys.argv[1]), replaces=lambda folder: True) as folder:
     time.sleep(60)
 """
 
-# The same, caught between moving the old folder aside and putting the new one in its place.
-KILLED_BETWEEN_RENAMES = """
+# The same, caught after the first renaming of a path: where a system cannot exchange two folders, between moving the
+# old one aside and putting the new one in its place.
+KILLED_AT_A_RENAME = """
 import os, signal, sys
 from pathlib import Path
 from draftkit.io import atomic
 
-rename = Path.rename
+rename, exchanged = Path.rename, atomic._exchanged
+atomic._exchanged = lambda *names: sys.argv[2] == "exchange" and exchanged(*names)
 def rename_and_die(self, target):
     rename(self, target)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -191,6 +195,7 @@ def test_the_old_folder_comes_back_when_the_new_one_cannot_move(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(atomic, "_exchanged", lambda *names: False)
     make_folder(tmp_path / "out")
     with pytest.raises(DraftkitError, match=os.strerror(errno.EXDEV)):
         write(tmp_path / "out", replaces=anything)
@@ -231,8 +236,9 @@ def test_writing_back_takes_up_where_it_stopped(
     assert asked == ([(0, 5), (5, 3)] if supported else [])
 
 
-def start(script: str, out: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+def start(script: str, out: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, out, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
 
 
 def test_a_killed_run_leaves_the_old_state_and_the_next_one_tidies_up(tmp_path: Path) -> None:
@@ -254,16 +260,59 @@ def test_a_killed_run_leaves_the_old_state_and_the_next_one_tidies_up(tmp_path: 
     assert entries(tmp_path) == ["out"]
 
 
-def test_a_run_killed_between_the_renames_gives_the_old_folder_back(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def killed_at_a_rename(out: Path, how: str) -> None:
     make_folder(out)
-    with start(KILLED_BETWEEN_RENAMES, out) as run:
+    with start(KILLED_AT_A_RENAME, out, how) as run:
         assert run.wait() == -signal.SIGKILL
+
+
+def test_a_run_killed_between_the_renames_gives_the_old_folder_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    killed_at_a_rename(out, "two renames")
     assert not out.exists()
     with pytest.raises(DraftkitError, match="--force"):
         write(out)
     assert content(out) == {"old": "old"}
     assert entries(tmp_path) == ["out"]
+    assert f"{out} is put back" in caplog.text
+
+
+def test_two_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    if not atomic._exchanged(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("this system cannot")
+    killed_at_a_rename(out, "exchange")
+    assert content(out) == {"model": "new"}
+    write(out, replaces=anything)
+    assert entries(tmp_path) == ["one", "other", "out"]
+
+
+def test_who_reads_what_a_killed_run_left_aside_puts_it_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    killed_at_a_rename(tmp_path / "located", "two renames")
+    assert locate(str(tmp_path / "located")).path == tmp_path / "located"
+    killed_at_a_rename(tmp_path / "read", "two renames")
+    with pytest.raises(DraftkitError, match=r"config\.json is missing"):
+        read_draft(tmp_path / "read")
+    for name in ("located", "read"):
+        assert content(tmp_path / name) == {"old": "old"}
+        assert f"{tmp_path / name} is put back" in caplog.text
+    assert entries(tmp_path) == ["located", "read"]
+
+
+def test_what_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_at_a_rename(tmp_path / "out", "two renames")
+    (left,) = tmp_path.glob(".out.tmp-*/old")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(atomic, "_locked", refuse)
+    with pytest.raises(DraftkitError, match=rf"where: {left}\n.*mv {left} {tmp_path / 'out'}"):
+        locate(str(tmp_path / "out"))
 
 
 def test_only_leftovers_of_the_same_output_are_removed(tmp_path: Path) -> None:
