@@ -29,8 +29,8 @@ FIGURES_FOLDER = "figures"
 OWN = "\ufffc"  # stands for a draft's own folder while other paths are named
 # What goes to the Hub besides the draft itself; checkpoints of a training run hold more, which does not.
 BESIDE = (
-    CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "versions.json", "adapter/*",
-    f"{EVAL_FOLDER}/*.json", f"{FIGURES_FOLDER}/**/*",
+    CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "inputs.json", "versions.json",
+    "adapter/*", f"{EVAL_FOLDER}/*.json", f"{FIGURES_FOLDER}/**/*",
 )  # fmt: skip
 
 

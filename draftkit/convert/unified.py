@@ -39,8 +39,8 @@ PROVENANCE_FILE = "draftkit-provenance.json"  # marks a draft in another layout 
 # What draftkit writes into the folder of a draft, or of a checkpoint in training.
 WRITTEN = (
     "config.json", PROVENANCE_FILE, "*.safetensors", "*.safetensors.index.json", "*.bin", *TOKENIZER_FILES, MASK_FILE,
-    "README.md", "eval", "figures", "adapter", "train.yaml", "versions.json", "trainer_state.json", "optimizer*",
-    "scheduler.pt", "scaler.pt", "rng_state*", "pytorch_model*",
+    "README.md", "eval", "figures", "adapter", "train.yaml", "inputs.json", "versions.json", "trainer_state.json",
+    "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "pytorch_model*",
 )  # fmt: skip
 SMALL_FILE = 16 << 20  # bytes; reading less for a digest costs nothing that a user would notice
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -206,9 +206,21 @@ class TrainConfig:
             kind, _merged(to_dict(kind()), self.options), f"recipe {self.recipe}", "the configuration", "options"
         )
 
+    def by_name(self) -> dict[str, object]:
+        """The settings by their names in `--set`, nothing left out."""
+        return dict(_flat(to_dict(self) | {"options": to_dict(self.recipe_options())}))
+
     def to_yaml(self) -> str:
         """The run as a file that `read_config` reads, nothing left out."""
         return write_yaml(to_dict(self) | {"options": to_dict(self.recipe_options())})
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, object]) -> TrainConfig:

@@ -13,7 +13,7 @@ from draftkit.errors import FormatError, SourceError
 from draftkit.io.jsonfile import read_object
 from draftkit.results.record import Interval
 from draftkit.train.progress import LENGTH
-from draftkit.train.run import STATE_FILE, newest_checkpoint
+from draftkit.train.resume import STATE_FILE, newest_checkpoint
 from draftkit.train.trainer import LOSS
 
 

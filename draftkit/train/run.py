@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +40,6 @@ from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
 from draftkit.io.html import said_html, table_html
-from draftkit.io.records import to_dict
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft, require_runtime
@@ -59,15 +58,14 @@ from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
 from draftkit.train.rejections import RejectionStage
+from draftkit.train.resume import CONFIG_FILE, INPUTS_FILE, check_same_run, inputs_of, newest_checkpoint
 from draftkit.train.streaming import open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
 from draftkit.version import __version__
 
-CONFIG_FILE = "train.yaml"  # beside every checkpoint
 VERSIONS_FILE = "versions.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors")
 ADAPTER_FOLDER = "adapter"  # where the run trains one: the checkpoint's own weights have it merged
-STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
 
 
 class LoadTarget(Protocol):
@@ -161,18 +159,19 @@ def _ways(config: TrainConfig, ready: _Ready, whole: PreTrainedModel) -> Ways:
 
 
 def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> Trained:
-    """Train a draft. `resume` goes on from the newest complete checkpoint in `config.out`.
+    """Train a draft. `resume` goes on from the newest complete checkpoint in `config.out`, where it is of this run.
 
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
     """
     load = load_training_target if config.states == "" and config.stream is None else load_target_ends
     with _set_up(config, resume, load) as ready, ExitStack() as stack:
-        recipe, files = ready.recipe, ready.files
-        stream = None
+        recipe, stream = ready.recipe, None
         if config.stream is not None:
             stream = stack.enter_context(open_stream(config, config.stream, recipe.aux_layers, ready.samples))
-        save = partial(_save_checkpoint, config=config, recipe=recipe, files=files)
+        if ready.arguments.process_index == 0:  # which writes; found now, as files may be replaced while it trains
+            ready.inputs()
+        save = partial(_save_checkpoint, config=config, ready=ready)
         trainer = DraftTrainer(
             recipe,
             ready.arguments,
@@ -190,14 +189,17 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         )
         newest = newest_checkpoint(Path(config.out))
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
-        trained = _finish(trainer, config, recipe, files, ready.dtype)
+        trained = _finish(trainer, config, ready)
         if stream is not None and trained.draft is not None and trainer.is_world_process_zero():
             finish_stream(stream.folder)
         return trained
 
 
 class _Ready(NamedTuple):
-    """What a run has before its first step. `files`: that its draft takes over. `dtype`: the target's."""
+    """What a run has before its first step. `files`: that its draft takes over. `dtype`: the target's.
+
+    `inputs` gives `inputs_of` the run, which are found once.
+    """
 
     target: PreTrainedModel
     recipe: Recipe
@@ -207,6 +209,7 @@ class _Ready(NamedTuple):
     validating: PackedRows | None
     arguments: TrainingArguments
     dtype: torch.dtype
+    inputs: Callable[[], dict[str, object]]
 
 
 @contextmanager
@@ -225,13 +228,17 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
         stack.enter_context(_no_empty_folder(out))
         device = device_named(config.device or None)
         arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
+        start = config.draft or recipe_class(config.recipe).starts_from
+        draft = stack.enter_context(open_draft(start, config.target)) if start else None
+        inputs = cache(partial(inputs_of, config, draft, max(arguments.world_size, 1)))
+        newest = newest_checkpoint(out)
+        if newest is not None and arguments.process_index == 0:
+            check_same_run(newest, config, inputs())
         dtype = dtype_named(config.target_dtype or None, device)
         target = load(config.target, device=device, dtype=dtype)
         tune_for_cpu(target)
         set_seed(config.seed)  # after the target, whose loading draws numbers of its own
         check_lengths(samples, target.config)
-        start = config.draft or recipe_class(config.recipe).starts_from
-        draft = stack.enter_context(open_draft(start, config.target)) if start else None
         if draft is not None:
             check_runs(draft)
         counts = token_counts(samples, training, target.config.get_text_config().vocab_size)
@@ -252,6 +259,7 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
             validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
             arguments=arguments,
             dtype=dtype,
+            inputs=inputs,
         )
 
 
@@ -293,15 +301,7 @@ def told_trackers(config: TrainConfig) -> dict[str, object]:
         "data_sha256": file_sha256(Path(config.data)),
         "target_sha256": target_sha256(locate(config.target).path),
     }
-    return dict(_flat(to_dict(config))) | digests
-
-
-def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value if isinstance(value, bool | int | float | str) else str(value)
+    return config.by_name() | digests
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -354,12 +354,6 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
     if config.report_to:
         arguments.told = told_trackers(config)
     return arguments
-
-
-def newest_checkpoint(out: Path) -> Path | None:
-    """The newest checkpoint that was written completely."""
-    complete = [path.parent for path in out.glob(f"checkpoint-*/{STATE_FILE}")]
-    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 @contextmanager
@@ -506,9 +500,7 @@ def _stage(config: TrainConfig, target: PreTrainedModel) -> RejectionStage | Non
     return None if settings is None else RejectionStage(settings, config.validation, target, config.seed)
 
 
-def _finish(
-    trainer: DraftTrainer, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...], dtype: torch.dtype
-) -> Trained:
+def _finish(trainer: DraftTrainer, config: TrainConfig, ready: _Ready) -> Trained:
     """The last checkpoint, and unless the run was stopped, the best one as the final draft."""
     state = trainer.state
     out = Path(config.out)
@@ -524,33 +516,31 @@ def _finish(
     if state.best_metric is not None and trainer.judged_at[1].get(LENGTH, 0.0) > state.best_metric:
         best = last  # judged after the last validation that was due
     if trainer.is_world_process_zero():
-        _write_final(best, config, recipe, files, dtype)
+        _write_final(best, config, ready)
     trainer.accelerator.wait_for_everyone()
     return Trained(out / "draft", last, trainer.judged_at[1])
 
 
-def _write_final(best: Path, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...], dtype: torch.dtype) -> None:
+def _write_final(best: Path, config: TrainConfig, ready: _Ready) -> None:
     """The final draft: the best checkpoint's, in the target's dtype."""
-    out = Path(config.out)
+    out, recipe = Path(config.out), ready.recipe
     tensors = load_tensors(best)
     parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
     steps = getattr(recipe.options, "steps", None) if parallel else None  # a chain may be longer than in training
     save_draft(
-        out / "draft", recipe.spec, tensors, target=config.target, files=files, dtype=dtype, speculative_tokens=steps,
-        force=True,
+        out / "draft", recipe.spec, tensors, target=config.target, files=ready.files, dtype=ready.dtype,
+        speculative_tokens=steps, force=True,
     )  # fmt: skip
-    _record(out / "draft", config)
+    _record(out / "draft", config, ready.inputs())
     if (best / ADAPTER_FOLDER).is_dir():
         shutil.copytree(best / ADAPTER_FOLDER, out / "draft" / ADAPTER_FOLDER)
 
 
-def _save_checkpoint(
-    out: Path, tensors: dict[str, Tensor], *, config: TrainConfig, recipe: Recipe, files: tuple[Path, ...]
-) -> None:
-    save_draft(out, recipe.spec, tensors, target=config.target, files=files, force=True)
-    if has_adapters(recipe.draft):
-        save_adapter(recipe.draft, out / ADAPTER_FOLDER)
-    _record(out, config)
+def _save_checkpoint(out: Path, tensors: dict[str, Tensor], *, config: TrainConfig, ready: _Ready) -> None:
+    save_draft(out, ready.recipe.spec, tensors, target=config.target, files=ready.files, force=True)
+    if has_adapters(ready.recipe.draft):
+        save_adapter(ready.recipe.draft, out / ADAPTER_FOLDER)
+    _record(out, config, ready.inputs())
 
 
 def _load_checkpoint(folder: Path, *, recipe: Recipe) -> None:
@@ -560,8 +550,9 @@ def _load_checkpoint(folder: Path, *, recipe: Recipe) -> None:
         recipe.load(load_tensors(folder))
 
 
-def _record(out: Path, config: TrainConfig) -> None:
-    """The resolved run and the exact versions, beside a draft."""
+def _record(out: Path, config: TrainConfig, inputs: Mapping[str, object]) -> None:
+    """The resolved run, what it is of, and the exact versions, beside a draft."""
     (out / CONFIG_FILE).write_text(config.to_yaml(), encoding="utf-8")
+    (out / INPUTS_FILE).write_text(json.dumps(inputs, indent=2) + "\n", encoding="utf-8")
     versions = {"draftkit": __version__} | {name: importlib.metadata.version(name) for name in PACKAGES}
     (out / VERSIONS_FILE).write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")

@@ -79,7 +79,7 @@ class DraftTrainer(Trainer):
             train_dataset=rows,
             eval_dataset=held_out,
             data_collator=only_row,
-            callbacks=[signals := StopSignals(), *callbacks],
+            callbacks=[signals := StopSignals(), AsNowSet(), *callbacks],
         )
         self.signals = signals
         for other in (PrinterCallback, ProgressCallback):  # they write to stdout, which is for results
@@ -99,7 +99,9 @@ class DraftTrainer(Trainer):
         self._counted = 0
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """The rows of a step, with those after them announced."""
+        """The rows of a step, with those after them announced; none in a resumed run that has all of its steps."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
         rows = epoch_iterator if self._ahead is None else self._ahead.of_epoch(epoch_iterator)
         return super().get_batch_samples(rows, num_batches, device)
 
@@ -239,6 +241,13 @@ class WholeState(TrainerState):
     def save_to_json(self, json_path: str) -> None:
         with atomic_file(Path(json_path), force=True) as file:
             super().save_to_json(file.name)  # opens the same file, empty so far, once more
+
+
+class AsNowSet(TrainerCallback):
+    """How often a run logs, validates and saves is as it says now; transformers would go on as the checkpoint says."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        state.compute_steps(args, state.max_steps)
 
 
 class KeepBest(TrainerCallback):

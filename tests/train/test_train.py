@@ -32,7 +32,8 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
 from draftkit.train import lora, recompute
 from draftkit.train.config import LoraSettings, read_config
-from draftkit.train.run import newest_checkpoint, train_draft
+from draftkit.train.resume import newest_checkpoint
+from draftkit.train.run import train_draft
 
 torch.set_num_threads(1)
 V = 320
@@ -143,27 +144,6 @@ def test_a_run_resumes_bit_for_bit(
     (out / "checkpoint-13").mkdir()
     train_draft(config(target, data, out, **more), resume=True)
     assert_same(weights(out / "checkpoint-20"), weights(tmp_path / "whole" / "checkpoint-20"))
-
-
-@pytest.mark.slow
-def test_a_run_of_two_processes_goes_on_in_one(target: Path, data: Path, tmp_path: Path) -> None:
-    """Each process reads its own rows, so that a step of two has twice the tokens."""
-    out = tmp_path / "run"
-    arguments = [*settings(target, data, out, **{"optimization.max_steps": 4})]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(
-        [*launch, "-m", "draftkit", "train", *map(str, arguments)],
-        env=environment, check=False, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    two = weights(out / "checkpoint-4")
-    trained = train_draft(config(target, data, out), resume=True)
-    assert trained.draft is not None
-    one = weights(out / "checkpoint-8")
-    assert one.keys() == two.keys()
-    assert not torch.equal(one["fc.weight"], two["fc.weight"])
-    assert all(tensor.isfinite().all() for tensor in one.values() if tensor.is_floating_point())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

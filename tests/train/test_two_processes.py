@@ -18,6 +18,7 @@ from fixtures.samples import samples
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.errors import DraftkitError
 from draftkit.train.config import read_config
 from draftkit.train.recipes import recipe_names
 from draftkit.train.run import train_draft
@@ -76,6 +77,7 @@ def both(given: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     (folder / "work.py").write_text("""
 import json, os, signal, sys, torch
 from transformers import TrainerCallback
+from draftkit.errors import DraftkitError
 from draftkit.train.config import read_config
 from draftkit.train.run import train_draft
 torch.set_num_threads(1)
@@ -115,3 +117,10 @@ def test_two_processes_are_one_that_accumulates(given: dict[str, str], both: Pat
 def test_a_signal_to_one_process_stops_both_after_the_same_step(both: Path) -> None:
     """They would wait for each other without end."""
     assert [folder.name for folder in (both / "signaled").glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_does_not_go_on_in_one(given: dict[str, str], both: Path) -> None:
+    """Each process reads its own rows, so that a step of two has twice the tokens."""
+    with pytest.raises(DraftkitError, match=r"other settings:\n    processes: 2, now 1\n"):
+        train_draft(read_config(None, [], settings("eagle3", given, both / "signaled", max_steps=400)), resume=True)
