@@ -34,6 +34,29 @@ def _short(text: str) -> list[str]:
     return lines if left_out <= 0 else [*lines[:MAX_LINES], f"    … and {left_out:,} lines more"]
 
 
+class SettingError(DraftkitError):
+    """A setting outside its range, or one that does not go with another.
+
+    `setting` is the name that the Python API has for it; the command line answers with its own option for that.
+    """
+
+    def __init__(self, what: str, setting: str, *, expected: str | None = None, hint: str | None = None):
+        super().__init__(what, expected=expected, hint=hint)
+        self.setting = setting
+
+
+def require_setting(fine: bool, setting: str, value: object, expected: str) -> None:
+    """Raise `SettingError` for a value that is not `fine`."""
+    if not fine:
+        raise SettingError(f"{setting} is {value!r}", setting, expected=expected)
+
+
+def require_count(setting: str, value: object, *, least: int = 1) -> None:
+    """Raise `SettingError` for what is no whole number of at least `least`."""
+    fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require_setting(fine, setting, value, f"a whole number from {least} on")
+
+
 class SourceError(DraftkitError):
     """A checkpoint, repository or file that cannot be reached: missing, gated, offline, no network."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, get_args
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import SettingError, require_count, require_setting
 
 MIN_TEMPERATURE = 1e-5
 EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
@@ -21,7 +23,7 @@ class SamplingParameters:
     """How the tokens of one request are drawn, in this order: temperature, min-p, top-k, top-p (as in vLLM).
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep everything; tokens that tie at a cut all stay.
-    `seed` < 2⁶⁴ alone decides the request's random numbers. Raises `DraftkitError` for values outside their range.
+    `seed` < 2⁶⁴ alone decides the request's random numbers. Raises `SettingError` for values outside their range.
     """
 
     temperature: float = 0.0
@@ -32,11 +34,13 @@ class SamplingParameters:
 
     def __post_init__(self) -> None:
         hot = MIN_TEMPERATURE <= self.temperature < math.inf
-        _require(self.temperature == 0 or hot, "temperature", self.temperature, f"0, or at least {MIN_TEMPERATURE}")
-        _require(0 <= self.top_k < EVERY_TOKEN, "top_k", self.top_k, "0 to keep all tokens, or a number of tokens")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
-        _require(0 <= self.seed < 2**64, "seed", self.seed, "a whole number from 0 to 2**64 - 1")
+        usable = self.temperature == 0 or hot
+        require_setting(usable, "temperature", self.temperature, f"0, or at least {MIN_TEMPERATURE}")
+        in_range = 0 <= self.top_k < EVERY_TOKEN
+        require_setting(in_range, "top_k", self.top_k, "0 to keep all tokens, or a number of tokens")
+        require_setting(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, at most 1")
+        require_setting(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        require_setting(0 <= self.seed < 2**64, "seed", self.seed, "a whole number from 0 to 2**64 - 1")
 
     @property
     def truncates(self) -> bool:
@@ -48,11 +52,6 @@ class SamplingParameters:
         return replace(self, seed=(self.seed + number) % 2**64)
 
 
-def _require(fine: bool, name: str, value: float, expected: str) -> None:
-    if not fine:
-        raise DraftkitError(f"{name} is {value}", where="sampling parameters", expected=expected)
-
-
 @dataclass(frozen=True, slots=True)
 class DraftSampling:
     """How drafts are drawn.
@@ -60,7 +59,7 @@ class DraftSampling:
     `mode` auto drafts greedily for requests below the temperature `greedy_below`: there the draft's top token is
     accepted more often than a sampled one. `temperature` replaces the request's own where a draft is sampled; any
     value is lossless. Cuts of the request hold for its drafts too. A round's drafts end before the first whose chance
-    of acceptance, as the draft estimates it, is below `min_confidence`; 0 keeps all. Raises `DraftkitError` for values
+    of acceptance, as the draft estimates it, is below `min_confidence`; 0 keeps all. Raises `SettingError` for values
     outside their range.
     """
 
@@ -70,17 +69,79 @@ class DraftSampling:
     min_confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.min_confidence < 1, "min_confidence", self.min_confidence, "from 0 to below 1")
-        _require(0 <= self.greedy_below < math.inf, "greedy_below", self.greedy_below, "a temperature, 0 or above")
+        modes = get_args(DraftSamplingMode)
+        require_setting(self.mode in modes, "draft_sampling", self.mode, ", ".join(modes))
+        require_setting(0 <= self.min_confidence < 1, "draft_confidence", self.min_confidence, "from 0 to below 1")
+        warm = 0 <= self.greedy_below < math.inf
+        require_setting(warm, "draft_greedy_below", self.greedy_below, "a temperature, 0 or above")
         if self.temperature is not None:
             hot = MIN_TEMPERATURE <= self.temperature < math.inf
-            _require(hot, "the draft's temperature", self.temperature, f"at least {MIN_TEMPERATURE}")
+            require_setting(hot, "draft_temperature", self.temperature, f"at least {MIN_TEMPERATURE}")
 
     def parameters(self, request: SamplingParameters) -> SamplingParameters:
         """What the draft of a request is drawn with; temperature 0 means a greedy, one-hot draft."""
         if self.mode == "greedy" or (self.mode == "auto" and request.temperature < self.greedy_below):
             return replace(request, temperature=0.0)
         return request if self.temperature is None else replace(request, temperature=self.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticAcceptance:
+    """`rates[i]`: the share of rounds in which at least i + 1 drafts stand (vLLM's per-position rates).
+
+    Raises `SettingError` where rates leave [0, 1] or rise.
+    """
+
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        falling = all(after <= before for before, after in pairwise((1.0, *self.rates, 0.0)))
+        require_setting(falling, "acceptance_rates", list(self.rates), "between 0 and 1, none above the one before it")
+
+    @classmethod
+    def of_length(cls, length: float, k: int) -> SyntheticAcceptance:
+        """Rates with a mean acceptance length of `length` tokens a round, the target's own included: as many certain
+        drafts as fit, then one at the remaining rate. Raises `SettingError` for a length that `k` drafts do not have.
+        """
+        if not 1 <= length <= k + 1:
+            raise SettingError(
+                f"an acceptance length of {length}",
+                "acceptance_rates",
+                expected=f"between 1 and {k + 1}, for {k} drafts a round",
+            )
+        return cls(tuple(min(max(length - 1 - i, 0.0), 1.0) for i in range(k)))
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """The rate of each draft among the rounds in which the one before it stands."""
+        pairs = pairwise((1.0, *self.rates))
+        return tuple(after / before if before else 0.0 for before, after in pairs)
+
+
+def check_rates(synthetic: SyntheticAcceptance | None, verification: Verification, k: int) -> None:
+    """Raise `SettingError` unless rates of `k` positions go with synthetic verification, and it with them."""
+    if verification != "synthetic" and synthetic is not None:
+        raise SettingError(
+            f"acceptance_rates, and verification is {verification!r}", "acceptance_rates", expected="synthetic"
+        )
+    if verification == "synthetic" and synthetic is None:
+        raise SettingError(
+            "verification is 'synthetic', and there are no acceptance_rates",
+            "verification",
+            expected=f"a rate for each of K = {k} positions",
+        )
+    if synthetic is not None and len(synthetic.rates) != k:
+        raise SettingError(
+            f"{len(synthetic.rates)} acceptance rates", "acceptance_rates", expected=f"one for each of K = {k}"
+        )
+
+
+def check_schedule(k_by_batch: Mapping[int, int], k: int) -> None:
+    """Raise `SettingError` for a table, largest batch → K, that is empty, or has more drafts than `k`."""
+    for batch in k_by_batch:
+        require_count("k_by_batch", batch, least=0)
+    fine = bool(k_by_batch) and all(0 <= drafts <= k for drafts in k_by_batch.values())
+    require_setting(fine, "k_by_batch", dict(k_by_batch), f"largest batch: K, each K from 0 to {k}")
 
 
 @dataclass(frozen=True)

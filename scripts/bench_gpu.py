@@ -37,7 +37,7 @@ from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
 from draftkit.models.target import Target
-from draftkit.requests import Request
+from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -47,7 +47,6 @@ from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -31,6 +31,7 @@ from draftkit.cli.shared import (
     settled_dtype,
 )
 from draftkit.errors import DraftkitError
+from draftkit.requests import SamplingParameters
 
 if TYPE_CHECKING:
     from draftkit.data.responders import Responder, Sampling
@@ -141,6 +142,7 @@ def regenerate(
     as_json: JsonOption = False,
 ) -> None:
     """Let the target write every assistant turn anew. The token ids that it read and drew are stored."""
+    SamplingParameters(temperature, top_k, top_p)  # wrong ones are refused before the slow imports
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.regenerate import RegenerateSettings, plan
@@ -217,6 +219,7 @@ def synthesize(
     as_json: JsonOption = False,
 ) -> None:
     """Let the target, a chat model, write prompts. Its template is cut before the user's words (Magpie)."""
+    SamplingParameters(temperature, top_k, top_p)  # wrong ones are refused before the slow imports
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening

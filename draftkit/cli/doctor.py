@@ -31,7 +31,7 @@ def doctor(
     draft: Annotated[str, typer.Option(help="The draft to examine, of any format.")],
     k: Annotated[
         int | None,
-        typer.Option("--k", min=1, max=16, help="Draft tokens a round; default: those it is made for, or 4."),
+        typer.Option("--k", min=1, help="Draft tokens a round; default: those it is made for, or 4."),
     ] = None,
     prompts: Annotated[
         str, typer.Option(help="zoo (bundled), or a JSONL file with turns, messages or prompt.")

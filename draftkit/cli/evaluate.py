@@ -81,7 +81,7 @@ def evaluate(
         ),
     ] = "zoo",
     limit: Annotated[
-        int | None, typer.Option(min=1, rich_help_panel=PROMPTS, help="Use this many prompts, spread over the set.")
+        int | None, typer.Option(rich_help_panel=PROMPTS, help="Use this many prompts, spread over the set.")
     ] = None,
     turns: Annotated[
         Turns,
@@ -112,7 +112,7 @@ def evaluate(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(min=2, rich_help_panel=PROMPTS, help="Tokens to generate per prompt, at most.")
+        int, typer.Option(rich_help_panel=PROMPTS, help="Tokens to generate per prompt, at most.")
     ] = 128,
     ignore_eos: Annotated[
         bool,
@@ -129,9 +129,7 @@ def evaluate(
     temperature: Annotated[
         str, typer.Option(rich_help_panel=SAMPLING, help="0 decodes greedily; several as 0,0.7,1.")
     ] = "0",
-    top_k: Annotated[
-        int, typer.Option(min=0, rich_help_panel=SAMPLING, help="Draw from this many tokens; 0 from all.")
-    ] = 0,
+    top_k: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Draw from this many tokens; 0 from all.")] = 0,
     top_p: Annotated[
         float, typer.Option(rich_help_panel=SAMPLING, help="Draw from the smallest set with this probability.")
     ] = 1.0,
@@ -139,9 +137,7 @@ def evaluate(
         float,
         typer.Option(rich_help_panel=SAMPLING, help="Draw from tokens with this share of the best one's probability."),
     ] = 0.0,
-    seed: Annotated[
-        int, typer.Option(min=0, rich_help_panel=SAMPLING, help="Of the first request; the others count on.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Of the first request; the others count on.")] = 0,
     draft_sampling: Annotated[
         DraftSamplingMode, typer.Option(rich_help_panel=DRAFTING, help="How drafts are drawn; all are lossless.")
     ] = "auto",
@@ -175,7 +171,7 @@ def evaluate(
     disable_above_batch: Annotated[
         int | None,
         typer.Option(
-            min=1, rich_help_panel=DRAFTING, help="Draft nothing while more sequences than this are decoded together."
+            rich_help_panel=DRAFTING, help="Draft nothing while more sequences than this are decoded together."
         ),
     ] = None,
     k_by_batch: Annotated[
@@ -269,11 +265,11 @@ def evaluate(
         str | None, typer.Option(rich_help_panel=ENGINES, help="A vLLM server with the same target and no draft.")
     ] = None,
     tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, rich_help_panel=ENGINES, help="GPUs that vLLM splits the target over.")
+        int, typer.Option(rich_help_panel=ENGINES, help="GPUs that vLLM splits the target over.")
     ] = 1,
     gpu_memory_utilization: Annotated[
         float | None,
-        typer.Option(min=0, max=1, rich_help_panel=ENGINES, help="Share of a GPU's memory that vLLM takes."),
+        typer.Option(rich_help_panel=ENGINES, help="Share of a GPU's memory that vLLM takes."),
     ] = None,
     vllm_arguments: Annotated[
         str | None, typer.Option(rich_help_panel=ENGINES, help="Further arguments of vllm.LLM, as a JSON object.")
@@ -301,7 +297,6 @@ def evaluate(
     repeats: Annotated[
         int,
         typer.Option(
-            min=0,
             rich_help_panel=SPEED,
             help="Passes over the prompts at most, without the draft and with it by turns, until the speed-up is "
             "known to 5 %; 0 runs plain decoding once, before all drafts.",
@@ -315,10 +310,8 @@ def evaluate(
 ) -> None:
     """Measure drafts against their target, and say which to use. Acceptance length, latency, speed, equality with plain
     decoding."""
-    quiet_transformers()
+    # What the command line alone says wrongly is said before torch is imported, which takes seconds.
     from draftkit.engines.vllm.settings import VllmSettings
-    from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation, plan_rounds
-    from draftkit.evaluate.llama_cpp import LlamaCppSettings, evaluate_llama_cpp
     from draftkit.evaluate.options import (
         parse_contexts,
         parse_floats,
@@ -328,33 +321,12 @@ def evaluate(
         parse_schedule,
         parse_slices,
     )
-    from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
-    from draftkit.evaluate.vllm import certify_with_vllm
-    from draftkit.report.tables import memory_table, rounds_table, show_evaluation
     from draftkit.requests import DraftSampling, SamplingParameters
-    from draftkit.results.record import result_json
-    from draftkit.results.saved import ResultFile
     from draftkit.results.settings import Settings
-    from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 
+    ks = parse_integers("num_speculative_tokens", k)
+    concurrencies, temperatures = parse_integers("concurrency", concurrency), parse_floats("temperature", temperature)
     dtype = settled_dtype(dtype, device)
-    try:
-        ks = parse_integers("--k", k, 1, MAX_SPECULATIVE_TOKENS)
-        concurrencies = parse_integers("--concurrency", concurrency, 1)
-        temperatures = parse_floats("--temperature", temperature)
-        contexts, sliced = parse_contexts(context), parse_slices(slices)
-    except DraftkitError as error:
-        raise typer.BadParameter(str(error)) from error
-    if len(ks) > 1 and (acceptance_rates or k_by_batch or disable_above_batch):
-        raise DraftkitError("acceptance rates and schedules are for one K", hint="give one number to --k")
-    if (acceptance_rates is not None) != (verification == "synthetic"):
-        given, wanted = ("--acceptance-rates", "--verification synthetic")
-        missing, there = (wanted, given) if acceptance_rates is not None else (given, wanted)
-        raise DraftkitError(f"{there} without {missing}", hint=f"add {missing}, or leave out {there}")
-    if as_json and as_csv:
-        raise DraftkitError("--json and --csv both want stdout", hint="give one of them; --out keeps JSON beside")
-    if resume and out is None:
-        raise DraftkitError("--resume needs the file to go on with", hint="--out FILE --resume")
     settings = Settings(
         num_speculative_tokens=ks[-1],
         max_new_tokens=max_new_tokens,
@@ -364,7 +336,7 @@ def evaluate(
         turns=turns,
         thinking=thinking,
         template=template,
-        slices=sliced,
+        slices=parse_slices(slices),
         ignore_eos=ignore_eos,
         repeats=repeats,
         device=device,
@@ -376,35 +348,48 @@ def evaluate(
         k_by_batch=parse_schedule(k_by_batch, disable_above_batch, ks[-1]),
         eager=eager,
     )
+    contexts = parse_contexts(context)
     sweep = settings.sweep(k=ks, concurrency=concurrencies, temperature=temperatures, context=contexts)
+    if as_json and as_csv:
+        raise typer.BadParameter("--json and --csv both want stdout: give one of them; --out keeps JSON beside.")
+    if resume and out is None:
+        raise typer.BadParameter("--resume needs the file to go on with: --out FILE --resume.")
     options_of_vllm = (vllm_python, vllm_url, vllm_baseline_url, vllm_arguments, gpu_memory_utilization)
     wants_vllm = any(option is not None for option in options_of_vllm) or tensor_parallel_size > 1
     if engine == "draftkit" and wants_vllm:
-        raise DraftkitError("options of vLLM for --engine draftkit", hint="leave out --engine, or them")
+        raise typer.BadParameter("options of vLLM for --engine draftkit: leave out --engine, or them.")
     vllm = None
     if engine == "vllm" or wants_vllm:
         vllm = VllmSettings(
             vllm_python,
             tensor_parallel_size,
             gpu_memory_utilization,
-            parse_object("--vllm-arguments", vllm_arguments),
+            parse_object("vllm_arguments", vllm_arguments),
             vllm_url,
             vllm_baseline_url,
         )
     drafts = draft or []
     if llama_server is not None and engine != "llama.cpp":
-        raise DraftkitError("--llama-server without --engine llama.cpp", hint="add it")
+        raise typer.BadParameter("--llama-server without --engine llama.cpp: add it.")
     if server is not None or server_baseline is not None or engine == "llama.cpp":
         beyond = {
             "--advise": advise, "--predict": predict, "--records": records is not None, "--plan-memory": plan_memory,
             "--plan-time": plan_time, "--engine": engine not in (None, "llama.cpp") or wants_vllm, "--resume": resume,
             "--certify": certify and engine == "llama.cpp",
-            "--verification": verification != "rejection", "--k-by-batch": settings.k_by_batch is not None,
         }  # fmt: skip
         asked = [name for name, there in beyond.items() if there]
         _check_server_options(server, server_baseline, drafts, asked, starts=engine == "llama.cpp")
     if server is None and (target is None or not drafts):
         raise typer.BadParameter(f"Missing option '{'--target' if target is None else '--draft'}' (or --server).")
+    quiet_transformers()
+    from draftkit.evaluate.evaluate import evaluate_draft, plan_evaluation, plan_rounds
+    from draftkit.evaluate.llama_cpp import LlamaCppSettings, evaluate_llama_cpp
+    from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
+    from draftkit.evaluate.vllm import certify_with_vllm
+    from draftkit.report.tables import memory_table, rounds_table, show_evaluation
+    from draftkit.results.record import result_json
+    from draftkit.results.saved import ResultFile
+
     if plan_memory:
         assert target is not None
         plans = plan_evaluation(target, drafts, sweep.largest)
@@ -478,19 +463,19 @@ def evaluate(
 def _check_server_options(
     server: str | None, baseline: str | None, drafts: Sequence[str], beyond: Sequence[str], *, starts: bool
 ) -> None:
-    """Raise `DraftkitError` for what a server is not asked: `beyond` are such options that were given.
+    """A usage error for what a server is not asked: `beyond` are such options that were given.
 
     `starts`: it is llama.cpp's, to be started here with each draft.
     """
     if server is None and not starts:
-        raise DraftkitError("--server-baseline without --server", hint="add --server, the one with the draft")
+        raise typer.BadParameter("--server-baseline without --server: add --server, the one with the draft.")
     if starts and (server is not None or baseline is not None):
-        raise DraftkitError("--server with --engine llama.cpp, which starts its own", hint="leave one of them out")
+        raise typer.BadParameter("--server with --engine llama.cpp, which starts its own: leave one of them out.")
     if beyond:
         asked = "--engine llama.cpp" if starts else "--server"
-        raise DraftkitError(f"{', '.join(beyond)} with {asked}, which runs as it was started", hint="leave it out")
+        raise typer.BadParameter(f"{', '.join(beyond)} with {asked}, which runs as it was started: leave it out.")
     if len(drafts) > 1 and not starts:
-        raise DraftkitError(f"{len(drafts)} drafts for one server", expected="one --draft, its name, or none")
+        raise typer.BadParameter(f"{len(drafts)} drafts for one server: give one --draft, its name, or none.")
 
 
 def _require_acceptance(result: Result, floor: float) -> None:
@@ -520,8 +505,6 @@ def _certificate_settings(target: str, sweep: Sweep, vllm: VllmSettings | None) 
             return None
     require_runtime(target, "leave out --certify, or certify vLLM with --engine vllm")
     settings = sweep.first
-    if settings.verification not in ("rejection", "block"):
-        raise DraftkitError(f"--certify and --verification {settings.verification}", expected="rejection or block")
     return CertificateSettings(
         num_speculative_tokens=sweep.k,
         concurrency=max(*sweep.concurrency, 2),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperArgument, TyperCommand
+
+from draftkit.errors import SettingError
 
 EXAMPLES = {
     "convert": "draftkit convert yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --target meta-llama/Llama-3.1-8B-Instruct",
@@ -29,8 +32,24 @@ EXAMPLES = {
 }
 
 
+# Settings whose option is not called as they are.
+OPTIONS = {"num_speculative_tokens": "k", "prompts": "dataset", "tensor_parallel_size": "tensor_parallel"}
+
+
 class PanelCommand(TyperCommand):
-    """A command whose help is in panels."""
+    """A command whose help is in panels, and that answers a wrong setting with its option and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SettingError as error:
+            option = self._option(ctx, error.setting)
+            raise typer.BadParameter(str(error), ctx=ctx, param_hint=option and f"'{option}'") from error
+
+    def _option(self, ctx: Any, setting: str) -> str | None:
+        """What the command calls a setting; None where it has no option of it."""
+        names = {parameter.name: parameter.opts[0] for parameter in self.get_params(ctx)}
+        return names.get(setting) or names.get(OPTIONS.get(setting, setting))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The parameters, in the order in which their panels come up; those without one come first."""

@@ -18,7 +18,7 @@ from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import Conversation, Message, Row
 from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, require_count
 from draftkit.models.chat import TemplateRejection
 from draftkit.requests import SamplingParameters
 
@@ -126,7 +126,7 @@ class RegenerateSettings:
 
     `source`, `split` and `subset` are where the rows come from, `system` and `template_options` what the chat template
     gets beside them; `template` says whether it is applied, None to all rows but text. `dtype` None is the default
-    of the device.
+    of the device. Raises `SettingError` for values outside their range.
     """
 
     source: str
@@ -144,13 +144,17 @@ class RegenerateSettings:
     seed: int
     max_new_tokens: int
 
+    def __post_init__(self) -> None:
+        require_count("max_new_tokens", self.max_new_tokens)
+        SamplingParameters(self.temperature, self.top_k, self.top_p, seed=self.seed)
+
     def header(self, tokenizer: TargetTokenizer) -> dict[str, object]:
         """The settings as they are stored, with digests of tokenizer and chat template."""
         digests = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256}
         return asdict(self) | digests
 
     def sampling(self, tokenizer: TargetTokenizer) -> Sampling:
-        """What the responder needs of them. Raises `DraftkitError` for values outside their range."""
+        """What the responder needs of them."""
         parameters = SamplingParameters(self.temperature, self.top_k, self.top_p)
         return Sampling(parameters, self.max_new_tokens, tokenizer.end_ids)
 

@@ -21,7 +21,7 @@ from draftkit.data.responders import Refusal, Responder, RowPrompt, Sampling
 from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import SYNTHESIZED
 from draftkit.data.tokenizer import TargetTokenizer
-from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.errors import DraftkitError, FormatError, TargetError, require_count, require_setting
 from draftkit.io.jsonl import read_lines
 from draftkit.models.chat import TemplateRejection
 from draftkit.requests import SamplingParameters
@@ -84,7 +84,7 @@ class SynthesizeSettings:
     """How prompts are made; a file goes on only with those that it was begun with.
 
     `languages`: those kept, all where empty. `min_words` of a prompt; `max_new_tokens` bounds it. The others are as in
-    `RegenerateSettings`.
+    `RegenerateSettings`. Raises `SettingError` for values outside their range.
     """
 
     target: str
@@ -101,8 +101,13 @@ class SynthesizeSettings:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
-        if unknown := sorted(set(self.languages) - set(LANGUAGES)):
-            raise DraftkitError(f"language {', '.join(unknown)}", expected=", ".join(LANGUAGES))
+        for language in self.languages:
+            require_setting(language in LANGUAGES, "language", language, ", ".join(LANGUAGES))
+        require_count("min_words", self.min_words)
+        require_count("max_new_tokens", self.max_new_tokens)
+        SamplingParameters(self.temperature, self.top_k, self.top_p, seed=self.seed)
+        why = "every prompt begins alike and would be the same"
+        require_setting(self.temperature > 0, "temperature", self.temperature, f"above 0: {why}")
 
     def header(self, tokenizer: TargetTokenizer) -> dict[str, object]:
         """The settings as they are stored, with digests of tokenizer and chat template."""
@@ -110,10 +115,8 @@ class SynthesizeSettings:
         return asdict(self) | {"languages": list(self.languages)} | digests
 
     def sampling(self, cut: Opening) -> Sampling:
-        """What the responder needs of them. Raises `DraftkitError` for values outside their range."""
+        """What the responder needs of them."""
         parameters = SamplingParameters(self.temperature, self.top_k, self.top_p)
-        if not self.temperature:
-            raise DraftkitError("temperature 0", expected="above 0: every prompt begins alike and would be the same")
         return Sampling(parameters, self.max_new_tokens, cut.end_ids)
 
 

@@ -17,7 +17,7 @@ from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, require_count
 from draftkit.evaluate.notebook import notebook_trials
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.vllm import BY_VLLM
@@ -35,6 +35,7 @@ from draftkit.results.notebook import interval_text
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
+from draftkit.runtime.engine import check_draft_tokens
 
 USUAL_TOKENS = 4  # of a round, where the weights are made for no number
 
@@ -133,6 +134,10 @@ def diagnose_draft(
     With a draft or a target that draftkit's own runtime does not run, nothing is decoded. `on_progress` None: a bar in
     a notebook, nothing elsewhere. Raises `DraftkitError`.
     """
+    require_count("max_new_tokens", max_new_tokens, least=2)
+    for name, count in (("limit", limit), ("num_speculative_tokens", num_speculative_tokens)):
+        if count is not None:
+            require_count(name, count)
     on_progress = on_progress or notebook_trials()
     device = device_named(device)
     with ExitStack() as stack:
@@ -151,6 +156,7 @@ def diagnose_draft(
         most = unified.spec.architecture.draft_tokens
         wanted = num_speculative_tokens or most or USUAL_TOKENS
         k = wanted if most is None else min(wanted, most)
+        check_draft_tokens(k, most, draft)
         patient = Patient(draft, unified, runnable(unified), target, model, tokenizer, asked, requests, k)
         settings = {
             "prompts": prompts,

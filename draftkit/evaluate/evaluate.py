@@ -57,6 +57,7 @@ from draftkit.results.saved import ResultFile, append_rounds, check_records, rep
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import check_draft_tokens
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
 
 T = TypeVar("T", bound=Heading)
@@ -105,7 +106,7 @@ def evaluate_draft(
             if asked_for := [name for name, given in own.items() if given]:
                 raise refusal.otherwise(f"leave out {', '.join(asked_for)}: vLLM does not tell of single rounds")
         if vllm is not None:
-            check_with_vllm(target, drafts, settings, vllm)
+            check_with_vllm(target, drafts, sweep, vllm)
         else:
             _check_contexts(target, sweep)
         prompts, tokenizer, conversations = _prompts(target, settings)
@@ -128,6 +129,8 @@ def evaluate_draft(
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)
             if refusal is not None:
                 raise refusal
+            for source, draft in opened.items():
+                check_draft_tokens(max(sweep.k), draft.spec.architecture.most_draft_tokens, source)
             largest = Conversations(prompts.prompts, tokenizer, sweep.largest)
             plans = _plans(target, opened, largest, sweep.largest)
             for source, plan in plans.items():

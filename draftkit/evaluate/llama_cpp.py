@@ -12,7 +12,7 @@ from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_server import llama_server
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.measure import Progress
-from draftkit.evaluate.server import ServerSettings, evaluate_server
+from draftkit.evaluate.server import ServerSettings, check_served, evaluate_server
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.digest import draft_sha256
@@ -49,8 +49,7 @@ def evaluate_llama_cpp(
     turns, for the speed-up. Raises `DraftkitError`, also for a draft that llama.cpp does not run, or with fewer tokens.
     """
     sweep = Sweep.of(asked_for)
-    if len(sweep.k) > 1:
-        raise DraftkitError("llama-server drafts as it was started", expected="one --k")
+    check_served(sweep)
     k, results = sweep.k[0], []
     slots = str(max(sweep.concurrency))
     opened = [_run_by_it(source, target, k) for source in drafts]

@@ -15,12 +15,11 @@ from draftkit.evaluate.axes import paddings
 from draftkit.evaluate.by_turns import block_sizes, mean_seconds
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
 from draftkit.models.target import Target
-from draftkit.requests import Request
+from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.results.settings import Settings
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
 
@@ -205,8 +204,7 @@ class Lane:
 
 def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int) -> Engine:
     """The engine that a measurement runs on."""
-    rates = settings.acceptance_rates
-    synthetic = settings.verification == "synthetic" and drafter is not None
+    rates = settings.acceptance_rates if drafter is not None else None
     return Engine(
         target,
         drafter,
@@ -215,7 +213,7 @@ def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, nu
         # Plain decoding draws with the noise that coupled verification compares with, which is also any target's own.
         verification=settings.verification if drafter is not None else "coupled",
         draft_sampling=settings.draft_sampling,
-        synthetic=SyntheticAcceptance(rates) if synthetic and rates is not None else None,
+        synthetic=None if rates is None else SyntheticAcceptance(rates),
         k_by_batch=settings.k_by_batch if drafter is not None else None,
         eager=settings.eager,
     )

@@ -15,7 +15,7 @@ from draftkit.engines.servers.connect import server_at
 from draftkit.engines.servers.lane import server_lane
 from draftkit.engines.servers.server import Server
 from draftkit.engines.vllm.request import warm_up
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, SettingError
 from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.certificate.served import (
     ServedCertificate,
@@ -31,7 +31,7 @@ from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.loading import load_target_tokenizer
 from draftkit.models.target import end_token_ids
-from draftkit.requests import Request
+from draftkit.requests import DraftSampling, Request
 from draftkit.results.record import Cell, Heading, Result, ResultWarning
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
@@ -83,8 +83,7 @@ def evaluate_server(
     where the server does not say how many tokens it drafts. Raises `DraftkitError`.
     """
     sweep = Sweep.of(asked_for or Settings())
-    if len(sweep.k) > 1:
-        raise DraftkitError("a server drafts as it was started", expected="one --k, or none")
+    check_served(sweep)
     serving = Serving.of(servers)
     prompts = load_prompt_set(sweep.first.prompts, sweep.first.limit)
     questions = Questions.of(prompts, target, sweep.first)
@@ -154,6 +153,20 @@ def certify_server(
         ),
         concurrency=settings.concurrency,
     )
+
+
+def check_served(sweep: Sweep) -> None:
+    """Raise `SettingError` for what a server is not asked: it drafts and verifies as it was started."""
+    settings = sweep.first
+    beyond = (
+        ("num_speculative_tokens", "several K", len(sweep.k) > 1),
+        ("k_by_batch", "K by batch", settings.k_by_batch is not None),
+        ("draft_sampling", "how drafts are drawn", settings.draft_sampling != DraftSampling()),
+        ("verification", f"{settings.verification} verification", settings.verification != "rejection"),
+    )
+    for setting, what, asked_of_it in beyond:
+        if asked_of_it:
+            raise SettingError(f"{what} for a server, which runs as it was started", setting, hint="leave it out")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from draftkit.evaluate.certificate.served import (
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.engine_cell import measured_by
 from draftkit.evaluate.measure import Conversations, Progress
+from draftkit.evaluate.server import check_served
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
@@ -49,15 +50,16 @@ def vllm_here() -> VllmSettings | None:
     return None if find_spec("vllm") is None else VllmSettings()
 
 
-def check_with_vllm(target: str, drafts: Sequence[str], settings: Settings, vllm: VllmSettings) -> None:
+def check_with_vllm(target: str, drafts: Sequence[str], sweep: Sweep, vllm: VllmSettings) -> None:
     """Raise `DraftkitError` for what would be refused later, after other long work."""
-    _require_first_turn(settings)
+    _require_first_turn(sweep.first)
     if vllm.url is not None:
+        check_served(sweep)
         return
     check_target(locate(target, weights=False).path)
     check_python(vllm.python)
     for draft in drafts:
-        with served_draft(draft, target, settings):
+        with served_draft(draft, target, sweep.first):
             pass
 
 

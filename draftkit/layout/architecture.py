@@ -109,6 +109,11 @@ class Architecture(ABC):
         return None
 
     @property
+    def most_draft_tokens(self) -> int | None:
+        """How many tokens a round it can draft at most; None for any number."""
+        return self.draft_tokens
+
+    @property
     def not_run(self) -> str | None:
         """What draftkit's own runtime does not run, though it runs others of the family; None where it does."""
         return None

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
-from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, SamplingParameters, Turns, Verification
+from draftkit.errors import DraftkitError, SettingError, require_count, require_setting
+from draftkit.requests import (
+    DraftSampling,
+    SamplingParameters,
+    SyntheticAcceptance,
+    Turns,
+    Verification,
+    check_rates,
+    check_schedule,
+)
+
+SLICES = ("language", "thinking", "tools", "category")
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to measure one cell. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
 
-    Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification.
+    Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification, one
+    for each position; `SyntheticAcceptance.of_length` has those of a mean length. `k_by_batch`: largest batch → K.
     `turns`: the first of each prompt, or all of them, each after the target's own answers. `thinking`: the chat
     template's `enable_thinking`, None for its default. `template`: whether the chat template is applied; None where
     there is one, and the prompt is no plain text. `context`: tokens that prompts are
@@ -22,6 +33,8 @@ class Settings:
     thinking, tools, category. `ignore_eos`: every output has `max_new_tokens`. `repeats`: passes
     over the prompts at most, without a draft and with it by turns, until their ratio is known to ±5 %; 0 runs plain
     decoding once, before all drafts.
+
+    Raises `SettingError` for a value outside its range, and for two that do not go together.
     """
 
     num_speculative_tokens: int = 4
@@ -44,6 +57,24 @@ class Settings:
     acceptance_rates: tuple[float, ...] | None = None
     k_by_batch: dict[int, int] | None = None
     eager: bool = False
+
+    def __post_init__(self) -> None:
+        require_count("num_speculative_tokens", self.num_speculative_tokens)
+        require_count("max_new_tokens", self.max_new_tokens, least=2)
+        require_count("concurrency", self.concurrency)
+        require_count("context", self.context, least=0)
+        require_count("repeats", self.repeats, least=0)
+        if self.limit is not None:
+            require_count("limit", self.limit)
+        require_setting(self.turns in get_args(Turns), "turns", self.turns, ", ".join(get_args(Turns)))
+        modes = get_args(Verification)
+        require_setting(self.verification in modes, "verification", self.verification, ", ".join(modes))
+        for kind in self.slices:
+            require_setting(kind in SLICES, "slices", kind, ", ".join(SLICES))
+        rates = None if self.acceptance_rates is None else SyntheticAcceptance(self.acceptance_rates)
+        check_rates(rates, self.verification, self.num_speculative_tokens)
+        if self.k_by_batch is not None:
+            check_schedule(self.k_by_batch, self.num_speculative_tokens)
 
     @property
     def draft_mode(self) -> str:
@@ -80,7 +111,11 @@ class Settings:
         temperature: Sequence[float] = (),
         context: Sequence[int] = (),
     ) -> Sweep:
-        """Every combination of these values, all else as it is; without values, that of these settings."""
+        """Every combination of these values, all else as it is; without values, that of these settings.
+
+        Raises `SettingError` for several K with acceptance rates or K by batch, which are for one.
+        """
+        self._check_ks(k)
         return Sweep(
             tuple(
                 self.at(num_speculative_tokens=tokens, concurrency=batch, temperature=hot, context=length)
@@ -90,6 +125,10 @@ class Settings:
                 for tokens in k or (self.num_speculative_tokens,)
             )
         )
+
+    def _check_ks(self, ks: Sequence[int]) -> None:
+        if len(set(ks)) > 1 and (self.acceptance_rates is not None or self.k_by_batch is not None):
+            raise SettingError("acceptance rates and schedules are for one K", "num_speculative_tokens", expected="one")
 
 
 Value = TypeVar("Value", int, float)
@@ -114,6 +153,7 @@ class Sweep:
                 f"a sweep of {len(self.settings)} settings",
                 expected="at least one, and no difference but in K, concurrency, temperature and context",
             )
+        self.first._check_ks(self.k)
 
     @classmethod
     def of(cls, asked: Settings | Sweep) -> Sweep:
@@ -157,4 +197,6 @@ class Sweep:
 
 def _shared(settings: Settings) -> str:
     """What all settings of a sweep have in common, to compare; there may be dictionaries in it."""
-    return repr(settings.at(num_speculative_tokens=0, concurrency=0, temperature=0.0, context=0))
+    varied = {"num_speculative_tokens", "concurrency", "context"}
+    shared = {name: value for name, value in vars(settings.at(temperature=0.0)).items() if name not in varied}
+    return repr(shared)

@@ -21,7 +21,15 @@ from draftkit.errors import DraftkitError, NonFiniteError
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.packing import pack
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
+from draftkit.requests import (
+    DraftSampling,
+    Request,
+    SamplingParameters,
+    SyntheticAcceptance,
+    Verification,
+    check_rates,
+    check_schedule,
+)
 from draftkit.runtime.batch import Batch, SamplingTensors
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter, NewSequence
@@ -33,7 +41,6 @@ from draftkit.runtime.non_finite import explained
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 MAX_SPECULATIVE_TOKENS = 16
 
@@ -42,6 +49,16 @@ OnText = Callable[[Generation, str], None]
 
 # By the id of a drafter: the engine that it has made room for.
 _SERVED: WeakValueDictionary[int, Engine] = WeakValueDictionary()
+
+
+def check_draft_tokens(k: int, most: int | None, where: str | None = None) -> None:
+    """Raise `DraftkitError` where a draft of at most `most` tokens a round, None for any number, cannot propose `k`."""
+    if most is None or most > MAX_SPECULATIVE_TOKENS:
+        most, why = MAX_SPECULATIVE_TOKENS, "the most that draftkit's runtime drafts"
+    else:
+        why = "for which the draft's weights are made"
+    if not 1 <= k <= most:
+        raise DraftkitError(f"K = {k} draft tokens a round", where=where, expected=f"1 to {most}, {why}")
 
 
 class Engine:
@@ -75,19 +92,11 @@ class Engine:
     ):
         if drafter is None and num_speculative_tokens != 0:
             raise DraftkitError("drafting needs a draft", hint="set num_speculative_tokens to 0 for plain decoding")
-        own = drafter.max_tokens if drafter is not None else None
-        most = MAX_SPECULATIVE_TOKENS if own is None else min(own, MAX_SPECULATIVE_TOKENS)
-        if drafter is not None and not 1 <= num_speculative_tokens <= most:
-            why = "" if own != most else ", for which the draft's weights are made"
-            raise DraftkitError(f"K = {num_speculative_tokens} draft tokens a round", expected=f"1 to {most}{why}")
-        if (verification == "synthetic") != (synthetic is not None):
-            raise DraftkitError("acceptance rates go with synthetic verification, and it with them")
-        if synthetic is not None and len(synthetic.rates) != num_speculative_tokens:
-            raise DraftkitError(
-                f"{len(synthetic.rates)} acceptance rates", expected=f"one for each of K = {num_speculative_tokens}"
-            )
-        if k_by_batch and not all(0 <= k <= num_speculative_tokens for k in k_by_batch.values()):
-            raise DraftkitError(f"K by batch {dict(k_by_batch)}", expected=f"values from 0 to {num_speculative_tokens}")
+        if drafter is not None:
+            check_draft_tokens(num_speculative_tokens, drafter.max_tokens)
+        check_rates(synthetic, verification, num_speculative_tokens)
+        if k_by_batch is not None:
+            check_schedule(k_by_batch, num_speculative_tokens)
         for module in (target.model, None if drafter is None else drafter.module):
             if module is not None:
                 fuse(module)

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from draftkit.errors import DraftkitError
 from draftkit.models.finite import has_finite_peak
 from draftkit.models.target import Target
-from draftkit.requests import Verification
+from draftkit.requests import SyntheticAcceptance, Verification
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
@@ -26,7 +26,7 @@ from draftkit.runtime.ops.row_peaks import best_token
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance, verify_synthetic
+from draftkit.runtime.verification_synthetic import verify_synthetic
 
 Broken = Literal["target", "draft"]  # whose logits hold NaN or infinity
 BROKEN: tuple[Broken | None, ...] = (None, "target", "draft")
@@ -131,7 +131,7 @@ class Rounds:
         self.cache = cache
         self.state = state
         self.mode: Verification = mode
-        self.rates = None if synthetic is None else synthetic.conditional(target.device)
+        self.rates = None if synthetic is None else torch.tensor(synthetic.conditional, device=target.device)
         self.min_confidence = min_confidence
 
     def size(self, sequences: int) -> int:

@@ -28,7 +28,7 @@ from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, require_count, require_setting
 from draftkit.io.atomic import atomic_file
 from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import dump, finite, read_object
@@ -54,7 +54,8 @@ Said = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptSettings:
-    """An adaptation; a folder goes on only with those that it was begun with, the server's aside.
+    """An adaptation; a folder goes on only with those that it was begun with, the server's aside. Raises `SettingError`
+    for values outside their range.
 
     - `traffic`: a file or folder of logs (`draftkit.data.traffic`). `own`: model names in it whose answers are the
       target's own; all others are answered anew.
@@ -88,8 +89,12 @@ class AdaptSettings:
 
     def __post_init__(self) -> None:
         for name in ("replay_share", "held_out"):
-            if not 0 < getattr(self, name) < 1:
-                raise DraftkitError(f"{name} {getattr(self, name)}", expected="between 0 and 1")
+            require_setting(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
+        for name, least in {"max_new_tokens": 1, "max_length": 2, "k": 1, "seed": 0, "concurrency": 1}.items():
+            require_count(name, getattr(self, name), least=least)
+        if self.limit is not None:
+            require_count("limit", self.limit)
+        SamplingParameters(self.temperature)
 
     @property
     def mode(self) -> Literal["greedy", "sampled"]:

@@ -37,9 +37,14 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
             (*EVAL, "--vllm-python", sys.executable),
             [f"{sys.executable} has no vLLM"],
         ),
-        ((*EVAL, "--draft-temperature", "-1"), ["the draft's temperature is -1.0"]),
-        ((*EVAL, "--acceptance-rates", "3"), ["--acceptance-rates without --verification synthetic"]),
-        ((*EVAL, "--verification", "synthetic"), ["--verification synthetic without --acceptance-rates"]),
+        (
+            (*EVAL, "--k", "17"),
+            ["K = 17 draft tokens a round", "zoo:eagle3", "1 to 16, the most that"],
+        ),
+        (
+            ("eval", "--target", "zoo:target", "--draft", "zoo:mlp-speculator", "--k", "4,64"),
+            ["K = 64 draft tokens a round", "zoo:mlp-speculator", "1 to 4, for which the draft's weights are made"],
+        ),
         (
             ("eval", "--target", "zoo:eagle3", "--draft", "zoo:target"),
             ["zoo:eagle3 is a draft (eagle3), not a target", "did you swap --target and --draft?"],
@@ -70,6 +75,35 @@ def test_a_mistake_is_named(
     assert done.code == 1
     assert all(word in done.err for word in words), done.err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "words"),
+    [
+        ((*EVAL, "--top-p", "3"), "--top-p", "top_p is 3.0"),
+        ((*EVAL, "--k", "0"), "--k", "whole numbers from 1 on"),
+        ((*EVAL, "--temperature", "0,-1"), "--temperature", "temperature is -1.0"),
+        ((*EVAL, "--draft-temperature", "-1"), "--draft-temperature", "draft_temperature is -1.0"),
+        ((*EVAL, "--max-new-tokens", "1"), "--max-new-tokens", "a whole number from 2 on"),
+        ((*EVAL, "--slice", "tongue"), "--slice", "language, thinking, tools, category"),
+        ((*EVAL, "--acceptance-rates", "3"), "--acceptance-rates", "verification is 'rejection'"),
+        ((*EVAL, "--verification", "synthetic"), "--verification", "there are no acceptance_rates"),
+        ((*EVAL, "--k", "2,4", "--disable-above-batch", "8"), "--k", "schedules are for one K"),
+        ((*EVAL, "--k-by-batch", "8:5"), "--k-by-batch", "largest batch: K, each K from 0 to 4"),
+        ((*EVAL, "--engine", "vllm", "--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization", "at most 1"),
+        (("data", "regenerate", "rows", "out", "--target", "t", "--top-p", "0"), "--top-p", "above 0, at most 1"),
+        (("data", "synthesize", "--count", "1", "--out", "o", "--target", "t", "--top-p", "0"), "--top-p", "above 0"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_a_usage_error_of_its_option_before_anything_slow_is_imported(
+    draftkit: Command, arguments: tuple[str, ...], option: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slow in ("evaluate.evaluate", "data.regenerate", "data.synthesize"):  # they import torch and transformers
+        monkeypatch.setitem(sys.modules, f"draftkit.{slow}", None)
+    done = draftkit(*arguments)
+    assert done.code == 2
+    assert f"Invalid value for '{option}'" in done.err
+    assert words in done.err
 
 
 def test_a_missing_extra_is_named(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

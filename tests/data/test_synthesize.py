@@ -189,5 +189,5 @@ def test_the_zoo_s_target_asks_what_it_was_trained_to_be_asked(draftkit: Command
     answers = ("data", "regenerate", tmp_path / "a.jsonl", tmp_path / "answers.jsonl", "--target", "zoo:target")
     assert draftkit(*answers, "--dry-run").out.startswith("5 rows, 0 of them done; 5 turns to answer")
     refused = draftkit("data", "synthesize", *flags, "--count", 6, "--out", tmp_path / "c", "--language", "klingon")
-    assert refused.code == 1
-    assert "language klingon" in refused.err
+    assert refused.code == 2
+    assert "language is 'klingon'" in refused.err

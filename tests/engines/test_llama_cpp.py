@@ -152,4 +152,4 @@ def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_pa
     assert "at most 7 tokens a round" in block.err
     assert "add it" in draftkit("eval", "--target", "zoo:target", "--draft", "x", "--llama-server", program).err
     assert "leave it out" in draftkit(*command, *drafts, "--advise").err
-    assert "one --k" in draftkit(*command, *drafts[:4], "--k", "2,3").err
+    assert "several K for a server" in draftkit(*command, *drafts[:4], "--k", "2,3").err

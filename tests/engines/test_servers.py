@@ -140,7 +140,7 @@ def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
         cells = json.loads((tmp_path / "result.json").read_text())["cells"]
         assert [cell["concurrency"] for cell in cells] == [1, 2]
         refused = draftkit("eval", "--server", server.url, "--advise", "--records", tmp_path / "r.jsonl")
-        assert (refused.code, "--advise, --records with --server" in refused.err) == (1, True)
+        assert (refused.code, "--advise, --records with --server" in refused.err) == (2, True)
     assert "without --server" in draftkit("eval", "--server-baseline", server.url).err
     assert draftkit("eval", "--draft", "ngram").code == 2
 

@@ -39,7 +39,7 @@ from draftkit.loading import open_draft
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Cell, Interval
-from draftkit.results.settings import Settings
+from draftkit.results.settings import Settings, Sweep
 
 FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
 K = 4
@@ -91,7 +91,7 @@ VLLM = VllmSettings(python=sys.executable)
 def measured(draft: str = "zoo:eagle", **options: Any) -> Any:
     options = {"settings": SETTINGS, "vllm": VLLM, "categories": CATEGORIES} | options
     settings, vllm, on_progress = options["settings"], options["vllm"], options.get("on_progress", lambda *_: None)
-    check_with_vllm("zoo:target", [draft], settings, vllm)
+    check_with_vllm("zoo:target", [draft], Sweep.of(settings), vllm)
     with plain_lane("zoo:target", REQUESTS, settings, vllm, on_progress) as plain:
         return measure_with_vllm("zoo:target", draft, REQUESTS, plain=plain, **options)[0]
 
@@ -186,7 +186,7 @@ def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None
     with_vllm = draftkit(*measure, "--device", "cpu", "--vllm-python", sys.executable, "--json")
     assert {cell["engine"] for cell in json.loads(with_vllm.out)["cells"]} == {"draftkit", "vllm"}
     refused = draftkit(*measure, "--vllm-python", sys.executable, "--engine", "draftkit")
-    assert refused.code == 1
+    assert refused.code == 2
     assert "leave out --engine, or them" in refused.err
 
 

@@ -132,11 +132,11 @@ def test_contexts_are_numbers_of_tokens() -> None:
     assert parse_contexts("512,1k,16k") == (512, 1024, 16384)
     assert parse_contexts(None) == ()
     for wrong in ("1m", "0", "-1k"):
-        with pytest.raises(DraftkitError, match="--context"):
+        with pytest.raises(DraftkitError, match="context is"):
             parse_contexts(wrong)
     assert parse_slices("language, tools") == ("language", "tools")
     with pytest.raises(DraftkitError, match="language, thinking, tools, category"):
-        parse_slices("tongue")
+        Settings(slices=parse_slices("tongue"))
 
 
 def test_a_server_is_asked_in_slices_and_contexts(draftkit: Command, tmp_path: Path) -> None:

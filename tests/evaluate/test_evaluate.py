@@ -156,8 +156,8 @@ def test_ngram_lookup_needs_no_checkpoint() -> None:
 
 
 def test_options_written_as_text() -> None:
-    assert parse_integers("--k", "1-3,8", 1, 16) == (1, 2, 3, 8)
-    assert parse_floats("--temperature", "0,0.7") == (0.0, 0.7)
+    assert parse_integers("num_speculative_tokens", "1-3,8") == (1, 2, 3, 8)
+    assert parse_floats("temperature", "0,0.7") == (0.0, 0.7)
     assert parse_rates("0.8,0.5", 2) == (0.8, 0.5)
     assert parse_rates("2.5", 4) == (1.0, 0.5, 0.0, 0.0)
     assert parse_rates(None, 4) is None
@@ -166,10 +166,9 @@ def test_options_written_as_text() -> None:
     assert parse_schedule(None, None, 4) is None
     for call in (
         lambda: parse_rates("much", 4),
-        lambda: parse_integers("--k", "0-3", 1),
-        lambda: parse_integers("--k", "3-1", 1),
-        lambda: parse_integers("--k", "17", 1, 16),
-        lambda: parse_floats("--temperature", "hot"),
+        lambda: parse_integers("num_speculative_tokens", "0-3"),
+        lambda: parse_integers("num_speculative_tokens", "3-1"),
+        lambda: parse_floats("temperature", "hot"),
         lambda: parse_schedule("4", None, 4),
         lambda: parse_schedule("1:1", 2, 4),
     ):

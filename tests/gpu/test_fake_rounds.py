@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
+from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
 from draftkit.runtime import drafters, prefill
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.drafters.ngram import NgramDrafter
@@ -32,7 +32,6 @@ from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.rows import SlotRows
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 pytest.importorskip("triton")
 torch.set_num_threads(1)
@@ -104,7 +103,7 @@ def check_rounds(pair: Pair, gpu: Recorder, cases: list[tuple[Verification, Samp
     assert isinstance(rounds, Rounds)
     scored, forward = [], made.target.forward
     made.target.forward = lambda *rows, **named: scored.append(forward(*rows, **named)) or scored[0]
-    rates = SyntheticAcceptance.of_length(2, K).conditional(made.target.device)
+    rates = torch.tensor(SyntheticAcceptance.of_length(2, K).conditional, device=made.target.device)
     for mode, sampling in cases:
         requests = {slot: Request(str(slot), (5, 6), 4, sampling) for slot in (0, 2)}
         batch = Batch.of(requests, made.draft_sampling, made.target.device, 2)

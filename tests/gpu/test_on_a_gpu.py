@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from draftkit.data.states.online import load_training_target
 from draftkit.models.target import Target
-from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
+from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.prefill import Prefill
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 pytestmark = pytest.mark.gpu
 

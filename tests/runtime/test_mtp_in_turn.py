@@ -16,13 +16,12 @@ from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter
 from draftkit.models.target import Target, load_target
-from draftkit.requests import Request
+from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.results.record import read_result
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.mtp import MtpDrafter, slot_bytes
 from draftkit.runtime.drafters.mtp_in_turn import MtpInTurnDrafter
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance
 
 MODULES = 2
 

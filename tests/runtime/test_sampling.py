@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.requests import DraftSampling, SamplingParameters, SyntheticAcceptance
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
 from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
@@ -35,7 +35,7 @@ from draftkit.runtime.ops.sample import sample
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
-from draftkit.runtime.verification_synthetic import SyntheticAcceptance, verify_synthetic
+from draftkit.runtime.verification_synthetic import verify_synthetic
 
 torch.set_num_threads(1)
 
@@ -219,7 +219,7 @@ def test_drawing_stores_what_it_drew_from_and_leaves_greedy_rows_alone() -> None
 
 
 def modes(k: int) -> dict[str, Verify]:
-    rates = SyntheticAcceptance(tuple(0.9**i for i in range(1, k + 1))).conditional("cpu")
+    rates = torch.tensor(SyntheticAcceptance(tuple(0.9**i for i in range(1, k + 1))).conditional)
     return LOSSLESS | {"synthetic": partial(verify_synthetic, rates=rates)}
 
 
@@ -374,14 +374,14 @@ def test_one_hot_rows_need_no_probabilities() -> None:
 def test_synthetic_rates_of_a_length() -> None:
     synthetic = SyntheticAcceptance.of_length(2.5, 3)
     assert synthetic.rates == (1.0, 0.5, 0.0)
-    assert synthetic.conditional("cpu").tolist() == [1.0, 0.5, 0.0]
+    assert synthetic.conditional == (1.0, 0.5, 0.0)
     assert SyntheticAcceptance.of_length(1, 2).rates == (0.0, 0.0)
     assert SyntheticAcceptance.of_length(3, 2).rates == (1.0, 1.0)
 
 
 def test_synthetic_rates_out_of_range_are_refused() -> None:
     for rates in ((0.5, 0.6), (1.1,), (0.5, -0.1), (math.nan,)):
-        with pytest.raises(DraftkitError, match="acceptance rates"):
+        with pytest.raises(DraftkitError, match="acceptance_rates"):
             SyntheticAcceptance(rates)
     for length in (0.9, 4.1, math.nan):
         with pytest.raises(DraftkitError, match="acceptance length"):
@@ -390,7 +390,7 @@ def test_synthetic_rates_out_of_range_are_refused() -> None:
 
 def test_synthetic_acceptance_has_its_rates() -> None:
     rates, rows = (0.8, 0.4, 0.3), 50_000
-    verify = partial(verify_synthetic, rates=SyntheticAcceptance(rates).conditional("cpu"))
+    verify = partial(verify_synthetic, rates=torch.tensor(SyntheticAcceptance(rates).conditional))
     logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)).expand(rows, -1, -1)
     drafted = Drafted.full(torch.ones(rows, 3, dtype=torch.int64))
     rules = batch(SamplingParameters(temperature=1.0), rows)

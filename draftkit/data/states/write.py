@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from draftkit.data.states.shards import (
 )
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.data.states.ways import Ways, compare_ways
-from draftkit.errors import DraftkitError, TargetError
+from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
@@ -244,6 +244,8 @@ class StatesSettings:
       interpreter of a vLLM installation that runs the target, on `tensor_parallel` GPUs from `device` on; None runs it
       in this process, on `device`.
     - `dtype` of the target; None is bfloat16, and float32 on the CPU in this process.
+
+    Raises `SettingError` for values outside their range.
     """
 
     target: str
@@ -255,6 +257,13 @@ class StatesSettings:
     tensor_parallel: int = 1
     device: str | None = None
     dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        require_setting(self.encoding in get_args(Encoding), "encoding", self.encoding, ", ".join(get_args(Encoding)))
+        require_count("shard_tokens", self.shard_tokens)
+        require_count("tensor_parallel", self.tensor_parallel)
+        if self.tokens_per_row is not None:
+            require_count("tokens_per_row", self.tokens_per_row)
 
     def row_tokens(self, longest: int) -> int:
         """Tokens of a row where samples have up to `longest`. A CPU gains nothing from long rows, and computes the

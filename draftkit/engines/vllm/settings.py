@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from draftkit.errors import require_count, require_setting
+
 
 @dataclass(frozen=True)
 class VllmSettings:
@@ -13,7 +15,8 @@ class VllmSettings:
     `python`: the interpreter of an environment with vLLM; None takes the running one. `engine_arguments` go to
     `vllm.LLM` over draftkit's own, and what they have under `speculative_config` over what is known of the draft.
     `url`: the address of a server with the draft, as `http://host:8000`; then nothing is started here, and the settings
-    above mean nothing. `baseline_url`: one with the same target and no draft.
+    above mean nothing. `baseline_url`: one with the same target and no draft. Raises `SettingError` for values outside
+    their range.
     """
 
     python: str | None = None
@@ -22,3 +25,8 @@ class VllmSettings:
     engine_arguments: Mapping[str, object] = field(default_factory=dict)
     url: str | None = None
     baseline_url: str | None = None
+
+    def __post_init__(self) -> None:
+        require_count("tensor_parallel_size", self.tensor_parallel_size)
+        if (share := self.gpu_memory_utilization) is not None:
+            require_setting(0 < share <= 1, "gpu_memory_utilization", share, "above 0, at most 1")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from draftkit.errors import DraftkitError
-from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.errors import require_setting
+from draftkit.requests import DraftSampling, SamplingParameters, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class CertificateSettings:
     `floor_quantile`: of the measured noise, the part that is taken for its floor. `false_alarm_rate`: of all
     statistical tests together, for a lossless engine.
 
-    Raises `DraftkitError` for values that leave nothing to measure.
+    Raises `SettingError` for values that leave nothing to measure.
     """
 
     num_speculative_tokens: tuple[int, ...] = (4,)
@@ -36,7 +35,7 @@ class CertificateSettings:
     draft_sampling: DraftSampling = field(default_factory=DraftSampling)
     thinking: bool | None = None
     template: bool | None = None
-    verification: Literal["rejection", "block"] = "rejection"
+    verification: Verification = "rejection"
     seed: int = 0
     sampler_texts: int = 4000
     continuations: int = 150
@@ -46,21 +45,18 @@ class CertificateSettings:
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "limit", "continuations", "continuation_prompts"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require_setting(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         ks, hot = self.num_speculative_tokens, self.temperatures
-        _require(min(ks, default=0) >= 1, "num_speculative_tokens", ks, "at least 1")
-        _require(self.max_new_tokens >= 4, "max_new_tokens", self.max_new_tokens, "at least 4")
-        _require(self.sampler_texts >= 100, "sampler_texts", self.sampler_texts, "at least 100")
-        _require(min(hot, default=1) > 0, "temperatures", hot, "above 0: greedy decoding is tested anyway")
-        _require(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
-        _require(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
+        require_setting(min(ks, default=0) >= 1, "num_speculative_tokens", ks, "at least 1")
+        require_setting(self.max_new_tokens >= 4, "max_new_tokens", self.max_new_tokens, "at least 4")
+        require_setting(self.sampler_texts >= 100, "sampler_texts", self.sampler_texts, "at least 100")
+        require_setting(min(hot, default=1) > 0, "temperatures", hot, "above 0: greedy decoding is tested anyway")
+        require_setting(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
+        modes = ("rejection", "block")
+        require_setting(self.verification in modes, "verification", self.verification, "rejection or block, to certify")
+        require_setting(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
 
     @property
     def samplings(self) -> tuple[SamplingParameters, ...]:
         """How the first of the sampled requests is drawn, at each temperature."""
         return tuple(SamplingParameters(t, self.top_k, self.top_p, self.min_p, self.seed) for t in self.temperatures)
-
-
-def _require(fine: bool, name: str, value: object, expected: str) -> None:
-    if not fine:
-        raise DraftkitError(f"{name} is {value}", where="certificate settings", expected=expected)

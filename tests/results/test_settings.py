@@ -1,0 +1,96 @@
+"""What is asked of a measurement is refused where it is said, from Python as on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from draftkit.engines.vllm.settings import VllmSettings
+from draftkit.errors import DraftkitError, SettingError
+from draftkit.evaluate.certificate.settings import CertificateSettings
+from draftkit.evaluate.llama_cpp import LlamaCppSettings, evaluate_llama_cpp
+from draftkit.evaluate.server import ServerSettings, evaluate_server
+from draftkit.evaluate.vllm import check_with_vllm
+from draftkit.requests import DraftSampling, SyntheticAcceptance
+from draftkit.results.settings import Settings, Sweep
+
+RATES = (0.9, 0.8, 0.7, 0.6)
+WRONG: dict[str, list[dict[str, Any]]] = {
+    "num_speculative_tokens": [{"num_speculative_tokens": 0}, {"num_speculative_tokens": 2.5}],
+    "max_new_tokens": [{"max_new_tokens": 1}],
+    "concurrency": [{"concurrency": 0}, {"concurrency": True}],
+    "context": [{"context": -1}],
+    "limit": [{"limit": 0}],
+    "repeats": [{"repeats": -1}],
+    "turns": [{"turns": "last"}],
+    "slices": [{"slices": ("language", "tongue")}],
+    "verification": [{"verification": "synthetic"}, {"verification": "trust"}],
+    "acceptance_rates": [
+        {"acceptance_rates": RATES},
+        {"acceptance_rates": RATES, "verification": "block"},
+        {"acceptance_rates": RATES[:3], "verification": "synthetic"},
+        {"acceptance_rates": (0.5, 0.6, 0.1, 0.1), "verification": "synthetic"},
+    ],
+    "k_by_batch": [{"k_by_batch": {}}, {"k_by_batch": {4: 5}}, {"k_by_batch": {-1: 2}}],
+}
+
+
+@pytest.mark.parametrize(("setting", "changes"), [(name, one) for name, all in WRONG.items() for one in all])
+def test_settings_that_no_measurement_can_have_are_refused_by_name(setting: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(SettingError) as refused:
+        Settings(**changes)
+    assert refused.value.setting == setting
+
+
+def test_settings_that_go_together_are_taken() -> None:
+    synthetic = SyntheticAcceptance.of_length(2.5, 4).rates
+    Settings(verification="synthetic", acceptance_rates=synthetic, k_by_batch={8: 4, 16: 0}, repeats=0)
+
+
+def test_rates_and_schedules_are_for_one_k() -> None:
+    rates = Settings(verification="synthetic", acceptance_rates=RATES)
+    by_batch = Settings(k_by_batch={8: 2})
+    for sweep in (lambda: rates.sweep(k=(2, 4)), lambda: by_batch.sweep(k=(2, 4))):
+        with pytest.raises(SettingError, match="for one K"):
+            sweep()
+    with pytest.raises(SettingError, match="for one K"):
+        Sweep((by_batch, by_batch.at(num_speculative_tokens=2)))
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda: DraftSampling("warm"), "draft_sampling"),  # type: ignore[arg-type]
+        (lambda: VllmSettings(tensor_parallel_size=0), "tensor_parallel_size"),
+        (lambda: VllmSettings(gpu_memory_utilization=1.5), "gpu_memory_utilization"),
+        (lambda: CertificateSettings(verification="coupled"), "verification"),
+    ],
+)
+def test_so_are_those_of_engines_drafts_and_certificates(make: Callable[[], object], setting: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        make()
+    assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Settings().sweep(k=(2, 4)),
+        Settings(verification="synthetic", acceptance_rates=RATES),
+        Settings(k_by_batch={8: 2}),
+        Settings(draft_sampling=DraftSampling("greedy")),
+    ],
+)
+def test_a_server_is_not_asked_how_to_draft(asked: Settings | Sweep) -> None:
+    """It runs as it was started: what would be ignored is refused, before anything is asked of it."""
+    sweep = Sweep.of(asked)
+    url = "http://127.0.0.1:9"
+    for measure in (
+        lambda: evaluate_server(ServerSettings(url), sweep),
+        lambda: evaluate_llama_cpp("no-target", ["no-draft"], sweep, LlamaCppSettings("no-program", "log")),  # type: ignore[arg-type]
+        lambda: check_with_vllm("no-target", ["served"], sweep, VllmSettings(url=url)),
+    ):
+        with pytest.raises(DraftkitError, match="for a server, which runs as it was started"):
+            measure()
