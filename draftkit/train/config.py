@@ -88,8 +88,9 @@ class Validation:
     - `k`: draft tokens a round. `mode`: how the samples were decoded, `greedy` or `sampled` at the `temperature`.
     - `every`: steps between validations, 0 for the end only. `limit`: samples, at most.
     - `keep`: which checkpoint the final draft is, that of the longest acceptance length (`best`), which is saved even
-      between those of `save_every`, or the `last`.
-    - `patience`: validations in a row without a longer acceptance length after which the run ends; 0 for none.
+      between those of `save_every`, or the `last`. Equal lengths are told apart by the chance that a draft token is
+      accepted, then by the loss.
+    - `patience`: validations in a row without a better draft after which the run ends; 0 for none.
     - `decode`: held-out prompts that are decoded for real as well, 0 for none.
     """
 

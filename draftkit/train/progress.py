@@ -15,6 +15,8 @@ from transformers import ProgressCallback, TrainerControl, TrainerState, Trainin
 from draftkit.train.gap import Gap
 
 LENGTH = "eval_acceptance_length"
+ALPHA = "eval_alpha"
+LOSS = "eval_loss"
 QUIET = ("epoch", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second",
          "grad_norm", "learning_rate", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
          LENGTH)  # fmt: skip

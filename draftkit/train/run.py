@@ -53,7 +53,6 @@ from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import StreamSettings, TrainConfig
 from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import add_adapters, has_adapters, load_adapter, save_adapter
-from draftkit.train.progress import LENGTH
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.recompute import recompute_activations
@@ -340,8 +339,6 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
         save_strategy="steps" if saves else "no",
         save_steps=saves or 500,
         save_total_limit=config.keep,
-        metric_for_best_model="acceptance_length" if every and config.validation.keep == "best" else None,
-        greater_is_better=True,
         logging_steps=config.log_every,
         report_to=list(config.report_to),
         seed=config.seed,
@@ -489,7 +486,7 @@ def _decoding(
 def _watching(config: TrainConfig) -> Iterator[TrainerCallback]:
     """What saves and ends a run by the acceptance length."""
     settings = config.validation
-    if settings.every and settings.keep == "best":
+    if settings.keep == "best":
         yield KeepBest()
     if settings.patience:
         yield Patience(settings.patience)
@@ -512,9 +509,9 @@ def _finish(trainer: DraftTrainer, config: TrainConfig, ready: _Ready) -> Traine
         return Trained(None, last, {}, trainer.signals.received)
     if trainer.eval_dataset is not None and trainer.judged_at[0] != state.global_step:
         trainer.evaluate()
-    best = Path(state.best_model_checkpoint or last)
-    if state.best_metric is not None and trainer.judged_at[1].get(LENGTH, 0.0) > state.best_metric:
-        best = last  # judged after the last validation that was due
+    best = out / f"checkpoint-{state.best_global_step}"
+    if config.validation.keep == "last" or not best.is_dir():
+        best = last
     if trainer.is_world_process_zero():
         _write_final(best, config, ready)
     trainer.accelerator.wait_for_everyone()

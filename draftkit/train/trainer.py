@@ -35,15 +35,15 @@ from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.ahead import Ahead
 from draftkit.train.batch import TrainingBatch
+from draftkit.train.curve import best_of, validated_steps
 from draftkit.train.gap import Gap
-from draftkit.train.progress import LENGTH, LogLines, show_gap
+from draftkit.train.progress import LogLines, show_gap
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
 from draftkit.train.rejections import RejectionStage, judging
 from draftkit.train.validation import held_out_loss, judge, metrics
 from draftkit.train.walk import Mode
 
 TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
-LOSS = "eval_loss"
 StatesOf = Callable[[PackedRow], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
@@ -251,19 +251,20 @@ class AsNowSet(TrainerCallback):
 
 
 class KeepBest(TrainerCallback):
-    """Saves a checkpoint whenever the acceptance length is the longest so far, whether or not one is due."""
+    """Saves a checkpoint whenever the draft is the best so far, whether or not one is due, and notes its step."""
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        *before, now = [entry[LENGTH] for entry in state.log_history if LENGTH in entry]
-        if now > max(before, default=-math.inf):
+        steps = validated_steps(state.log_history)
+        if steps and best_of(steps).step == state.global_step:
+            state.best_global_step = state.global_step
             control.should_save = True
         return control
 
 
 class Patience(TrainerCallback):
-    """Ends a run after so many validations without a longer acceptance length; read off the log, which is resumed."""
+    """Ends a run after so many validations without a better draft; read off the log, which is resumed."""
 
     def __init__(self, validations: int):
         self._validations = validations
@@ -271,8 +272,8 @@ class Patience(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        lengths = [entry[LENGTH] for entry in state.log_history if LENGTH in entry]
-        if len(lengths) - 1 - lengths.index(max(lengths)) >= self._validations:
+        steps = validated_steps(state.log_history)
+        if steps and len(steps) - 1 - steps.index(best_of(steps)) >= self._validations:
             control.should_training_stop = True
         return control
 

@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 # By validation: drafts that stand in each of 60 rounds, and the loss, which goes on falling.
 ACCEPTED = {2: 1, 4: 3, 6: 2, 8: 2}
 LOSSES = {2: 2.0, 4: 1.5, 6: 1.2, 8: 1.0}
+ALPHAS = {2: 0.5, 4: 0.5, 6: 0.5, 8: 0.5}
 
 
 @pytest.fixture
@@ -33,8 +34,8 @@ def parting(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def judge(_recipe: object, _batch: object, numbers: list[int], *_: object) -> list[Judged]:
-        accepted = list(ACCEPTED.values())[len(calls) // rows]
-        return [Judged(number, [WalkedRound(accepted, 4, 0)] * 20, 1, 0.5, 0.0) for number in numbers]
+        accepted, alpha = (list(found.values())[len(calls) // rows] for found in (ACCEPTED, ALPHAS))
+        return [Judged(number, [WalkedRound(accepted, 4, 0)] * 20, 1, alpha, 0.0) for number in numbers]
 
     def loss(*_: object) -> float:
         calls.append(1)
@@ -77,6 +78,39 @@ def test_the_longest_acceptance_is_kept_not_the_lowest_loss(
     assert "they part, and the lowest loss would have cost 1.000." in curve.verdict
 
 
+@pytest.mark.parametrize(
+    ("alphas", "kept", "said"),
+    [
+        ({2: 0.1, 4: 0.3, 6: 0.3, 8: 0.2}, 6, "lowest at step 8, where the length is the same and the chance"),
+        ({2: 0.3, 4: 0.3, 6: 0.3, 8: 0.3}, 8, "where the loss is lowest too: the two do not part."),
+    ],
+)
+def test_equal_lengths_are_told_apart_by_the_expected_acceptance_and_then_by_the_loss(
+    alphas: dict[int, float],
+    kept: int,
+    said: str,
+    parting: None,
+    pico_folder: Path,  # noqa: F811
+    data: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As early on, when nothing is accepted; nor does a run end for want of patience while these two get better."""
+    for step, alpha in alphas.items():
+        monkeypatch.setitem(ACCEPTED, step, 0)
+        monkeypatch.setitem(ALPHAS, step, alpha)
+    out = tmp_path / "run"
+    more = EVERY | {"save_every": 8, "validation.patience": 2}
+    trained = train_draft(config(pico_folder, data, out, **more))
+    assert trained.draft is not None
+    own, chosen = weights(trained.draft), weights(out / f"checkpoint-{kept}")
+    assert all(torch.equal(tensor, chosen[name].to(tensor.dtype)) for name, tensor in own.items())
+    curve = read_curve(out)
+    assert (len(curve.steps), curve.longest.step, curve.lowest and curve.lowest.step) == (4, kept, 8)
+    assert f"longest at step {kept}, 1.000" in curve.verdict
+    assert said in curve.verdict
+
+
 def test_validation_changes_nothing_of_the_training(pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     """The held-out loss of a block recipe draws anchors, and leaves those of training as they were."""
     options = {"max_anchors": 4, "block_size": 4, "layers": [1, 3, 5], "num_layers": 1, "mask_token_id": 2}
@@ -106,6 +140,8 @@ def curve(*steps: tuple[int, float, float | None]) -> TrainingCurve:
         ([(2, 2.5, 3.0), (4, 2.45, 2.0)], "would have cost 0.050; the intervals overlap."),
         ([(2, 2.5, 3.0), (4, 2.0, 2.0)], "would have cost 0.500."),
         ([(2, 2.5, None)], "did not record the loss"),
+        ([(80, 1.0, 4.843), (880, 1.0, 4.074)], "longest at step 880, 1.000 [0.900, 1.100], where the loss is lowest"),
+        ([(80, 1.0, 4.0), (880, 1.0, 4.0)], "longest at step 80, 1.000 [0.900, 1.100], where the loss is lowest too"),
     ],
 )
 def test_the_verdict(steps: list[tuple[int, float, float | None]], said: str) -> None:

@@ -257,7 +257,10 @@ def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -
     more = {"validation.every": 2, "save_every": 2, "keep": 5, "optimization.lr": "3e-2"}
     trained = train_draft(config(target, data, out, **more))
     state = json.loads((trained.checkpoint / "trainer_state.json").read_text())
-    judged = {entry["step"]: entry["eval_acceptance_length"] for entry in state["log_history"] if "eval_alpha" in entry}
+    judged = {
+        entry["step"]: (entry["eval_acceptance_length"], entry["eval_alpha"])
+        for entry in state["log_history"] if "eval_alpha" in entry
+    }  # fmt: skip
     assert sorted(judged) == [2, 4, 6, 8]
     best = max(judged, key=lambda step: judged[step])
     assert state["best_global_step"] == best
