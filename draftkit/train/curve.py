@@ -63,8 +63,8 @@ class TrainingCurve:
             return f"{best}, where the loss is lowest too: the two do not part."
         if lowest.length.mean == longest.length.mean:
             return (
-                f"{best}; the loss is lowest at step {lowest.step:,}, where the length is the same and the chance that a "
-                "draft token is accepted smaller."
+                f"{best}; the loss is lowest at step {lowest.step:,}, where the length is the same and the chance that "
+                "a draft token is accepted smaller."
             )
         known = lowest.length.bounds and longest.length.bounds
         sure = ("; the intervals overlap" if lowest.length.overlaps(longest.length) else "") if known else ""
