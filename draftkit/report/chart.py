@@ -95,6 +95,7 @@ def _step(span: float) -> float:
 
 
 def _ticks(low: float, high: float, step: float) -> Iterable[Tick]:
+    """The multiples of a step on an axis; one that rounding puts beyond an end lies at the end."""
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
-        yield i * step, f"{i * step:,.{digits}f}"
+        yield min(max(i * step, low), high), f"{i * step:,.{digits}f}"

@@ -22,7 +22,7 @@ import fixtures
 import pytest
 import typer.testing
 from fixtures.report_results import full_result, old_result
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -282,6 +282,7 @@ def test_axes_of_counts_and_of_wide_ranges() -> None:
 
 
 @given(st.lists(st.integers(-(10**12), 10**12).map(lambda n: n / 1000), min_size=1, max_size=5), st.booleans())
+@example([7.7], False)  # a tick at 8.200000000000001, where the axis ends
 def test_an_axis_holds_its_values_and_its_ticks(values: list[float], whole: bool) -> None:
     axis = linear("", values, whole=whole)
     assert all(0 <= axis.share(value) <= 1 for value in (*values, *(value for value, _ in axis.ticks)))

@@ -1,4 +1,7 @@
-"""Training in two processes is training in one that accumulates: every recipe; and a stop signal stops both."""
+"""Training in two processes is training in one that accumulates: every recipe; and a stop signal stops both.
+
+Sharded as FSDP2 does it, a draft trains beside the target that it shares weights with.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,29 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from fixtures import pico
 from fixtures.mtp_targets import save_with_head
 from fixtures.samples import samples
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from draftkit.convert.api import convert_checkpoint
+from draftkit.data.packing import row_tensors
 from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.states.online import OnlineStates
 from draftkit.errors import DraftkitError
+from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import read_config
 from draftkit.train.recipes import recipe_names
+from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
+from draftkit.train.recipes.recipe import Origin
 from draftkit.train.run import train_draft
 
 LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -124,3 +137,29 @@ def test_a_run_of_two_processes_does_not_go_on_in_one(given: dict[str, str], bot
     """Each process reads its own rows, so that a step of two has twice the tokens."""
     with pytest.raises(DraftkitError, match=r"other settings:\n    processes: 2, now 1\n"):
         train_draft(read_config(None, [], settings("eagle3", given, both / "signaled", max_steps=400)), resume=True)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="step 8: the target's embedding is sharded with the draft")
+def test_a_sharded_draft_leaves_the_target_whole(alone: None) -> None:
+    """The draft's embedding is the target's."""
+    target = pico.llama(num_hidden_layers=6)
+    recipe = Eagle3.start(Origin(target), Eagle3Options(steps=2, layers=(1, 3, 5)))
+    row = {name: tensor[None] for name, tensor in row_tensors(samples(2), 96).items()}
+
+    def loss() -> torch.Tensor:
+        states = OnlineStates(target, recipe.aux_layers).states(row["tokens"], row["positions"], row["sample_ids"])
+        return recipe(TrainingBatch(**row, features=states.features, last=states.last)).loss
+
+    expected = float(loss())
+    fully_shard(recipe, mesh=init_device_mesh("cpu", (1,)))
+    found = loss()
+    found.backward()
+    assert math.isclose(float(found), expected, rel_tol=1e-5)
