@@ -10,6 +10,7 @@ from draftkit.data.reasons import CONSEQUENCES, Reason, Report
 from draftkit.data.rows import Conversation, Refused, Row, Served
 from draftkit.data.samples import Sample, SamplesOrigin, Span, write_samples
 from draftkit.errors import FormatError
+from draftkit.io.lock import sole_writer
 from draftkit.models.chat import TemplateRejection
 from draftkit.results.statistics import is_looping, repetition
 
@@ -25,13 +26,15 @@ def prepare(
 ) -> Report:
     """Write the samples of all rows to a file, which appears complete or not at all; otherwise as `samples_of`.
 
-    Raises `FormatError` when no row makes a sample, and what reading the rows and writing the file raise.
+    Raises `FormatError` when no row makes a sample, `DraftkitError` while another process writes the file, and what
+    reading the rows and writing the file raise.
     """
     report = Report()
     target = renderer.target
     origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length)
     samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
-    write_samples(out, samples, origin, force=force)
+    with sole_writer(out):
+        write_samples(out, samples, origin, force=force)
     return report
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -11,6 +13,7 @@ from draftkit.data.rows import REGENERATED
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import DISK_FAILURES
 from draftkit.io.jsonl import dump_line, read_lines
+from draftkit.io.lock import sole_writer
 
 BLOCK = 1 << 16  # bytes that are searched for a line end at a time
 
@@ -19,8 +22,8 @@ class ResponseFile:
     """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids.
 
     Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
-    made with other settings (of absolute paths the last name counts), `FormatError` naming any other damaged line.
-    `format`: what the first line says it is.
+    made with other settings (of absolute paths the last name counts) and while another process has it open,
+    `FormatError` naming any other damaged line. `format`: what the first line says it is.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object], format: str = REGENERATED):
@@ -28,6 +31,9 @@ class ResponseFile:
         self.settings = dict(settings)
         self.format = format
         self.done: set[str] = set()
+        held = ExitStack()
+        weakref.finalize(self, held.close)
+        held.enter_context(sole_writer(path))
         if path.exists():
             _cut_half_line(path, format)
             self._resume()

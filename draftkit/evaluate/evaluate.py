@@ -37,6 +37,7 @@ from draftkit.evaluate.time_plan import PlannedRound, plan_time
 from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, plain_lane, vllm_here
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
+from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft, is_unified
 from draftkit.loading import (
@@ -96,6 +97,7 @@ def evaluate_draft(
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
+            stack.enter_context(sole_writer(records))
             check_records(records)
         refusal = runtime_refusal(target)
         if refusal is not None:

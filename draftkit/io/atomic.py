@@ -34,6 +34,8 @@ DISK_FAILURES = {
     errno.EEXIST,
     errno.EFBIG,
     errno.EIO,
+    errno.EISDIR,
+    errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENOSPC,
     errno.ENOTDIR,
@@ -44,6 +46,8 @@ DISK_FAILURES = {
 }
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # what file systems answer that have none
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux' fcntl.h
+LOCK_FILE = ".draftkit.lock"  # in a folder that is being filled; see `draftkit.io.lock`
+SCRATCH = r"\.{name}\.(tmp|gone)-[0-9a-f]+"  # what scratch folders of an output are called
 
 _log = logging.getLogger(__name__)
 
@@ -164,9 +168,15 @@ def restore(out: Path) -> None:
 
 def _leftovers(out: Path) -> list[tuple[Path, str]]:
     """The scratch folders of an output, each with its role: `tmp`, or `gone` where it is being removed."""
-    pattern = re.compile(rf"\.{re.escape(out.name)}\.(tmp|gone)-[0-9a-f]+")
+    pattern = re.compile(SCRATCH.format(name=re.escape(out.name)))
     paths = list(out.parent.iterdir()) if out.parent.is_dir() else []
     return [(path, match[1]) for path in paths if (match := pattern.fullmatch(path.name))]
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is not there, or holds nothing but the lock and the scratch folders of runs, killed ones too."""
+    ours = re.compile(f"{re.escape(LOCK_FILE)}|{SCRATCH.format(name='.+')}")
+    return not folder.exists() or all(ours.fullmatch(path.name) for path in folder.iterdir())
 
 
 @contextmanager
@@ -232,7 +242,7 @@ def _begin(out: Path) -> tuple[Path, int | None]:
         scratch = _sibling(out, "tmp")
         scratch.mkdir(mode=0o700)
         try:
-            lock = _locked(scratch)
+            lock = locked(scratch / "lock")
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -241,11 +251,10 @@ def _begin(out: Path) -> tuple[Path, int | None]:
             return scratch, lock
 
 
-def _locked(scratch: Path) -> int | None:
-    """The lock of a scratch folder, held until it is closed; None when another run holds it, or removes the folder."""
-    path = scratch / "lock"
+def locked(path: Path) -> int | None:
+    """The lock on a file, which is made, held until it is closed; None when another process holds it, or removes it."""
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:
         return None
     try:
@@ -265,7 +274,7 @@ def _settle(path: Path, role: str, out: Path) -> None:
     """Tidy up a scratch folder, unless its owner lives."""
     if role == "gone":
         shutil.rmtree(path, ignore_errors=True)
-    elif (lock := _locked(path)) is not None:
+    elif (lock := locked(path / "lock")) is not None:
         try:
             old = path / "old"
             if old.exists() and (path / "new").exists() and not out.exists():  # the owner died between the renames

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import check_writable, write_file
 from draftkit.io.jsonfile import finite
+from draftkit.io.lock import sole_writer
 from draftkit.results.record import DIGESTS, SCHEMA, Cell, Heading, read_result, result_json
 
 if TYPE_CHECKING:  # it needs torch
@@ -33,8 +36,8 @@ class ResultFile:
     """The result in a file: written anew, and whole, after each cell.
 
     With `resume`, cells that it holds are kept; `add` replaces one that was asked for alike. Raises `DraftkitError`
-    where there is a file and no `resume`, and when it goes on under other settings or versions; `FormatError` for a
-    file that is no result.
+    where there is a file and no `resume`, when it goes on under other settings or versions, and while another process
+    has it open; `FormatError` for a file that is no result.
     """
 
     def __init__(self, path: Path, *, resume: bool):
@@ -43,7 +46,9 @@ class ResultFile:
         self._provenance: dict[str, object] | None = None
         if path.is_dir():
             raise DraftkitError("the result is a folder", where=path, hint="name a file")
-        check_writable(path)
+        held = ExitStack()
+        weakref.finalize(self, held.close)
+        held.enter_context(sole_writer(path))
         if not path.exists():
             return
         if not resume:

@@ -29,9 +29,10 @@ from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, op
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError, require_count, require_setting
-from draftkit.io.atomic import atomic_file
+from draftkit.io.atomic import atomic_file, is_empty
 from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import dump, finite, read_object
+from draftkit.io.lock import sole_writer
 from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.requests import SamplingParameters
@@ -170,33 +171,35 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
     """Adapt a draft of any format that draftkit trains to a target and its traffic.
 
     Writes into `settings.out` the answers, the samples, checkpoints, `draft` (a folder that engines take) and a report.
-    Called again, it goes on where it was interrupted. `said` is told what is being done. Raises `DraftkitError`.
+    Called again, it goes on where it was interrupted. `said` is told what is being done. Raises `DraftkitError`, also
+    while another process writes to `settings.out`.
     """
     out = Path(settings.out)
-    with open_draft(settings.draft, settings.target) as draft:
-        recipe = recipe_of(draft.spec.method)
-    requests, run = _requests(settings), _run(settings, recipe)
-    responder = _Responder(settings, requests.renderer.target)
-    if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
-        responder.get()  # a server that cannot be asked is known before anything is written
-    _check_settings(out / SETTINGS_FILE, settings)
-    samples = _samples(settings, requests, responder, said)
-    config = _judged_by(run, samples)
-    target = _load(settings)
-    said(f"judging {settings.draft} on {len(samples.judging):,} answers")
-    before = DraftTuner(settings.draft, target).walk_acceptance(samples.judging, k=settings.k, mode=settings.mode)
-    del target  # or training would hold a second one
-    said(f"training on {len(samples.training):,} answers")
-    trained = train_draft(config, resume=True)
-    if trained.draft is None:
-        return Adaptation(None, len(samples.training), stopped_by=trained.stopped_by)
-    after = DraftTuner(trained.draft, _load(settings)).walk_acceptance(
-        samples.judging, k=settings.k, mode=settings.mode
-    )
-    adapted = Adaptation(trained.draft, len(samples.training), tuple(compare(before, after)))
-    with atomic_file(out / REPORT_FILE, force=True) as file:
-        file.write(dump(finite(adapted.to_dict())).encode())
-    return adapted
+    with sole_writer(out, folder=True):
+        with open_draft(settings.draft, settings.target) as draft:
+            recipe = recipe_of(draft.spec.method)
+        requests, run = _requests(settings), _run(settings, recipe)
+        responder = _Responder(settings, requests.renderer.target)
+        if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
+            responder.get()  # a server that cannot be asked is known before anything is written
+        _check_settings(out / SETTINGS_FILE, settings)
+        samples = _samples(settings, requests, responder, said)
+        config = _judged_by(run, samples)
+        target = _load(settings)
+        said(f"judging {settings.draft} on {len(samples.judging):,} answers")
+        before = DraftTuner(settings.draft, target).walk_acceptance(samples.judging, k=settings.k, mode=settings.mode)
+        del target  # or training would hold a second one
+        said(f"training on {len(samples.training):,} answers")
+        trained = train_draft(config, resume=True)
+        if trained.draft is None:
+            return Adaptation(None, len(samples.training), stopped_by=trained.stopped_by)
+        after = DraftTuner(trained.draft, _load(settings)).walk_acceptance(
+            samples.judging, k=settings.k, mode=settings.mode
+        )
+        adapted = Adaptation(trained.draft, len(samples.training), tuple(compare(before, after)))
+        with atomic_file(out / REPORT_FILE, force=True) as file:
+            file.write(dump(finite(adapted.to_dict())).encode())
+        return adapted
 
 
 def compare(before: WalkedAcceptance, after: WalkedAcceptance) -> Iterator[AdaptedSlice]:
@@ -240,7 +243,7 @@ def _check_settings(path: Path, settings: AdaptSettings) -> None:
             )
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    if any(path.parent.iterdir()):
+    if not is_empty(path.parent):
         raise DraftkitError("the output is already there", where=path.parent, hint="choose another folder")
     with atomic_file(path, force=False) as file:
         file.write(dump(stated).encode())

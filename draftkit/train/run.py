@@ -40,6 +40,7 @@ from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
 from draftkit.io.html import said_html, table_html
+from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft, require_runtime
@@ -161,10 +162,14 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     """Train a draft. `resume` goes on from the newest complete checkpoint in `config.out`, where it is of this run.
 
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
-    the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known.
+    the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known, and while
+    another run writes to `out`.
     """
     load = load_training_target if config.states == "" and config.stream is None else load_target_ends
-    with _set_up(config, resume, load) as ready, ExitStack() as stack:
+    with ExitStack() as stack:
+        if os.environ.get("RANK", "0") == "0":  # for all processes of the run
+            stack.enter_context(sole_writer(Path(config.out), folder=True))
+        ready = stack.enter_context(_set_up(config, resume, load))
         recipe, stream = ready.recipe, None
         if config.stream is not None:
             stream = stack.enter_context(open_stream(config, config.stream, recipe.aux_layers, ready.samples))

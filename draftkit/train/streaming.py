@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from accelerate import PartialState
@@ -16,6 +16,7 @@ from draftkit.data.states.stream import StreamedStates, begin_stream
 from draftkit.data.states.worker import local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.hub.locate import locate
+from draftkit.io.lock import sole_writer
 from draftkit.layout.target import read_target_facts
 from draftkit.models.devices import device_named, dtype_named
 from draftkit.models.states import FINAL, AuxLayers
@@ -32,23 +33,24 @@ def open_stream(
     manifest = stream_manifest(config, stream, aux_layers, samples)
     folder = Path(stream.folder or Path(config.out) / "stream")
     rank = int(os.environ.get("RANK", "0"))
-    if rank == 0:
-        begin_stream(folder, manifest)
-    PartialState().wait_for_everyone()  # before others write into the folder
-    if rank == 0 and not stream.python:
-        _log.warning("states are awaited from: draftkit data stream %s --target %s", folder, config.target)
-    keeps = rank == 0 and stream.python
-    with (
-        local_worker(
-            folder,
-            config.target,
-            stream.python,
-            tensor_parallel=stream.tensor_parallel,
-            device=stream.device or None,
-        )
-        if keeps
-        else nullcontext()
-    ) as worker:
+    worker = None
+    with ExitStack() as stack:
+        if rank == 0:
+            stack.enter_context(sole_writer(folder, folder=True))
+            begin_stream(folder, manifest)
+        PartialState().wait_for_everyone()  # before others write into the folder
+        if rank == 0 and stream.python:
+            worker = stack.enter_context(
+                local_worker(
+                    folder,
+                    config.target,
+                    stream.python,
+                    tensor_parallel=stream.tensor_parallel,
+                    device=stream.device or None,
+                )
+            )
+        elif rank == 0:
+            _log.warning("states are awaited from: draftkit data stream %s --target %s", folder, config.target)
         yield StreamedStates(
             folder,
             manifest,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +16,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.killed import killed_at_rename
 from fixtures.precision import LAYER, assert_close
 from fixtures.targets import TARGETS, target_model
 from hypothesis import given, settings
@@ -39,6 +38,7 @@ from draftkit.data.states.vllm import VllmExtractor
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states
 from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError
+from draftkit.io.atomic import is_empty
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.models.ends import load_ends
 from draftkit.models.states import FINAL, AuxLayers
@@ -215,7 +215,7 @@ def test_what_is_read_is_what_the_target_computes(
 def test_the_plan_is_what_is_written(encoding: Encoding, data: Path, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with open_states_job(data, out, StatesSettings(target=str(folder), encoding=encoding, **SETTINGS)) as job:
-        assert not out.exists()
+        assert is_empty(out)
         manifest = job.write()
     handles = [handle for shard in manifest.shards for handle in read_safetensors(out / shard.file)]
     plan = job.plan
@@ -254,29 +254,10 @@ def test_shards_hold_every_sample_once(lengths: list[int], shard: int) -> None:
         assert len(numbers) == 1 or sum(lengths[i] for i in numbers) <= shard
 
 
-def write_and_die(renames: int, *arguments: Any, **changes: Any) -> int:
-    """How a process ended that writes states, and dies after so many files have got their names."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left, rename = renames, Path.replace
-
-    def counted(path: Path, to: Path) -> Path:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return rename(path, to)
-
-    Path.replace = counted  # type: ignore[method-assign, assignment]
-    write(*arguments, **changes)
-    os._exit(0)
-
-
 @pytest.mark.parametrize("renames", range(4))  # the manifest's, then those of a shard and the manifest in turn
 def test_a_killed_run_goes_on(renames: int, stored: Path, data: Path, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert write_and_die(renames, data, out, folder, encoding="float32") == -signal.SIGKILL
+    assert killed_at_rename(renames, lambda: write(data, out, folder, encoding="float32"))
     found = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if not path.name.startswith(".")}
     assert len(found) == (0, 1, 2, 2)[renames]
     write(data, out, folder, encoding="float32")

@@ -310,7 +310,7 @@ def test_what_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(path: Path) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(atomic, "_locked", refuse)
+    monkeypatch.setattr(atomic, "locked", refuse)
     with pytest.raises(DraftkitError, match=rf"where: {left}\n.*mv {left} {tmp_path / 'out'}"):
         locate(str(tmp_path / "out"))
 

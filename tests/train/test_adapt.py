@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures.completions_server import Answer, CompletionsServer
+from fixtures.killed import killed_at_rename
 
 from draftkit import zoo
 from draftkit.data.rows import read_rows
@@ -169,12 +170,21 @@ def test_an_endpoint_writes_prompts_and_answers(draftkit: Command, tmp_path: Pat
 def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     given = {"draft": "d", "target": "t", "traffic": "l", "out": str(tmp_path)}
     for name, value in {"replay_share": 1.0, "held_out": 0.0}.items():
-        with pytest.raises(DraftkitError, match=f"{name} {value}"):
+        with pytest.raises(DraftkitError, match=f"{name} is {value}"):
             AdaptSettings(**given, **{name: value})  # type: ignore[arg-type]
     (tmp_path / "mine").touch()
     with pytest.raises(DraftkitError, match="the output is already there"):
         _check_settings(tmp_path / "adapt-settings.json", AdaptSettings(**given))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_kill_in_the_very_first_write_does_not_end_an_adaptation(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    settings = AdaptSettings(draft="d", target="t", traffic="l", out=str(out))
+    assert killed_at_rename(0, lambda: _check_settings(out / "adapt-settings.json", settings))
+    assert [path.name[:24] for path in out.iterdir()] == [".adapt-settings.json.tmp"]
+    _check_settings(out / "adapt-settings.json", settings)
+    assert [path.name for path in out.iterdir()] == ["adapt-settings.json"]
 
 
 def test_adapters_are_those_of_a_training_run(tmp_path: Path) -> None:

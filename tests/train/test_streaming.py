@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 from fixtures import pico
+from fixtures.killed import killed_at_rename
 from fixtures.samples import samples
 from safetensors.torch import load_file
 from torch import Tensor
@@ -139,6 +140,12 @@ def test_states_of_another_run_go(manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(DraftkitError, match="something else"):
         stream(tmp_path, manifest)
+
+
+def test_a_run_that_is_killed_in_its_first_write_goes_on(manifest: Manifest, tmp_path: Path) -> None:
+    assert killed_at_rename(0, lambda: begin_stream(tmp_path / "stream", manifest))
+    stream(tmp_path / "stream", manifest)
+    assert content(tmp_path / "stream") == []
 
 
 def test_what_the_worker_cannot_compute_is_said_to_the_trainer(manifest: Manifest, tmp_path: Path) -> None:

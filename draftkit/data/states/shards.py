@@ -22,7 +22,7 @@ from torch import Tensor
 from draftkit.data.states.choices import Encoding
 from draftkit.data.states.encoding import channel_bytes, vector_bytes
 from draftkit.errors import DraftkitError, FormatError, SourceError
-from draftkit.io.atomic import atomic_file, settle_leftovers
+from draftkit.io.atomic import atomic_file, is_empty, settle_leftovers
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorToWrite, raw_memory
 from draftkit.io.jsonfile import dump, read_object
@@ -162,7 +162,7 @@ def begin(folder: Path, settings: Manifest) -> Manifest:
     that were begun with other settings, and for a folder of anything else.
     """
     if not (folder / MANIFEST).exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and is_empty(folder)):
             raise DraftkitError("the output is already there, and has no states", where=folder, hint="choose another")
         return settings
     found = read_manifest(folder)

@@ -31,7 +31,7 @@ from draftkit.data.states.online import States
 from draftkit.data.states.shards import MANIFEST, NAMES, Manifest, read_manifest, write_manifest, write_tensors
 from draftkit.data.states.write import Extractor, shard_tensors
 from draftkit.errors import DraftkitError, FormatError, TargetError
-from draftkit.io.atomic import write_file
+from draftkit.io.atomic import is_empty, write_file
 from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import to_dict
 from draftkit.models.states import AuxLayers
@@ -48,15 +48,15 @@ def begin_stream(folder: Path, manifest: Manifest) -> None:
 
     Raises `DraftkitError` for a folder of anything else.
     """
-    if folder.exists() and any(folder.iterdir()):
+    if not is_empty(folder):
         if not (folder / MANIFEST).exists():
             raise DraftkitError("the folder for streamed states holds something else", where=folder)
         if _meaning(read_manifest(folder)) != _meaning(manifest):
             end_stream(folder)
-    for name in (WANTED, ROWS, FAILED):
-        (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / DONE).unlink(missing_ok=True)
-    write_manifest(folder, manifest)
+    write_manifest(folder, manifest)  # first: it says whose the folder is, should the run be killed
+    for name in (WANTED, ROWS, FAILED):
+        (folder / name).mkdir(exist_ok=True)
 
 
 def finish_stream(folder: Path) -> None:

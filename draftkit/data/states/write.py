@@ -37,6 +37,7 @@ from draftkit.data.states.vllm import vllm_extractor
 from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.locate import Located, locate
+from draftkit.io.lock import sole_writer
 from draftkit.layout.target import TargetFacts, read_target_facts
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.pretrained import describe
@@ -314,20 +315,21 @@ class StateJob:
 def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator[StateJob]:
     """The job of storing in `out` the states of the samples in `data`, with the target ready; a killed one goes on.
 
-    Raises `DraftkitError` for samples that the target cannot read, and for a folder that was begun with other
-    settings.
+    Raises `DraftkitError` for samples that the target cannot read, for a folder that was begun with other settings, and
+    while another process writes to it.
     """
-    located = locate(settings.target)
-    facts = read_target_facts(located.path, located.name, located.revision)
-    samples = list(read_samples(data))
-    longest = max((len(sample) for sample in samples), default=0)
-    check_lengths(samples, describe(located.path))
-    row_tokens = settings.row_tokens(longest)
-    check_samples(samples, facts.vocab_size, longest if settings.vllm_python else row_tokens)
-    manifest = begin(out, _manifest(settings, located, facts, data, samples, schema_of(out)))
-    with _extractor(settings, located, facts, manifest, longest, out) as extractor:
-        cost = plan(out, manifest, samples, extractor, row_tokens)
-        yield StateJob(out, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
+    with sole_writer(out, folder=True):
+        located = locate(settings.target)
+        facts = read_target_facts(located.path, located.name, located.revision)
+        samples = list(read_samples(data))
+        longest = max((len(sample) for sample in samples), default=0)
+        check_lengths(samples, describe(located.path))
+        row_tokens = settings.row_tokens(longest)
+        check_samples(samples, facts.vocab_size, longest if settings.vllm_python else row_tokens)
+        manifest = begin(out, _manifest(settings, located, facts, data, samples, schema_of(out)))
+        with _extractor(settings, located, facts, manifest, longest, out) as extractor:
+            cost = plan(out, manifest, samples, extractor, row_tokens)
+            yield StateJob(out, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
 
 
 def _manifest(

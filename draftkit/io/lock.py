@@ -1,0 +1,113 @@
+"""One process at a time writes an output: an advisory lock that goes with the process that holds it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from draftkit.errors import DraftkitError
+from draftkit.io.atomic import LOCK_FILE, NO_LOCKS, disk_failures, locked
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Lock:
+    """A lock file that this process holds, `holders` times; `descriptor` None on a file system without locks.
+
+    `made`: folders that had to be made for it, the innermost first.
+    """
+
+    path: Path
+    descriptor: int | None
+    made: tuple[Path, ...]
+    holders: int = 0
+
+    def release(self) -> None:
+        with suppress(OSError):  # a disk that has failed would hide how the work ended
+            self.path.unlink(missing_ok=True)  # before the lock goes, or another process's file could be meant
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        for folder in self.made:
+            with suppress(OSError):  # something is in it now
+                folder.rmdir()
+
+
+_held: dict[tuple[int, Path], _Lock] = {}  # by process, as a fork has a copy of this
+
+
+@contextmanager
+def sole_writer(out: Path, *, folder: bool = False) -> Iterator[None]:
+    """While the body runs, no other process enters this with the same `out`; the same process may, again and again.
+
+    The lock is the file `.NAME.lock` beside `out`, or `.draftkit.lock` in it where it is a `folder`, and says who holds
+    it. The kernel lets go of it however the process ends, also for other machines that share the volume; what a killed
+    process has left of it is taken over. A file system without locks is warned of, as nothing tells there whether the
+    other process lives. Raises `DraftkitError` that names the process that is at work, and where `out` cannot be
+    written.
+    """
+    out = Path(os.path.realpath(out))
+    path = out / LOCK_FILE if folder else out.with_name(f".{out.name}.lock")
+    key = os.getpid(), path
+    with disk_failures(f"{out.name} cannot be written", out):
+        lock = _held.get(key) or _take(path, out)
+    _held[key] = lock
+    lock.holders += 1
+    try:
+        yield
+    finally:
+        lock.holders -= 1
+        if not lock.holders:
+            del _held[key]
+            lock.release()
+
+
+def _take(path: Path, out: Path) -> _Lock:
+    made = tuple(parent for parent in path.parents if not parent.exists())
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = _Lock(path, locked(path), made)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            _log.warning("%s: its file system has no locks: another process that writes it is not noticed", out)
+            return _Lock(path, None, made)
+        if lock.descriptor is not None:
+            break
+        if path.exists():
+            raise DraftkitError(
+                f"another process is writing {out.name}: {_holder(path)}",
+                where=out,
+                hint="wait until it has ended, or choose another output",
+            )
+    try:
+        path.write_bytes(_this_process())
+    except OSError:
+        lock.release()
+        raise
+    return lock
+
+
+def _this_process() -> bytes:
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    said = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": shlex.join(sys.argv)}
+    return json.dumps(said).encode()
+
+
+def _holder(path: Path) -> str:
+    """Which process holds a lock, as it has said."""
+    try:
+        said = json.loads(path.read_bytes())
+        return f"process {said['pid']} on {said['host']}, since {said['since']}: {said['command']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "it has just begun, and has not said yet which it is"
