@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import product
 
@@ -10,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftkit.checks.registry import check, check_unless
 from draftkit.finding import Finding
+from draftkit.hub.local_paths import public_name
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
@@ -50,7 +50,7 @@ def moved_layers(architecture: Architecture, target: TargetFacts) -> Iterator[Fi
 
 
 @check
-def other_target(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
+def other_target(draft: Draft, target: TargetFacts, draft_name: str) -> Iterator[Finding]:
     """The draft names another target than the one that it is examined with."""
     trained = _stated_target(draft.provenance.dropped_config)
     for other, what in ((trained, "trained for"), (draft.provenance.target, "converted for")):
@@ -58,8 +58,10 @@ def other_target(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
             yield Finding(
                 "other-target",
                 "note",
-                f"the draft says that it was {what} {other}; this target is {target.name}",
-                fix=f"draftkit doctor --target {other}",
+                f"{draft_name or 'the draft'} says that it was {what} {public_name(other)}; "
+                f"this target is {public_name(target.name)}",
+                cost="fewer tokens are accepted by another target, and by a fine-tune of it",
+                fix=f"--target {public_name(other)}",
                 source="provenance",
             )
             return
@@ -79,8 +81,9 @@ def other_revision(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two targets have one name, or are one folder here."""
-    return one == other or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
+    """Whether two targets have one name; a folder may have been fetched from the repository of its name."""
+    names = [public_name(source).partition("@")[0].casefold() for source in (one, other)]
+    return names[0] == names[1] or names[0].rpartition("/")[2] == names[1].rpartition("/")[2]
 
 
 def _stated_target(config: Mapping[str, object]) -> str | None:

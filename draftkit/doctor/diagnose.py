@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,6 +37,8 @@ from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
 from draftkit.runtime.engine import check_draft_tokens
 
+SHOWN_ALIKE = 5  # changes that help as much as the one that is recommended
+NO_REMEDY = "ask its author what it was trained with; more prompts (--limit) tell smaller gains from chance"
 USUAL_TOKENS = 4  # of a round, where the weights are made for no number
 
 
@@ -62,24 +64,39 @@ class Diagnosis:
 
     @property
     def recommended(self) -> tuple[Tried, ...]:
-        """Of each experiment, the change that helps most, if one does."""
-        best: dict[str, Tried] = {}
-        for tried in self.tried:
-            if tried.helps:
-                best.setdefault(tried.experiment, tried)
-        return tuple(best.values())
+        """Of each experiment, the change to make, if one helps; the most helpful first."""
+        return tuple(tried for tried in self.tried if tried.recommended)
 
     @property
     def causes(self) -> tuple[Finding, ...]:
-        """Errors, then what was measured to help, then warnings and notes; what is mended in one way is said once."""
-        measured = [Finding(t.experiment, "warning", t.change, fix=t.command or t.advice) for t in self.recommended]
+        """Errors, then what was measured to help, then warnings and notes; what is mended in one way is said once.
+
+        A remedy that was measured and did not help is not recommended: its finding says what it gained.
+        """
+        measured = [self._measured(tried) for tried in self.recommended]
         errors = [finding for finding in self.findings if finding.severity == "error"]
-        others = [finding for finding in self.findings if finding.severity != "error"]
+        others = [self._weighed(finding) for finding in self.findings if finding.severity != "error"]
         known: list[Finding] = []
         for cause in (*errors, *measured, *others):
             if not any(cause.fix and before.fix.endswith(cause.fix) for before in known):
                 known.append(cause)
         return tuple(known)
+
+    def _measured(self, tried: Tried) -> Finding:
+        """What helps, and what it cannot be told from."""
+        also = ""
+        if tried.alike:
+            shown = [*tried.alike[:SHOWN_ALIKE], *([f"{more} more"] if (more := len(tried.alike) - SHOWN_ALIKE) > 0 else [])]
+            also = f" (within noise as good: {'; '.join(shown)}. Ask its author, or take more prompts to tell them apart)"
+        return Finding(tried.experiment, "warning", tried.change + also, fix=tried.command or tried.advice)
+
+    def _weighed(self, finding: Finding) -> Finding:
+        """A finding, and where its remedy was measured and does not help, that instead of the remedy."""
+        for tried in self.tried:
+            if finding.fix and tried.command and tried.command.endswith(finding.fix) and not tried.helps:
+                said = f"measured, {tried.change} does not help ({tried.before:.2f} → {tried.after:.2f})"
+                return replace(finding, message=f"{finding.message}; {said}", fix=NO_REMEDY)
+        return finding
 
     def to_dict(self) -> dict[str, object]:
         """As `doctor --json` prints it."""

@@ -1,7 +1,9 @@
 """The draft as it is against each changed one, prompt by prompt: on few prompts, then the promising ones on others.
 
 Among many changes that do nothing, the best looks helpful by chance. It is therefore measured again on prompts that had
-no part in choosing it, where only the few chosen ones compete.
+no part in choosing it, where only the few chosen ones compete. With it go its rivals, the changes of the same
+experiment that did as well as far as the first prompts tell: of those that the others do not tell apart either, the
+experiment says which is likely, and the rest are named beside it.
 
 Verification is coupled: the target writes the same text whatever the draft does, so that two setups are compared on the
 same tokens. At a temperature above 0 a draft token counts with the mass Σ_v min(p_v, q_v) that the two distributions
@@ -12,8 +14,8 @@ difference.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from draftkit.doctor.patient import Patient, Setup
 from draftkit.doctor.trial import Trial
@@ -26,6 +28,7 @@ from draftkit.runtime.records import Generation
 TEMPERATURE = 0.5  # the text stays close to the greedy one, and probabilities are still soft
 TrialProgress = Callable[[str, int, int], None]  # what is measured now, measurements done, measurements in all
 MAX_CONFIRMED = 4
+MAX_RIVALS = 3  # of each of these, that are measured on
 SCREENED = 4  # one prompt in so many is for the first look
 MARGIN = 0.04  # tokens a round: less is not worth a new checkpoint
 TEXT_MARGIN = 0.25  # where the text is another, its own predictability moves the length too
@@ -37,8 +40,9 @@ class Tried:
     """One measured change.
 
     `confirmed`: it looked helpful on the first prompts and was measured again on the others, which these figures are
-    of; the interval of `gain` holds for all confirmed changes together. `command` makes the change; where there is
-    none, `advice` says what to do.
+    of; the interval of `gain` holds for one change of each experiment together. `recommended`: of its experiment, it
+    is the change to make, if any is; `alike`: others that help as much, as far as these prompts tell. `command` makes
+    the change; where there is none, `advice` says what to do.
     """
 
     experiment: str
@@ -50,6 +54,8 @@ class Tried:
     helps: bool
     command: str | None
     advice: str
+    recommended: bool = False
+    alike: tuple[str, ...] = ()
 
 
 def compare(
@@ -64,21 +70,28 @@ def compare(
     on_progress("as it is", 0, len(trials) + 1)
     generations = run(patient.setup(), patient.k, numbers)
     before = expected_sums([generations[i].rounds for i in screened])
-    first: list[Tried] = []
-    for done, (experiment, trial) in enumerate(trials, start=1):
+    first: list[Sums] = []
+    for done, (_, trial) in enumerate(trials, start=1):
         on_progress(trial.change, done, len(trials) + 1)
-        after = expected_sums([g.rounds for g in run(trial.setup(), patient.k, screened)])
-        first.append(_tried(patient, experiment, trial, before, after, len(trials), confirmed=False))
-    chosen = _promising(first)
+        first.append(expected_sums([g.rounds for g in run(trial.setup(), patient.k, screened)]))
+    tried = [
+        _tried(patient, experiment, trial, before, after, len(trials), confirmed=False)
+        for (experiment, trial), after in zip(trials, first, strict=True)
+    ]
+    groups = [(best, _rivals(best, tried, first)) for best in _promising(tried)]
+    chosen = [index for best, rivals in groups for index in (best, *rivals[:MAX_RIVALS])]
     total = len(trials) + 1 + len(chosen)
     before = expected_sums([generations[i].rounds for i in others])
+    again: dict[int, Sums] = {}
     for done, index in enumerate(chosen, start=len(trials) + 1):
         experiment, trial = trials[index]
         on_progress(f"{trial.change}, again", done, total)
-        after = expected_sums([g.rounds for g in run(trial.setup(), patient.k, others)])
-        first[index] = _tried(patient, experiment, trial, before, after, len(chosen), confirmed=True)
+        again[index] = expected_sums([g.rounds for g in run(trial.setup(), patient.k, others)])
+        tried[index] = _tried(patient, experiment, trial, before, again[index], len(groups), confirmed=True)
     on_progress("done", total, total)
-    return generations, tuple(sorted(first, key=lambda t: (not t.helps, -t.gain.mean)))
+    for best, rivals in groups:
+        _recommend([best, *rivals[:MAX_RIVALS]], rivals[MAX_RIVALS:], tried, again)
+    return generations, tuple(sorted(tried, key=lambda t: (not t.helps, -t.gain.mean)))
 
 
 def _promising(tried: Sequence[Tried]) -> list[int]:
@@ -88,6 +101,32 @@ def _promising(tried: Sequence[Tried]) -> list[int]:
         if tried[index].gain.mean >= MARGIN / 2:
             best.setdefault(tried[index].experiment, index)
     return [*best.values()][:MAX_CONFIRMED]
+
+
+def _rivals(best: int, tried: Sequence[Tried], sums: Sequence[Sums]) -> list[int]:
+    """The other changes of its experiment that may help, and of which these prompts do not tell that it is better."""
+    same = [i for i, t in enumerate(tried) if t.experiment == tried[best].experiment and i != best]
+    return [i for i in same if tried[i].gain.mean >= MARGIN / 2 and not _beats(sums[best], sums[i], len(same))]
+
+
+def _beats(one: Sums, other: Sums, comparisons: int) -> bool:
+    """Whether one change is better than another by a margin, and by more than chance."""
+    difference = gain(other, one, comparisons)
+    return difference.mean >= MARGIN and difference.above(0)
+
+
+def _recommend(measured: Sequence[int], unmeasured: Sequence[int], tried: list[Tried], sums: Mapping[int, Sums]) -> None:
+    """Of the changes of an experiment that help, recommend the likeliest of those that no other beats.
+
+    Experiments yield likely changes first. `unmeasured` were no worse as far as the first prompts tell.
+    """
+    helping = [index for index in measured if tried[index].helps]
+    if not helping:
+        return
+    best = max(helping, key=lambda i: tried[i].gain.mean)
+    alike = sorted(i for i in helping if i == best or not _beats(sums[best], sums[i], len(helping) - 1))
+    others = [*alike[1:], *unmeasured]
+    tried[alike[0]] = replace(tried[alike[0]], recommended=True, alike=tuple(tried[i].change for i in others))
 
 
 def _tried(

@@ -30,7 +30,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What may be wrong (`name`), and what a draft must have to be tried; `trials` are none where it has not."""
+    """What may be wrong (`name`), and what a draft must have to be tried; `trials` are none where it has not.
+
+    They come with the likeliest first, which is recommended of those that measure alike.
+    """
 
     name: str
     needs: str

@@ -40,6 +40,7 @@ from draftkit.hub.locate import locate
 from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft, is_unified
+from draftkit.layout.target import read_target_facts
 from draftkit.loading import (
     OWN_HEAD,
     load_drafter,
@@ -128,6 +129,7 @@ def evaluate_draft(
         digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
         try:
             opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
+            warned += _made_for_others(target, opened)
             digests = digests.with_weights(opened, None if saved is None else locate(target).path)
             if refusal is not None:
                 raise refusal
@@ -176,6 +178,14 @@ def evaluate_draft(
         if saved is not None:
             saved.write(result.to_dict())
         return result
+
+
+def _made_for_others(target: str, drafts: Mapping[str, Draft]) -> Iterator[Finding]:
+    """The drafts that say of themselves that they were made for another target."""
+    located = locate(target, weights=False)
+    facts = read_target_facts(located.path, located.name, located.revision)
+    for name, draft in drafts.items():
+        yield from findings(Evidence(draft=draft, draft_name=name, target=facts), "pair")
 
 
 def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str) -> ResultVerdict:

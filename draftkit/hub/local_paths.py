@@ -1,4 +1,4 @@
-"""Places on this machine in what is published, and the names that stand for them: the last part of each path."""
+"""Places on this machine, and the names that stand for them in what is kept and published."""
 
 from __future__ import annotations
 
@@ -12,11 +12,32 @@ from typing import Any
 
 import yaml
 
+from draftkit import zoo
 from draftkit.io.jsonfile import dump
 
 # Files whose strings are a tokenizer's own: only a value that is a whole path is one.
 VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
+CACHED = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]+$")  # a folder of the Hub's cache
 PART = r"[^\s\"'`<>|()\[\]{},;]"
+
+
+def public_name(source: str) -> str:
+    """What a source is called where it is kept: `zoo:NAME`, a Hub id, or the name of a folder or file, not its path.
+
+    A folder of the zoo or of the Hub's cache has the name of what lies there.
+    """
+    source = source.removeprefix("hf://")
+    if source.startswith("zoo:") or not (os.path.exists(os.path.expanduser(source)) or looks_like_path(source)):
+        return source
+    path = Path(os.path.abspath(os.path.expanduser(source)))
+    if cached := CACHED.search(path.as_posix()):
+        return f"{cached['org']}/{cached['name']}"
+    return zoo.name_of(path) or path.name
+
+
+def looks_like_path(source: str) -> bool:
+    """Whether a source can only be a path, whatever is there."""
+    return source.startswith((".", "/", "~")) or source.partition("@")[0].count("/") > 1
 
 
 def names_of_paths(values: Iterable[object]) -> dict[str, str]:

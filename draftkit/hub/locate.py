@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from draftkit import zoo
 from draftkit.errors import SourceError
 from draftkit.hub.gguf import folder_of_gguf
+from draftkit.hub.local_paths import looks_like_path
 from draftkit.io.atomic import restore
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.folder import TOKENIZER_FILES
@@ -73,7 +74,7 @@ def locate(
     if source.startswith("hf://"):
         return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
     restore(Path(os.path.expanduser(source)))
-    if os.path.exists(os.path.expanduser(source)) or _looks_like_path(source):
+    if os.path.exists(os.path.expanduser(source)) or looks_like_path(source):
         _refuse_revision(source, revision)
         return _in_folder(source, as_file)
     return _on_hub(source, revision, weights=weights, tokenizer=tokenizer)
@@ -103,10 +104,6 @@ def locate_file(source: str, file: str, revision: str | None = None) -> Path | N
 def _refuse_revision(source: str, revision: str | None) -> None:
     if revision is not None:
         raise SourceError(f"{source} has no revisions", where=source, expected="a revision only with a Hub repository")
-
-
-def _looks_like_path(source: str) -> bool:
-    return source.startswith((".", "/", "~")) or source.partition("@")[0].count("/") > 1
 
 
 def _in_zoo(source: str) -> Located:

@@ -84,12 +84,21 @@ def _changes(diagnosis: Mapping[str, Any]) -> Table:
             tried["change"],
             f"{tried['before']:.2f} → {tried['after']:.2f}",
             length(Interval(**tried["gain"]), signed=True),
-            Text("helps", style="green") if tried["helps"] else "by chance" if tried["confirmed"] else "",
+            _outcome(tried),
         )
     table.caption = (
-        "intervals hold at 95 % for all changes together; what looked helpful was measured again on other prompts"
+        "intervals hold at 95 % for all changes together; what looked helpful was measured again on other prompts, where "
+        "they hold for one change of each experiment"
     )
     return table
+
+
+def _outcome(tried: Mapping[str, Any]) -> Text | str:
+    if tried["helps"]:
+        return Text("helps", style="green" if tried["recommended"] else "")
+    if not tried["confirmed"]:
+        return ""
+    return "too little" if Interval(**tried["gain"]).above(0) else "by chance"
 
 
 def _show_causes(console: Console, causes: list[Mapping[str, str]]) -> None:

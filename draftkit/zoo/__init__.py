@@ -30,6 +30,11 @@ def path(name: str) -> Path:
     return _MODELS / name
 
 
+def name_of(folder: Path) -> str | None:
+    """The embedded model that lies in a folder, `zoo:NAME`; None for any other folder."""
+    return f"zoo:{folder.name}" if folder.parent.resolve() == _MODELS.resolve() else None
+
+
 def did_you_mean(name: str) -> str:
     """The end of a message about what is no model: the embedded one that its name resembles, if any does."""
     return "".join(f", did you mean zoo:{known}?" for known in difflib.get_close_matches(name, names(), n=1))

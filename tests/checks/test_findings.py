@@ -13,6 +13,7 @@ import torch
 from conftest import Command
 from fixtures import pico
 
+from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.checks.pair import other_target
 from draftkit.checks.registry import Evidence, check, checks_of, run_checks
@@ -24,6 +25,7 @@ from draftkit.io.handles import memory_handle
 from draftkit.io.safetensors_file import read_safetensors
 from draftkit.layout.folder import read_draft
 from draftkit.layout.target import read_target_facts
+from draftkit.loading import open_draft
 
 Tensors = dict[str, torch.Tensor]
 
@@ -130,15 +132,31 @@ def test_the_fix_of_a_finding_can_be_typed_and_works(name: str, tmp_path: Path) 
     assert findings_of_reading(repaired.reading) == []
 
 
-def test_a_target_is_the_same_by_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("stated", "given", "same"),
+    [
+        ("zoo:target", str(zoo.path("target")), True),
+        ("org/llama", "models/Llama", True),
+        ("org/llama", "org/llama@v2", True),
+        ("zoo:target", "org/target", False),
+        ("org/llama", "org/llama-tuned", False),
+    ],
+)
+def test_a_target_is_the_same_by_another_name(stated: str, given: str, same: bool, tmp_path: Path) -> None:
     source, target = Case().write(tmp_path)
     draft = read_draft(convert_checkpoint(source, tmp_path / "draft", target=target))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    facts = read_target_facts(Path(target), "target", None)
-    assert other_target.run(Evidence(draft=draft, target=facts)) == []
-    (found,) = other_target.run(Evidence(draft=draft, target=replace(facts, name="other")))
-    assert f"converted for {target}; this target is other" in found.message
+    draft = replace(draft, provenance=replace(draft.provenance, target=stated))
+    facts = replace(read_target_facts(Path(target), given, None), revision=None)
+    found = other_target.run(Evidence(draft=draft, target=facts))
+    assert [finding.name for finding in found] == ["other-target"] * (not same)
+
+
+@pytest.mark.parametrize("name", ["dspark", "p-eagle"])
+def test_drafts_of_the_zoo_are_for_its_target_by_any_name(name: str) -> None:
+    """Their configs say `zoo:target`; it was an alarm in every run where the folder was given."""
+    folder = zoo.path("target")
+    with open_draft(f"zoo:{name}", str(folder)) as draft:
+        assert other_target.run(Evidence.of_draft(draft, target=read_target_facts(folder, str(folder), None))) == []
 
 
 def test_a_check_runs_where_all_it_needs_is_known_and_nothing_explains_it() -> None:

@@ -54,7 +54,7 @@ def test_rows_are_read_in_the_other_convention(tmp_path: Path) -> None:
 
 def test_layers_are_moved_and_the_embedding_output_is_tried(tmp_path: Path) -> None:
     ids = [tried["aux_layer_ids"] for tried in overrides("layer-ids", pico_patient(tmp_path, dflash_draft(tmp_path)))]
-    assert ids == ["3,6,8", "1,4,6", "0,5,7", "2,4,5"]  # the last are what others read of a target of 8 layers
+    assert ids == ["2,4,5", "3,6,8", "1,4,6", "0,5,7"]  # the first are what others read of a target of 8 layers
 
 
 def test_layers_that_a_reference_reads_are_tried(tmp_path: Path) -> None:
@@ -115,6 +115,15 @@ def test_the_mask_takes_the_row_of_its_token(tmp_path: Path) -> None:
 def test_a_token_that_a_trainer_added_is_tried_as_mask(tmp_path: Path) -> None:
     patient = pico_patient(tmp_path, dflash_draft(tmp_path))
     assert {"mask_token_id": str(len(patient.tokenizer))} in overrides("mask-token", patient)
+
+
+def test_likely_mask_tokens_come_first(tmp_path: Path) -> None:
+    patient = pico_patient(tmp_path, dflash_draft(tmp_path))
+    tokenizer = patient.tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|eot|>", "<|reserved_0|>", "<|MASK|>"]})
+    asked = [tokenizer.decode([int(one["mask_token_id"])]) for one in overrides("mask-token", patient)]
+    assert asked[:3] == ["<|MASK|>", "<|reserved_0|>", ""]  # the last is the first row that no token has
+    assert asked.index("<|eot|>") > 2
 
 
 def test_thinking_is_turned_off(tmp_path: Path) -> None:

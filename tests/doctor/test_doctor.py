@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.audit import audit
 from draftkit.doctor.decay import classify
-from draftkit.doctor.diagnose import diagnose_draft
+from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
 from draftkit.doctor.experiments import all_experiments
+from draftkit.doctor.measure import Tried, compare
 from draftkit.doctor.patient import changed, runnable, target_ids, with_target_ids
 from draftkit.doctor.rotation import find_rotation, rotate_blocks
-from draftkit.doctor.trial import as_override
+from draftkit.doctor.trial import Trial, as_override
 from draftkit.errors import DraftkitError
+from draftkit.finding import Finding
 from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
@@ -63,6 +66,61 @@ def test_an_injected_defect_is_named_first(
     best = diagnosis.recommended[0]
     assert best.gain.low > 0
     assert best.confirmed
+
+
+def weighed(monkeypatch: pytest.MonkeyPatch, **gains: float) -> tuple[Tried, ...]:
+    """What comes of changes that make these tokens a round of every prompt's mean, which differ much by themselves."""
+
+    def run(gain: float, k: int, numbers: list[int]) -> list[Generation]:
+        return [
+            Generation(Request("x", (1,), 100), rounds=[Round(1, 3, 0, 1, (0.2 + 0.3 * (n % 3) + gain, 0.0, 0.0))] * 5)
+            for n in numbers
+        ]
+
+    monkeypatch.setattr("draftkit.doctor.measure.run", run)
+    patient: Any = SimpleNamespace(requests=range(16), k=3, setup=lambda: 0.0, source="draft", target_source="target")
+    trials = [("mask", Trial(name, lambda gain=gain: gain, {"mask": name}, "")) for name, gain in gains.items()]
+    _, tried = compare(patient, trials)
+    return tried
+
+
+def test_of_changes_that_measure_alike_the_likeliest_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best by less than noise or a margin is not better; one that is worse by more is no rival."""
+    tried = weighed(monkeypatch, likely=0.1, best=0.11, alike=0.105, worse=0.05, harmful=-0.1)
+    (recommended,) = (t for t in tried if t.recommended)
+    assert (recommended.change, recommended.alike) == ("likely", ("best", "alike"))
+    assert [t.change for t in tried if t.helps] == ["best", "alike", "likely"]
+    assert [t.change for t in tried if t.confirmed] == ["best", "alike", "likely"]
+
+
+def test_a_change_that_is_better_is_recommended_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (recommended,) = (t for t in weighed(monkeypatch, likely=0.1, best=0.2) if t.recommended)
+    assert (recommended.change, recommended.alike) == ("best", ())
+
+
+def test_rivals_without_end_are_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may keep hundreds of tokens for later, whose rows nothing has trained."""
+    tried = weighed(monkeypatch, **{f"reserved_{n}": 0.2 for n in range(50)})
+    (recommended,) = (t for t in tried if t.recommended)
+    assert recommended.change == "reserved_0"
+    assert len(recommended.alike) == 49
+    assert sum(t.confirmed for t in tried) == 4
+    cause = found_by_trials(tried).causes[0]
+    assert "reserved_5; 44 more" in cause.message
+    assert cause.fix.endswith("--set mask=reserved_0")
+
+
+def found_by_trials(tried: tuple[Tried, ...], *findings: Finding) -> Diagnosis:
+    return Diagnosis("target", "draft", "eagle3", None, None, findings, (), tried, {}, {})
+
+
+def test_a_remedy_that_was_measured_in_vain_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = Finding("layer-ids", "warning", "moved by one", fix="--set mask=as-usual")
+    (cause,) = found_by_trials(weighed(monkeypatch, **{"as-usual": 0.001}), moved).causes
+    assert cause.message == "moved by one; measured, as-usual does not help (1.43 → 1.43)"
+    assert "--set" not in cause.fix
+    (cause,) = found_by_trials(weighed(monkeypatch, **{"as-usual": 0.2}), moved).causes
+    assert (cause.name, cause.fix) == ("mask", "draftkit convert draft OUT --target target --set mask=as-usual")
 
 
 def test_nothing_is_recommended_for_a_sound_draft(monkeypatch: pytest.MonkeyPatch) -> None:

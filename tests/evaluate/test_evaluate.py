@@ -420,6 +420,18 @@ def test_two_beginnings_are_noticed() -> None:
     assert doubts(asked=Asked("zoo", [1, 1], 0, (1, 5, 1), 1)) == []
 
 
+def test_a_draft_that_was_made_for_another_target_is_said_so(tmp_path: Path) -> None:
+    config = draftkit.convert_checkpoint("zoo:eagle", tmp_path / "draft", target="zoo:target") / "config.json"
+    stated = json.loads(config.read_text())
+    stated["draftkit"]["provenance"]["target"] = "org/tuned"
+    config.write_text(json.dumps(stated))
+    drafts = [str(tmp_path / "draft"), "zoo:dspark"]
+    quick = Settings(limit=1, max_new_tokens=2, num_speculative_tokens=1, repeats=0)
+    result = draftkit.evaluate_draft(str(zoo.path("target")), drafts, quick)
+    (warning,) = (warning for warning in result.warnings if warning.name == "other-target")
+    assert warning.message.endswith("draft says that it was converted for org/tuned; this target is zoo:target")
+
+
 def test_conventions_count_the_same_rounds() -> None:
     """Two answers: rounds of 3 and 1 tokens; and a miss of n-gram lookup between rounds of 2."""
     first = Generation(Request("a", (1,), 9), [0] * 5, [Round(1, 2, 2, 3), Round(4, 2, 0, 1)])

@@ -20,6 +20,7 @@ from fixtures.hub_server import HubServer, Refusal
 from draftkit import zoo
 from draftkit.errors import SourceError
 from draftkit.hub import locate as hub
+from draftkit.hub.local_paths import looks_like_path, public_name
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 LOCATE = """
@@ -262,7 +263,31 @@ def test_two_revisions() -> None:
 
 def test_revisions_may_hold_slashes() -> None:
     assert hub._repo_and_revision("org/draft@refs/pr/3", None) == ("org/draft", "refs/pr/3")
-    assert not hub._looks_like_path("org/draft@refs/pr/3")
+    assert not looks_like_path("org/draft@refs/pr/3")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("zoo:target", "zoo:target"),
+        (str(zoo.path("eagle3")), "zoo:eagle3"),
+        ("org/draft@v1", "org/draft@v1"),
+        ("hf://org/draft", "org/draft"),
+        ("/somewhere/models--org--tiny--draft/snapshots/0a1b", "org/tiny--draft"),
+        ("/somewhere/else/draft/", "draft"),
+        ("~/draft.gguf", "draft.gguf"),
+        ("runs/one/draft", "draft"),
+        ("here", "here"),
+        (".", "folder"),
+        ("ngram:2-4", "ngram:2-4"),
+    ],
+)
+def test_a_source_is_called_by_its_name_and_not_by_its_path(
+    source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "folder")
+    assert public_name(source) == name
 
 
 def test_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

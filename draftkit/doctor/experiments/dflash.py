@@ -14,7 +14,7 @@ from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.protocol import Committed
 
-SIZES = (5, 7, 8, 10, 16)  # rows of published blocks
+SIZES = (16, 10, 8, 7, 5)  # rows of published blocks; of those that accept alike, the largest drafts most
 
 
 @experiment("block-size", "rows that see the later ones of their block")

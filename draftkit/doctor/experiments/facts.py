@@ -17,7 +17,7 @@ OTHER_NORM = "the checkpoint and the code that trained it disagree about this no
 def rope_base(patient: Patient) -> Iterator[Trial]:
     rope, own = patient.architecture.rope, fact_of(patient.architecture, "rope_theta")
     theirs, _ = target_rope(patient.model.config)
-    for base in dict.fromkeys((*BASES, rope and rope.declared_base, theirs)):
+    for base in dict.fromkeys((rope and rope.declared_base, theirs, *BASES)):
         if own is not None and base not in (None, own):
             yield with_facts(patient, rope_theta=base)
 
@@ -32,13 +32,13 @@ def rope_scaling(patient: Patient) -> Iterator[Trial]:
 
 @experiment("layer-ids", "captured layers")
 def layer_ids(patient: Patient) -> Iterator[Trial]:
-    """The ids as numbers of outputs (one more), as states misread as outputs (one less), and the default ones; and the
+    """The default ids; the ids as numbers of outputs (one more), as states misread as outputs (one less); and the
     embedding's output, which numbers of outputs have to call −1, in the place of the first."""
     ids, n = patient.architecture.aux_layer_ids, patient.num_layers
     if ids is None:
         return
-    candidates = [tuple(i + 1 for i in ids), tuple(i - 1 for i in ids), (0, *ids[1:])]
-    candidates += patient.architecture.usual_layers(n)
+    usual = patient.architecture.usual_layers(n)
+    candidates = [*usual, tuple(i + 1 for i in ids), tuple(i - 1 for i in ids), (0, *ids[1:])]
     for other in dict.fromkeys(candidates):
         ascending = list(other) == sorted(set(other)) and other[0] >= 0 and other[-1] <= n
         if other != ids and len(other) == len(ids) and ascending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.memory import available_memory
 
+MASK_NAMES = ("mask", "reserved", "unused")  # in a special token, the likeliest first
 OTHER_TEXT = "the draft was trained on text of this form: send prompts in it, or train it on the target's chat template"
 OTHER_THINKING = "the draft was trained on answers with thinking {}: measure and serve it so, or train it on both"
 OTHER_FEATURES = "the draft was trained on other states than it is served: ask its author which ones, or train it anew"
@@ -71,11 +73,14 @@ def _normed(patient: Patient, norm: torch.nn.Module) -> Setup:
 @experiment("mask-token", "a mask token")
 def mask_token(patient: Patient) -> Iterator[Trial]:
     """The other special tokens of the target's tokenizer, which is where unused ones are, and the first row of the
-    target's table that no token has: a trainer that adds a mask token gets that."""
-    parallel = patient.architecture.parallel
-    candidates = [*sorted(patient.tokenizer.added_tokens_decoder), len(patient.tokenizer)]
+    target's table that no token has: a trainer that adds a mask token gets that. Likely ones first: those called so,
+    and those that are kept for what somebody adds."""
+    parallel, vocab_size = patient.architecture.parallel, patient.architecture.vocab_size
+    special = {token: str(added) for token, added in sorted(patient.tokenizer.added_tokens_decoder.items())}
+    named = [[token for token, text in special.items() if word in text.lower()] for word in MASK_NAMES]
+    candidates = dict.fromkeys((*chain.from_iterable(named), len(patient.tokenizer), *special))
     for token in candidates if parallel is not None else ():
-        if token != patient.facts["mask_token_id"] and token < patient.architecture.vocab_size:
+        if token != patient.facts["mask_token_id"] and token < vocab_size:
             yield with_facts(patient, mask_token_id=token)
 
 
