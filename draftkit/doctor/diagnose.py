@@ -86,8 +86,9 @@ class Diagnosis:
         """What helps, and what it cannot be told from."""
         also = ""
         if tried.alike:
-            shown = [*tried.alike[:SHOWN_ALIKE], *([f"{more} more"] if (more := len(tried.alike) - SHOWN_ALIKE) > 0 else [])]
-            also = f" (within noise as good: {'; '.join(shown)}. Ask its author, or take more prompts to tell them apart)"
+            shown, more = "; ".join(tried.alike[:SHOWN_ALIKE]), len(tried.alike) - SHOWN_ALIKE
+            rest = f"; {more} more" if more > 0 else ""
+            also = f" (as good within noise: {shown}{rest}. Ask its author, or take more prompts to tell them apart)"
         return Finding(tried.experiment, "warning", tried.change + also, fix=tried.command or tried.advice)
 
     def _weighed(self, finding: Finding) -> Finding:

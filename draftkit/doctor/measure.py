@@ -115,7 +115,9 @@ def _beats(one: Sums, other: Sums, comparisons: int) -> bool:
     return difference.mean >= MARGIN and difference.above(0)
 
 
-def _recommend(measured: Sequence[int], unmeasured: Sequence[int], tried: list[Tried], sums: Mapping[int, Sums]) -> None:
+def _recommend(
+    measured: Sequence[int], unmeasured: Sequence[int], tried: list[Tried], sums: Mapping[int, Sums]
+) -> None:
     """Of the changes of an experiment that help, recommend the likeliest of those that no other beats.
 
     Experiments yield likely changes first. `unmeasured` were no worse as far as the first prompts tell.

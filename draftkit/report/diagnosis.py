@@ -87,8 +87,8 @@ def _changes(diagnosis: Mapping[str, Any]) -> Table:
             _outcome(tried),
         )
     table.caption = (
-        "intervals hold at 95 % for all changes together; what looked helpful was measured again on other prompts, where "
-        "they hold for one change of each experiment"
+        "intervals hold at 95 % for all changes together; those of what looked helpful and was measured again on other "
+        "prompts, for one change of each experiment"
     )
     return table
 
