@@ -26,6 +26,7 @@ from draftkit.cli.panels import PanelCommand
 from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.cli.push import push
 from draftkit.cli.report import report
+from draftkit.cli.shared import replace_what_streams_lack
 from draftkit.cli.train import train
 from draftkit.errors import DraftkitError, native_failures
 from draftkit.version import __version__
@@ -68,6 +69,7 @@ def options(
 
 def main() -> None:
     """The `draftkit` command."""
+    replace_what_streams_lack()
     try:
         with _ending_by_signals(), native_failures():
             app()

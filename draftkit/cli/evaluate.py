@@ -21,6 +21,7 @@ from draftkit.cli.shared import (
     ProgressLines,
     TrustOption,
     console,
+    print_csv,
     print_json,
     quiet_transformers,
     settled_dtype,
@@ -387,7 +388,6 @@ def evaluate(
     from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
     from draftkit.evaluate.vllm import certify_with_vllm
     from draftkit.report.tables import memory_table, rounds_table, show_evaluation
-    from draftkit.results.record import result_json
     from draftkit.results.saved import ResultFile
 
     if plan_memory:
@@ -444,11 +444,11 @@ def evaluate(
         if saved is not None:
             saved.write(as_file)
     if as_json:
-        print(result_json(as_file))
+        print_json(as_file)
     elif as_csv:
         from draftkit.report.csv import cells_csv
 
-        print(cells_csv(result), end="")
+        print_csv(cells_csv(result))
     else:
         show_evaluation(console(), result, certificates, served=served, details=details)
     for found in served:

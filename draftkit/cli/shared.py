@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import time
 from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
@@ -132,10 +134,30 @@ class ProgressLines:
         print(f"{name}: {done:,}{'' if total is None else f' of {total:,}'}{detail}", file=sys.stderr, flush=True)
 
 
+def replace_what_streams_lack() -> None:
+    """Have stdout and stderr write `?` for what their encoding lacks, instead of failing at the end of long work."""
+    for stream in (sys.stdout, sys.stderr):
+        fails = stream.errors == "strict" or (stream.errors == "surrogateescape" and not _is_utf8(stream))
+        if isinstance(stream, TextIOWrapper) and fails:
+            stream.reconfigure(errors="replace")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return codecs.lookup(stream.encoding).name == "utf-8"
+
+
 def print_json(value: object) -> None:
+    """One JSON object on stdout, in ASCII where that is not UTF-8: `?` for what an encoding lacks would damage data."""
     from draftkit.io.jsonfile import dump, finite
 
-    print(dump(finite(value)), end="")
+    print(dump(finite(value), ascii_only=not _is_utf8(sys.stdout)), end="")
+
+
+def print_csv(text: str) -> None:
+    """CSV on stdout, in UTF-8 wherever that is."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    print(text, end="")
 
 
 def console(*, stderr: bool = False) -> Console:

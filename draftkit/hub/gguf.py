@@ -51,14 +51,16 @@ def _folder_of(file: Path, changed: int, size: int) -> Path:
     _write_config(reader, file, folder)
     _write_tokenizer(reader, file, folder)
     ends = {value_of(reader, f"tokenizer.ggml.{name}") for name in ENDS} - {None}
-    (folder / "generation_config.json").write_text(dump({"eos_token_id": sorted(ends)} if ends else {}))
+    (folder / "generation_config.json").write_text(
+        dump({"eos_token_id": sorted(ends)} if ends else {}), encoding="utf-8"
+    )
     return folder
 
 
 def generation_config(keys: dict[str, object]) -> Path:
     """A `generation_config.json` that says what a file says under other names."""
     path = _folders.enter_context(temporary_folder()) / "generation_config.json"
-    path.write_text(dump(keys))
+    path.write_text(dump(keys), encoding="utf-8")
     return path
 
 

@@ -113,6 +113,6 @@ def finite(value: object) -> object:
             return value
 
 
-def dump(value: object) -> str:
+def dump(value: object, *, ascii_only: bool = False) -> str:
     """JSON text in the one form draftkit writes: two spaces, keys in the given order, a final newline."""
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(value, indent=2, ensure_ascii=ascii_only) + "\n"

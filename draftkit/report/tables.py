@@ -110,7 +110,7 @@ def evaluation_table(result: Result) -> Table:
     gap = 0 if drafted else 1  # beside that of the box
     table = Table(title=" · ".join(title), caption=CAPTION, box=SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
     labels = _labels(cells)
-    table.add_column("draft", width=min(max(map(len, labels.values())), NAME_WIDTH), overflow="fold")
+    table.add_column("draft", width=min(max(map(len, ("draft", *labels.values()))), NAME_WIDTH), overflow="fold")
     for name in (*varied, "acceptance length"):
         table.add_column(name, justify="right")
     if drafted:
