@@ -83,7 +83,7 @@ def test_no_command_fails_over_what_a_stream_lacks(
     assert in_encoding(encoding, "push", NAME, "org/name", "--dry-run", "--allow-unmeasured")[0]
     monkeypatch.setattr("draftkit.doctor.diagnose.diagnose_draft", lambda *_, **__: DIAGNOSIS)
     out, _ = in_encoding(encoding, "doctor", "--target", "zoo:target", "--draft", NAME)
-    assert b"rope_theta 1e4 ? 1e6" in out
+    assert b"rope: 1e4 ? 1e6" in out
 
 
 @pytest.mark.parametrize("encoding", [*ENCODINGS, "utf-8"])
