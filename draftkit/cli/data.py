@@ -35,6 +35,7 @@ from draftkit.requests import SamplingParameters
 
 if TYPE_CHECKING:
     from draftkit.data.responders import Responder, Sampling
+    from draftkit.data.response_file import ResponseFile
 
 Item = TypeVar("Item")
 
@@ -172,14 +173,16 @@ def regenerate(
     )
     sampling = settings.sampling(tokenizer)
     rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit)
-    file = ResponseFile(out, settings.header(tokenizer))
+    file = ResponseFile(
+        out, settings.header(tokenizer, _weights(target, endpoint, unread=dry_run and not out.exists()))
+    )
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
         text = "{rows:,} rows, {done:,} of them done; {turns:,} turns to answer, {max_new_tokens:,} tokens at most"
         print_json({"schema": 1, "source": source} | cost) if as_json else print(text.format(**cost))
         return
     responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
-    before = len(file.done)
+    before = _done_before(file, endpoint)
     with _progress("rows", limit) as on_rows:
         report = answer(
             rows, Renderer(tokenizer, settings.template_options, system, template), responder, file,
@@ -245,8 +248,8 @@ def synthesize(
     renderer = Renderer(tokenizer, settings.template_options, system)
     cut = opening(renderer)
     sampling = settings.sampling(cut)
-    file = PromptFile(out, settings.header(tokenizer))
-    before = len(file.done)
+    file = PromptFile(out, settings.header(tokenizer, _weights(target, endpoint)))
+    before = _done_before(file, endpoint)
     left_out: Mapping[str, int] = {}
     if before < count:
         responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
@@ -402,6 +405,22 @@ def _responder(
     if served_model is not None:
         raise DraftkitError("--served-model is the name at an endpoint", hint="give --endpoint too")
     return engine_responder(target, sampling, concurrency, device=device, dtype=dtype)
+
+
+def _weights(target: str, endpoint: str | None, *, unread: bool = False) -> str | None:
+    """The digest of the weights that answer; None where a server has them, or they are to be left `unread`."""
+    from draftkit.data.responders import engine_weights
+
+    return None if unread or endpoint is not None else engine_weights(target)
+
+
+def _done_before(file: ResponseFile, endpoint: str | None) -> int:
+    """How many rows of a file were done before."""
+    if file.done and endpoint is not None:
+        print(
+            f"{file.path}: a server does not tell whether its weights are those that answered before", file=sys.stderr
+        )
+    return len(file.done)
 
 
 def _parse_options(texts: list[str] | None) -> dict[str, object]:

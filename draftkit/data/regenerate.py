@@ -94,7 +94,7 @@ class Dialogue:
 
     def to_dict(self) -> dict[str, object]:
         """The line that is stored: the messages to read, the sequences to train on, or why there are none."""
-        line: dict[str, object] = {"id": self.row.id, "category": self.row.category}
+        line: dict[str, object] = {"id": self.row.id, "category": self.row.category, "row_sha256": self.row.sha256}
         if not self.turns:
             assert self.refused is not None
             return line | {"refused": f"{self.refused[0]}: {self.refused[1]}"}
@@ -148,10 +148,10 @@ class RegenerateSettings:
         require_count("max_new_tokens", self.max_new_tokens)
         SamplingParameters(self.temperature, self.top_k, self.top_p, seed=self.seed)
 
-    def header(self, tokenizer: TargetTokenizer) -> dict[str, object]:
-        """The settings as they are stored, with digests of tokenizer and chat template."""
-        digests = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256}
-        return asdict(self) | digests
+    def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
+        """The settings as they are stored, with what tells the same target: its tokenizer and the digest of its
+        weights, None where a server has them."""
+        return asdict(self) | tokenizer.identity | {"target_sha256": target_sha256}
 
     def sampling(self, tokenizer: TargetTokenizer) -> Sampling:
         """What the responder needs of them."""
@@ -195,12 +195,13 @@ def regenerate(
 
     The answer to a row depends on its id, its turn and `seed`, not on the other rows or on how often the run was
     interrupted, up to the numerics of batched matrix products. Returns counts of the rows of this run. Raises
-    `DraftkitError` when no row of the first batch is answered, and what the responder and the file raise.
+    `DraftkitError` when no row of the first batch is answered and for a row of which `out` has the answer to another
+    one, and what the responder and the file raise.
     """
     report = Report()
     rows = iter(rows)
     while batch := list(islice(rows, batch_size)):
-        dialogues = [Dialogue.of(row) for row in batch if row.id not in out.done]
+        dialogues = [Dialogue.of(row) for row in batch if not out.has(row)]
         _converse(dialogues, renderer, responder, seed)
         _check_answered(dialogues, out)
         if dialogues:

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from draftkit.engines.http import Api, RejectedRequest
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.errors import SourceError
+from draftkit.hub.locate import locate
+from draftkit.layout.digest import weights_sha256
 from draftkit.loading import load_model, require_runtime
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.models.target import Target
@@ -80,15 +82,25 @@ class EngineResponder:
         return [answers.get(i, Refusal(f"{len(p.tokens)} prompt tokens: {refusal}")) for i, p in enumerate(prompts)]
 
 
+def engine_weights(target: str) -> str:
+    """The digest of the weights that `engine_responder` loads. Raises `DraftkitError` where it would not load them."""
+    require_runtime(target, _served_instead(target))  # before all of them are read
+    return weights_sha256(locate(target).path)
+
+
 def engine_responder(
     target: str, sampling: Sampling, concurrency: int, *, device: str | None = None, dtype: str | None = None
 ) -> EngineResponder:
     """Load a target (path, Hub id or `zoo:target`) to answer; `device` and `dtype` as in `evaluate.Settings`."""
-    require_runtime(target, f"vllm serve {target}, and --endpoint http://HOST:PORT/v1 of that server")
+    require_runtime(target, _served_instead(target))
     place = device_named(device)
     model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
     tune_for_cpu(model)
     return EngineResponder(model, sampling, concurrency)
+
+
+def _served_instead(target: str) -> str:
+    return f"vllm serve {target}, and --endpoint http://HOST:PORT/v1 of that server"
 
 
 class EndpointResponder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping
@@ -9,17 +10,21 @@ from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from draftkit.data.rows import REGENERATED
+from draftkit.data.rows import REGENERATED, Row
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.io.atomic import DISK_FAILURES
 from draftkit.io.jsonl import dump_line, read_lines
 from draftkit.io.lock import sole_writer
 
+LATER = ("target_sha256", "end_ids")  # settings that are younger than some of the files
 BLOCK = 1 << 16  # bytes that are searched for a line end at a time
+
+_log = logging.getLogger(__name__)
 
 
 class ResponseFile:
-    """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids.
+    """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids, each with
+    the digest of the row that it was made of, where there was one.
 
     Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
     made with other settings (of absolute paths the last name counts) and while another process has it open,
@@ -30,7 +35,7 @@ class ResponseFile:
         self.path = path
         self.settings = dict(settings)
         self.format = format
-        self.done: set[str] = set()
+        self.done: dict[str, object] = {}
         held = ExitStack()
         weakref.finalize(self, held.close)
         held.enter_context(sole_writer(path))
@@ -61,7 +66,17 @@ class ResponseFile:
                 where=self.path,
                 hint="what was there before is kept: free some space and run the command again",
             ) from error
-        self.done.update(str(row["id"]) for row in added)
+        self.done.update((str(row["id"]), row.get("row_sha256")) for row in added)
+
+    def has(self, row: Row) -> bool:
+        """Whether a row is done. Raises `DraftkitError` where another one is, of the same id."""
+        if row.id in self.done and self.done[row.id] not in (None, row.sha256):
+            raise DraftkitError(
+                f"{self.path.name} has the answer to another row {row.id}, which has changed since",
+                where=row.where,
+                hint="give the rows that it was begun with to go on with it, or write to another file",
+            )
+        return row.id in self.done
 
     def _resume(self) -> None:
         lines = read_lines(self.path)
@@ -72,7 +87,7 @@ class ResponseFile:
         for number, row in lines:
             if not isinstance(row.get("id"), str):
                 raise FormatError("the row has no id", where=f"{self.path}, line {number}", hint="remove the line")
-            self.done.add(str(row["id"]))
+            self.done[str(row["id"])] = row.get("row_sha256")
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -110,6 +125,9 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
     made_with = header.get("settings")
     if header.get("format") != format or not isinstance(made_with, dict):
         raise _not_ours(path)
+    if unsaid := [key for key in LATER if key in settings and key not in made_with]:
+        _log.warning("%s does not say its %s: they are not compared", path, " and ".join(unsaid))
+        made_with = {key: settings[key] for key in unsaid} | made_with
     differing = [key for key in {**made_with, **settings} if _placed(made_with.get(key)) != _placed(settings.get(key))]
     if differing:
         raise DraftkitError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 
 from draftkit.data.samples import Span, parse_tokens
@@ -60,6 +61,12 @@ class Row:
     category: str
     where: str
     content: Conversation | Served | Refused | str
+
+    @property
+    def sha256(self) -> str:
+        """Of what the row says, whatever it is called and wherever it lies."""
+        said = asdict(self.content) if not isinstance(self.content, str) else self.content
+        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def read_rows(

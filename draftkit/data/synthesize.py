@@ -109,10 +109,10 @@ class SynthesizeSettings:
         why = "every prompt begins alike and would be the same"
         require_setting(self.temperature > 0, "temperature", self.temperature, f"above 0: {why}")
 
-    def header(self, tokenizer: TargetTokenizer) -> dict[str, object]:
-        """The settings as they are stored, with digests of tokenizer and chat template."""
-        digests = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256}
-        return asdict(self) | {"languages": list(self.languages)} | digests
+    def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
+        """As `RegenerateSettings.header`."""
+        same = tokenizer.identity | {"target_sha256": target_sha256}
+        return asdict(self) | {"languages": list(self.languages)} | same
 
     def sampling(self, cut: Opening) -> Sampling:
         """What the responder needs of them."""

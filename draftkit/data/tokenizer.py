@@ -32,6 +32,15 @@ class TargetTokenizer:
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     @property
+    def identity(self) -> dict[str, object]:
+        """What tells it from others: digests of vocabulary and chat template, and the ids that end turns."""
+        return {
+            "tokenizer_sha256": self.sha256,
+            "template_sha256": self.template_sha256,
+            "end_ids": sorted(self.end_ids),
+        }
+
+    @property
     def template_sha256(self) -> str | None:
         """A digest of the chat template, None where there is none."""
         return template_sha256(self.tokenizer)

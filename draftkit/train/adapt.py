@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,10 +30,12 @@ from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, op
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError, require_count, require_setting
+from draftkit.hub.locate import locate
 from draftkit.io.atomic import atomic_file, is_empty
 from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.io.lock import sole_writer
+from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.loading import open_draft
 from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.requests import SamplingParameters
@@ -51,6 +54,8 @@ VALIDATIONS = 8  # of a run, about
 SMALLEST_SLICE = 5  # samples of one that is reported
 
 Said = Callable[[str], None]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,12 +182,13 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
     out = Path(settings.out)
     with sole_writer(out, folder=True):
         with open_draft(settings.draft, settings.target) as draft:
-            recipe = recipe_of(draft.spec.method)
+            recipe, own_sha256 = recipe_of(draft.spec.method), draft_sha256(draft)
         requests, run = _requests(settings), _run(settings, recipe)
+        digests = {"target_sha256": weights_sha256(locate(settings.target).path), "draft_sha256": own_sha256}
         responder = _Responder(settings, requests.renderer.target)
         if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
             responder.get()  # a server that cannot be asked is known before anything is written
-        _check_settings(out / SETTINGS_FILE, settings)
+        _check_settings(out / SETTINGS_FILE, settings, digests)
         samples = _samples(settings, requests, responder, said)
         config = _judged_by(run, samples)
         target = _load(settings)
@@ -228,11 +234,17 @@ def compare(before: WalkedAcceptance, after: WalkedAcceptance) -> Iterator[Adapt
         )
 
 
-def _check_settings(path: Path, settings: AdaptSettings) -> None:
-    """Raise `DraftkitError` for a folder that was begun with other settings, or that is not an adaptation's."""
-    stated = json.loads(json.dumps(asdict(settings)))
+def _check_settings(path: Path, settings: AdaptSettings, digests: Mapping[str, object]) -> None:
+    """Raise `DraftkitError` for a folder that was begun with other settings or models, or that is not an adaptation's.
+
+    `digests` of target and draft: what lies at their names may have been replaced.
+    """
+    stated = json.loads(json.dumps(asdict(settings))) | digests
     if path.exists():
         before = read_object(path)
+        if not digests.keys() <= before.keys():  # of an earlier release
+            _log.warning("%s does not say which target and draft it is of: their weights are not compared", path)
+            before = {**digests, **before}
         differing = [name for name in stated if name not in WHERE and before.get(name) != stated[name]]
         if differing:
             raise DraftkitError(
@@ -284,7 +296,14 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
               "target": settings.target, "temperature": settings.temperature, "seed": settings.seed,
               "max_new_tokens": settings.max_new_tokens}  # fmt: skip
     answers = ResponseFile(out / "answers.jsonl", header)
-    if any(row.id not in answers.done for row in rows):
+    if answers.done and settings.endpoint is not None:
+        said(f"{settings.endpoint} does not tell whether its weights are those that answered before")
+    if gone := answers.done.keys() - {row.id for row in rows}:
+        raise DraftkitError(
+            f"{len(gone)} answers are to requests that are no longer there, as {min(gone)}", where=settings.traffic,
+            hint="give the log and the general rows that the folder was begun with, or another folder",
+        )  # fmt: skip
+    if not all(answers.has(row) for row in rows):
         regenerate(rows, renderer, responder.get(), answers, seed=settings.seed, batch_size=4 * settings.concurrency)
     responder.free()
     given = itertools.chain((_from(row, "traffic") for row in own), read_rows(str(answers.path)))
@@ -344,7 +363,7 @@ def _synthesized(
 ) -> list[Row]:
     how = SynthesizeSettings(
         target=settings.target,
-        served_by="endpoint" if settings.endpoint else "draftkit",
+        served_by="draftkit",  # or by an endpoint: it may change on the way
         dtype=None,
         system=None,
         template_options={},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from draftkit.data.samples import read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
+from draftkit.io.jsonl import dump_line
 from draftkit.loading import load_model
 from draftkit.models.positions import UNLIMITED, Positions
 from draftkit.models.target import Target
@@ -208,6 +210,47 @@ def test_a_file_goes_on_where_source_and_target_were_moved(tmp_path: Path) -> No
     assert {json.loads(line).get("id") for line in path.read_text().splitlines()[1:]} == {row.id for row in ROWS}
     with pytest.raises(DraftkitError, match="target: '/a/target', now '/b/other'"):
         answer(path, Echo(), source="/b/c/prompts.jsonl", target="/b/other")
+
+
+def test_an_answer_stays_that_to_its_own_row(tmp_path: Path) -> None:
+    """What has changed under the same id is refused, in a file that says which rows it is of."""
+    path = tmp_path / "responses.jsonl"
+    answer(path, Echo(), ROWS[:3])
+    before = path.read_bytes()
+    changed = [ROWS[0], row("three", user("another question")), *ROWS[2:]]
+    with pytest.raises(DraftkitError, match="the answer to another row three") as caught:
+        answer(path, Echo(), changed)
+    assert "where: test, three" in str(caught.value)
+    assert path.read_bytes() == before
+    lines = [json.loads(line) for line in before.splitlines()]
+    path.write_bytes(b"".join(dump_line({k: v for k, v in line.items() if k != "row_sha256"}) for line in lines))
+    assert answer(path, Echo(), changed).rows == 2  # an earlier release's
+
+
+def test_a_file_that_does_not_say_whose_it_is_goes_on_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "responses.jsonl"
+    answer(path, Echo(), ROWS[:3])
+    answer(path, Echo(), target_sha256="ab", end_ids=[1])
+    assert "does not say its target_sha256 and end_ids" in caplog.text
+
+
+def test_other_weights_under_the_same_name_are_refused(draftkit: Command, tmp_path: Path) -> None:
+    target, rows, out = tmp_path / "target", tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    shutil.copytree(zoo.path("target"), target)
+    rows.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    command = ("data", "regenerate", rows, out, "--target", target, "--max-new-tokens", 2, "--limit")
+    assert draftkit(*command, 1).code == 0
+    before = out.read_bytes()
+    weights = next(target.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    for more in ((), ("--dry-run",)):
+        refused = draftkit(*command, 2, *more)
+        assert (refused.code, "other settings:\n    target_sha256: '" in refused.err) == (1, True), refused.err
+    assert out.read_bytes() == before
+    shutil.copytree(zoo.path("target"), target, dirs_exist_ok=True)
+    assert draftkit(*command, 2).code == 0
 
 
 def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def test_batches_and_interruptions_change_nothing(tmp_path: Path) -> None:
     parts.write_bytes(whole.read_bytes()[:-20])  # a killed run
     written(parts, 30, batch_size=5)
     assert parts.read_bytes() == whole.read_bytes()
+    with pytest.raises(DraftkitError, match="target_sha256: None, now 'other'"):
+        PromptFile(parts, SETTINGS.header(TARGET, "other"))
     parts.write_text(whole.read_text().replace('"id":"synthetic-', '"id":"mine-', 1))
     with pytest.raises(FormatError, match="was not synthesized"):
         written(parts, 30)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from fixtures.completions_server import Answer, CompletionsServer
 from fixtures.killed import killed_at_rename
 
 from draftkit import zoo
+from draftkit.data.responders import RowPrompt
 from draftkit.data.rows import read_rows
 from draftkit.data.samples import read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
+from draftkit.train import adapt
 from draftkit.train.adapt import AdaptSettings, _check_settings, _run, adapt_draft, compare
 from draftkit.train.config import LoraSettings
 from draftkit.train.tuner import WalkedAcceptance
@@ -174,17 +178,77 @@ def test_settings_are_checked_before_anything_is_written(tmp_path: Path) -> None
             AdaptSettings(**given, **{name: value})  # type: ignore[arg-type]
     (tmp_path / "mine").touch()
     with pytest.raises(DraftkitError, match="the output is already there"):
-        _check_settings(tmp_path / "adapt-settings.json", AdaptSettings(**given))
+        _check_settings(tmp_path / "adapt-settings.json", AdaptSettings(**given), {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_kill_in_the_very_first_write_does_not_end_an_adaptation(tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = AdaptSettings(draft="d", target="t", traffic="l", out=str(out))
-    assert killed_at_rename(0, lambda: _check_settings(out / "adapt-settings.json", settings))
+    assert killed_at_rename(0, lambda: _check_settings(out / "adapt-settings.json", settings, {}))
     assert [path.name[:24] for path in out.iterdir()] == [".adapt-settings.json.tmp"]
-    _check_settings(out / "adapt-settings.json", settings)
+    _check_settings(out / "adapt-settings.json", settings, {})
     assert [path.name for path in out.iterdir()] == ["adapt-settings.json"]
+
+
+class Stopped(Exception):
+    """When the answers are there, before anything is judged."""
+
+
+def stop(text: str) -> None:
+    if text.startswith("judging"):
+        raise Stopped
+
+
+class Answering:
+    """A responder that answers alike each time."""
+
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...]]:
+        return [(*prompt.tokens[-4:], 0) for prompt in prompts]
+
+
+def changed(weights: Path) -> None:
+    """Another model of the same shapes."""
+    if weights.suffix == ".safetensors":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+        return
+    tensors = torch.load(weights, weights_only=True)
+    torch.save(tensors | {"norm.weight": tensors["norm.weight"] + 1}, weights)
+
+
+def test_an_adaptation_goes_on_only_with_what_it_was_begun_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names stay, and what lies there is replaced: the target, the draft, the log."""
+    monkeypatch.setattr(adapt, "engine_responder", lambda *_, **__: Answering())
+    monkeypatch.setattr(adapt, "_load", lambda _: None)
+    target, draft, out = tmp_path / "target", tmp_path / "draft", tmp_path / "out"
+    shutil.copytree(zoo.path("target"), target)
+    shutil.copytree(zoo.path("eagle3"), draft)
+    log = logs(tmp_path / "logs.jsonl")
+    settings = AdaptSettings(draft=str(draft), target=str(target), traffic=str(log), out=str(out), replay="none")
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            adapt_draft(settings, said=stop)
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    for weights, name in ((target / "model.safetensors", "target"), (draft / "pytorch_model.bin", "draft")):
+        before = weights.read_bytes()
+        changed(weights)
+        with pytest.raises(DraftkitError, match=f"other settings:\n    {name}_sha256: '"):
+            adapt_draft(settings, said=stop)
+        weights.write_bytes(before)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[1:]))
+    with pytest.raises(DraftkitError, match="1 answers are to requests that are no longer there"):
+        adapt_draft(settings, said=stop)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == files
+    log.write_text("".join(lines))
+    stored = json.loads((out / "adapt-settings.json").read_text())
+    del stored["target_sha256"], stored["draft_sha256"]  # an earlier release
+    (out / "adapt-settings.json").write_text(json.dumps(stored))
+    with pytest.raises(Stopped):
+        adapt_draft(settings, said=stop)
+    assert "does not say which target and draft it is of" in caplog.text
 
 
 def test_adapters_are_those_of_a_training_run(tmp_path: Path) -> None:
