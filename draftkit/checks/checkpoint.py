@@ -58,6 +58,20 @@ def contradiction(contradictions: Sequence[Finding]) -> Sequence[Finding]:
 
 
 @check
+def merged_adapter(origins: Origins) -> Iterator[Finding]:
+    """An adapter of peft, which may be a target's own."""
+    if (base := origins.get("base_model")) is not None:
+        yield Finding(
+            "merged-adapter",
+            "note",
+            f"the adapter is merged into its base model, {base.value}: where that is the target, so is the result, and "
+            "no draft of it",
+            fix="pass the result with --target if the adapter is the target's",
+            source="draftkit",
+        )
+
+
+@check
 def not_run(spec: DraftSpec) -> Iterator[Finding]:
     """A draft of a kind that draftkit holds and converts, and has no drafter for."""
     if reason := refusal_to_run(spec):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
 from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to
@@ -346,7 +347,7 @@ def _plan_destination(
 ) -> Conversion:
     if draft is not None and target is not None:
         _check_captured_layers(draft, target)
-        _check_size(source.name, draft, target)
+        _check_size(source.name, draft, target, adapter=reading is not None and reading.checkpoint.adapter is not None)
     export = None
     if draft is not None and to == VLLM:
         draft = for_vllm(draft, target)
@@ -370,13 +371,20 @@ def _check_captured_layers(draft: Draft, target: TargetFacts) -> None:
         )
 
 
-def _check_size(name: str, draft: Draft, target: TargetFacts) -> None:
+def _check_size(name: str, draft: Draft, target: TargetFacts, *, adapter: bool) -> None:
     """Raise `LayoutError` for a model of its own with more layers than its target, none narrower: it can only be
-    slower."""
+    slower. An `adapter` of a model with as many is one of the target's, unless it drafts in parallel."""
     config = language_model(getattr(draft.spec.architecture, "config", {}))
     layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
     if not (isinstance(layers, int) and isinstance(width, int)):
         return
+    parallel = getattr(draft.spec.architecture, "parallel", None) is not None
+    if adapter and not parallel and (layers, width) == (target.num_hidden_layers, target.hidden_size):
+        raise LayoutError(
+            f"{name} is an adapter of a model of {target.name}'s size: merged, it is a target and no draft",
+            where=draft.path,
+            hint=f"draftkit convert {quote(name)} MERGED, without --target, merges it: pass MERGED as a draft's target",
+        )
     if layers > target.num_hidden_layers and width >= target.hidden_size:
         sizes = f"{layers} layers of {width} and {target.num_hidden_layers} of {target.hidden_size}"
         raise LayoutError(

@@ -16,11 +16,10 @@ from draftkit.io.safetensors_file import read_safetensors
 from draftkit.io.tensors import open_checkpoint
 from draftkit.io.torch_file import read_torch, read_torch_tensor
 from draftkit.layout.block import MASK_FILE, NESTED
-from draftkit.layout.target import TargetFacts
+from draftkit.layout.target import ADAPTER_CONFIG, TargetFacts
 
 PROJECTION_FILE = "warp_model.bin"  # PARD-2 keeps the projection of the target's features beside the language model
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "base_model.model."  # what peft puts before the names of the base model's modules
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from draftkit.convert.checkpoint import ADAPTER_CONFIG, Checkpoint
+from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import value_at
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
@@ -30,7 +30,7 @@ from draftkit.layout.block import MASK_FILE
 from draftkit.layout.folder import TOKENIZER_FILES, Draft, is_unified
 from draftkit.layout.provenance import InputFile, Provenance
 from draftkit.layout.spec import DraftSpec
-from draftkit.layout.target import TargetFacts
+from draftkit.layout.target import ADAPTER_CONFIG, TargetFacts
 from draftkit.version import __version__
 
 # An architecture that no engine registers: vLLM refuses the folder instead of running it wrongly.

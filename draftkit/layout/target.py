@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from draftkit.errors import TargetError
 from draftkit.io.jsonfile import read_object
 
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
+ADAPTER_CONFIG = "adapter_config.json"  # makes a folder one of peft's adapters
 WRAPPERS = ("text_config", "llm_config", "language_config")  # where multi-modal configs keep their language model's
 
 
@@ -56,12 +58,23 @@ def default_block_layer_ids(num_hidden_layers: int, num_draft_layers: int) -> tu
     return tuple(round(1 + i * step) + 1 for i in range(num_draft_layers))
 
 
+def require_whole_model(folder: Path) -> None:
+    """Raise `TargetError` for a folder of an adapter, which is a target only together with its base model."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise TargetError(
+            "this is an adapter (peft) of a model, and no target by itself",
+            where=folder,
+            hint=f"draftkit convert {quote(str(folder))} MERGED merges it into its base: pass MERGED as the target",
+        )
+
+
 def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFacts:
     """Read a target's sizes. Raises `SourceError`/`FormatError` for a bad file, `TargetError` for missing keys.
 
     What the file leaves to the default of its class, or says under another name, comes from transformers, which is not
     imported otherwise.
     """
+    require_whole_model(folder)
     path = folder / "config.json"
     config = read_object(path)
     facts = language_model(config)

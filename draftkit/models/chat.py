@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from draftkit.errors import FormatError, TargetError, native_failures
+from draftkit.layout.target import require_whole_model
 from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 
 RENDER_SECONDS = 10.0  # of processor time for one conversation, which takes milliseconds
@@ -45,6 +46,7 @@ def load_tokenizer(folder: str | Path, of: str) -> PreTrainedTokenizerBase:
     except TargetError:
         raise
     except Exception as error:  # a damaged tokenizer.json fails in many types, the bare Exception among them
+        require_whole_model(Path(folder))  # which may have a tokenizer, and serve for that
         first = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
         raise TargetError(
             f"the {of} has no tokenizer that transformers can load: {first}",

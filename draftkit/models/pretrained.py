@@ -27,7 +27,7 @@ from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.mtp import head_patterns
-from draftkit.layout.target import language_model
+from draftkit.layout.target import language_model, require_whole_model
 from draftkit.models.device_map import map_layers, room_from
 from draftkit.models.devices import use_device
 from draftkit.models.finite import require_finite
@@ -38,6 +38,7 @@ from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
 def read_config(folder: Path) -> PretrainedConfig:
     """The configuration of a model. Raises `TargetError` for one that transformers cannot read, `UnsupportedTarget`
     where that is because it does not know the architecture."""
+    require_whole_model(folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_remote_code())
     except ValueError as error:

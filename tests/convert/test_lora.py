@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,22 +14,28 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Command
 from fixtures import pico
 from fixtures.hub_server import HubServer
+from fixtures.samples import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
 from draftkit.convert.operations import Move, carry_out
-from draftkit.errors import DraftkitError, FormatError, SourceError
+from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.tokenizer import load_tokenizer
+from draftkit.errors import DraftkitError, FormatError, LayoutError, SourceError, TargetError
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorHandle, raw_memory
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import read_draft
+from draftkit.loading import load_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -66,6 +73,11 @@ def merged_by_peft(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrain
 def converted(folder: Path) -> Tensors:
     convert_checkpoint(str(folder / "adapter"), folder / "out")
     return load_file(folder / "out" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(llama(), tmp_path_factory.mktemp("adapter"))
 
 
 ADAPTERS: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any]]] = {
@@ -216,6 +228,79 @@ def test_a_pard_base_stays_pard(tmp_path: Path) -> None:
     assert spec.method == "pard"
     assert isinstance(spec.architecture, CausalLMSpec)
     assert spec.architecture.parallel == ParallelDrafting(mask_token_id=300, mask_state=False)
+
+
+def test_an_adapter_of_the_target_is_no_draft(tmp_path: Path) -> None:
+    """Merged it is a target, whatever its base is called; one of a smaller model is a draft, as a PARD of any size."""
+    adapter = str(save_adapter(llama(), tmp_path))
+    pico.llama(5, num_hidden_layers=2).save_pretrained(tmp_path / "another")
+    for target in (tmp_path / "base", tmp_path / "another"):
+        with pytest.raises(LayoutError, match="merged, it is a target and no draft") as refused:
+            convert_checkpoint(adapter, tmp_path / "out", target=str(target))
+        assert f"next: draftkit convert {adapter} MERGED, without --target" in str(refused.value)
+    pico.llama(5, num_hidden_layers=3).save_pretrained(tmp_path / "larger")
+    convert_checkpoint(adapter, tmp_path / "draft", target=str(tmp_path / "larger"))
+    (note,) = findings_of_draft(read_draft(tmp_path / "draft"))
+    assert (note.name, note.severity) == ("merged-adapter", "note")
+    assert "where that is the target, so is the result" in note.message
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pard_token": 7}))
+    convert_checkpoint(adapter, tmp_path / "pard", target=str(tmp_path / "another"))
+
+
+def test_what_convert_merges_is_a_target(tmp_path: Path) -> None:
+    """Its hidden states and logits are those of the model that peft merges."""
+    save_adapter(llama(), tmp_path)
+    pico.save_tokenizer(tmp_path / "adapter")
+    converted(tmp_path)
+    model, _ = load_model(str(tmp_path / "out"), device="cpu", dtype=torch.float32)
+    model.set_attn_implementation("eager")
+    tokens = torch.arange(3, 40)[None]
+    expected = merged_by_peft(tmp_path)(tokens)
+    torch.testing.assert_close(model(tokens).logits, expected.logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["eval", "--draft", "zoo:eagle3"],
+        ["doctor", "--draft", "zoo:eagle3"],
+        ["inspect", "zoo:eagle3"],
+        ["convert", "zoo:eagle3", "OUT"],
+        ["data", "check", "samples.jsonl"],
+        ["data", "states", "samples.jsonl", "OUT", "--layers", "1"],
+        ["train", "--recipe", "eagle3", "--data", "samples.jsonl", "--out", "OUT"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+@pytest.mark.parametrize("tokenizer", [False, True], ids=["weights alone", "with a tokenizer"])
+def test_an_adapter_as_target_is_named_with_what_takes_it(
+    tokenizer: bool,
+    command: list[str],
+    adapter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draftkit: Command,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(adapter, "adapter")
+    if tokenizer:
+        pico.save_tokenizer(Path("adapter"))
+    write_samples(Path("samples.jsonl"), samples(12), SamplesOrigin(target="pico", tokenizer_sha256="0" * 64))
+    refused = draftkit(*command, "--target", "adapter")
+    assert refused.code == 1
+    assert "error: this is an adapter (peft) of a model, and no target by itself" in refused.err
+    assert "next: draftkit convert adapter MERGED merges it into its base: pass MERGED as the target" in refused.err
+    assert not Path("OUT").exists()
+
+
+def test_the_tokenizer_beside_an_adapter_serves(adapter: Path, tmp_path: Path) -> None:
+    """Text is the same to both; a server may run the adapter."""
+    with pytest.raises(TargetError, match="this is an adapter"):
+        load_tokenizer(str(adapter))
+    shutil.copytree(adapter, tmp_path / "adapter")
+    pico.save_tokenizer(tmp_path / "adapter")
+    assert load_tokenizer(str(tmp_path / "adapter")).end_ids
 
 
 def test_a_unified_draft_as_base(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
-from draftkit.convert.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint
+from draftkit.convert.checkpoint import ADAPTER, Checkpoint
 from draftkit.convert.detect import detect
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.causal_lm import full_names
@@ -25,7 +25,7 @@ from draftkit.errors import FormatError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.folder import tokenizer_files
-from draftkit.layout.target import TargetFacts
+from draftkit.layout.target import ADAPTER_CONFIG, TargetFacts
 
 NAME = "lora"
 TITLE = "causal language model with a LoRA adapter (peft), merged"
