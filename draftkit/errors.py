@@ -5,6 +5,7 @@ The command line prints one of these as one short message and exits with code 1;
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +33,11 @@ def _short(text: str) -> list[str]:
     lines = [line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} …" for line in text.split("\n")]
     left_out = len(lines) - MAX_LINES
     return lines if left_out <= 0 else [*lines[:MAX_LINES], f"    … and {left_out:,} lines more"]
+
+
+def command(*words: object) -> str:
+    """A command line that a shell takes as it is printed: words with spaces or quotes are quoted."""
+    return shlex.join(map(str, words))
 
 
 class SettingError(DraftkitError):

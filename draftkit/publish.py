@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftkit.engines.vllm.serve import method_note
-from draftkit.errors import DraftkitError, FormatError, LayoutError
+from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import file_with_names, names_of_paths, read_values, text_with_names, with_names
 from draftkit.hub.upload import Uploaded, check_repo_id, upload
 from draftkit.io.atomic import write_file
@@ -132,7 +132,7 @@ def plan_push(
             raise DraftkitError(
                 "the folder has a card already, which would not show these results or this license",
                 where=card,
-                hint=f"draftkit card {folder} --repo {repo} --force, with them; then push without",
+                hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with them; then push without",
             )
         made[CARD] = _read_text(card).encode()
     files = _without_paths({**_files(draft), **made}, folder, repo)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,30 @@ def test_only_a_family_s_own_files_know_its_facts(family: str) -> None:
         if own in imports(path) and not path.stem.startswith(family) and family not in path.parts
     ]
     assert not others, "\n".join(others)
+
+
+COMMAND = re.compile(
+    r"(draftkit (data \w+|prepare [\w-]+|[a-z-]+)|vllm serve|llama-server|\bmv)( (OUT|SOURCE))* $"
+    r"|--(target|draft|into|repo|data|states|out|dir|model) $"
+)
+
+
+def test_what_a_command_is_printed_with_is_quoted() -> None:
+    """A name or path in a printed command goes through `errors.command`, so that a shell takes it as it stands."""
+    unquoted = []
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.JoinedStr):
+                unquoted += [
+                    f"{path.relative_to(PACKAGE)}:{node.lineno}: {before.value}"
+                    for before, after in pairwise(node.values)
+                    if isinstance(before, ast.Constant)
+                    and isinstance(after, ast.FormattedValue)
+                    and COMMAND.search(str(before.value))
+                ]
+            elif isinstance(node, ast.Import) and path.stem != "errors" and "shlex" in {n.name for n in node.names}:
+                unquoted.append(f"{path.relative_to(PACKAGE)}: shlex")
+    assert not unquoted, "\n".join(unquoted)
 
 
 def test_no_two_classes_have_the_same_name() -> None:

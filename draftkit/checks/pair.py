@@ -8,6 +8,7 @@ from itertools import product
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.checks.registry import check, check_unless
+from draftkit.errors import command
 from draftkit.finding import Finding
 from draftkit.hub.local_paths import public_name
 from draftkit.layout.architecture import Architecture
@@ -61,7 +62,7 @@ def other_target(draft: Draft, target: TargetFacts, draft_name: str) -> Iterator
                 f"{draft_name or 'the draft'} says that it was {what} {public_name(other)}; "
                 f"this target is {public_name(target.name)}",
                 cost="fewer tokens are accepted by another target, and by a fine-tune of it",
-                fix=f"--target {public_name(other)}",
+                fix=command("--target", public_name(other)),
                 source="provenance",
             )
             return
@@ -75,7 +76,7 @@ def other_revision(draft: Draft, target: TargetFacts) -> Iterator[Finding]:
             "other-revision",
             "note",
             f"the draft was made for revision {made_for} of the target; this is {target.revision}",
-            fix=f"draftkit doctor --target {target.name}@{made_for}",
+            fix=command("draftkit", "doctor", "--target", f"{target.name}@{made_for}"),
             source="provenance",
         )
 

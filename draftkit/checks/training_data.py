@@ -13,7 +13,7 @@ from draftkit.checks.registry import check
 from draftkit.data.reasons import Tally
 from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import TargetTokenizer
-from draftkit.errors import FormatError
+from draftkit.errors import FormatError, command
 from draftkit.finding import Finding
 from draftkit.results.statistics import is_looping, repetition
 
@@ -140,7 +140,7 @@ def tokenizer(data: Data) -> Iterator[Finding]:
             f"the data were prepared with the tokenizer of {data.origin.target}, which is another one",
             f"{data.path}, line 1",
             "the ids mean other text to this target: nothing that the draft learns is accepted",
-            f"draftkit data prepare SOURCE OUT --target {data.target.name}",
+            command("draftkit", "data", "prepare", "SOURCE", "OUT", "--target", data.target.name),
         )
     elif not data.survey.outside.count:
         yield Finding("tokenizer", "ok", f"the tokenizer is the target's; all ids are below {data.vocab_size}")

@@ -19,6 +19,7 @@ from draftkit.cli.shared import (
     console,
     print_json,
     quiet_transformers,
+    say_next,
 )
 
 
@@ -92,6 +93,6 @@ def adapt(
     else:
         console().print(adaptation_table(adapted, k))
         print(adapted.draft)
-        print(f"next: draftkit eval --target {target} --draft {adapted.draft}", file=sys.stderr)
+        say_next("eval", "--target", target, "--draft", adapted.draft)
     if adapted.stopped_by is not None:
         raise typer.Exit(128 + adapted.stopped_by)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, print_json
+from draftkit.cli.shared import JsonOption, print_json, say_next
 
 DraftArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a unified draft.")]
 LicenseOption = Annotated[
@@ -40,4 +39,4 @@ def card(
         return
     for path in written:
         print(path)
-    print(f"next: draftkit push {folder} {repo or 'ORG/NAME'} --dry-run", file=sys.stderr)
+    say_next("push", folder, repo or "ORG/NAME", "--dry-run")

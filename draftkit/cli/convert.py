@@ -18,6 +18,7 @@ from draftkit.cli.shared import (
     SourceArgument,
     console,
     print_json,
+    say_next,
 )
 from draftkit.errors import DraftkitError
 
@@ -174,7 +175,7 @@ def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) 
         report_conversion(console(), conversion, out)
         if conversion.export is None and refusal_to_run(conversion.require_draft().spec) is None:
             target = conversion.target.name if conversion.target else "TARGET"
-            print(f"next: draftkit eval --target {target} --draft {out}", file=sys.stderr)
+            say_next("eval", "--target", target, "--draft", out)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from draftkit.cli.shared import (
     print_json,
     quiet_transformers,
     refuse_inputs,
+    say_next,
     settled_dtype,
 )
 from draftkit.errors import DraftkitError
@@ -106,7 +107,7 @@ def prepare(
         return
     show_report(console(), result)
     if not dry_run:
-        print(f"next: draftkit data check {out} --target {target}", file=sys.stderr)
+        say_next("data", "check", out, "--target", target)
 
 
 @app.command(cls=PanelCommand)
@@ -193,7 +194,7 @@ def regenerate(
         print_json(result)
         return
     show_report(console(), result)
-    print(f"next: draftkit data prepare {out} SAMPLES --target {target}", file=sys.stderr)
+    say_next("data", "prepare", out, "SAMPLES", "--target", target)
 
 
 @app.command(cls=PanelCommand)
@@ -265,7 +266,7 @@ def synthesize(
     print(f"{len(file.done):,} prompts, {before:,} of them there before: {out}")
     if left_out:
         print("left out: " + ", ".join(f"{number:,} {reason}" for reason, number in left_out.items()))
-    print(f"next: draftkit data regenerate {out} ANSWERS --target {target}", file=sys.stderr)
+    say_next("data", "regenerate", out, "ANSWERS", "--target", target)
 
 
 @app.command(cls=PanelCommand)
@@ -361,7 +362,7 @@ def states(
     elif not dry_run:
         size = sum(shard.bytes for shard in manifest.shards)
         print(f"{manifest.num_tokens:,} tokens in {len(manifest.shards)} shards, {size:,} bytes: {out}")
-        print(f"next: draftkit train --data {samples} --states {out} --target {target}", file=sys.stderr)
+        say_next("train", "--data", samples, "--states", out, "--target", target)
 
 
 @app.command(cls=PanelCommand)

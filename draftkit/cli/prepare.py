@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from draftkit.cli.panels import PanelCommand
-from draftkit.cli.shared import JsonOption, TargetOption, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import JsonOption, TargetOption, TrustOption, console, print_json, quiet_transformers, say_next
 
 app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -58,7 +58,7 @@ def transplant(
         return
     show_transplant(console(), result)
     if not dry_run:
-        print(f"next: draftkit train --recipe draft-model --draft {out} --target {tokenizer_of}", file=sys.stderr)
+        say_next("train", "--recipe", "draft-model", "--draft", out, "--target", tokenizer_of)
 
 
 @app.command(cls=PanelCommand)

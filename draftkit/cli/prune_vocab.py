@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from draftkit.cli.shared import JsonOption, SourceArgument, TrustOption, console, print_json, quiet_transformers
+from draftkit.cli.shared import (
+    JsonOption,
+    SourceArgument,
+    TrustOption,
+    console,
+    print_json,
+    quiet_transformers,
+    say_next,
+)
 
 
 def prune_vocab(
@@ -52,4 +60,4 @@ def prune_vocab(
         for note in method_note(pruning.source.spec):
             print(note, file=sys.stderr)
         named = target or pruning.source.provenance.target or "TARGET"
-        print(f"next: draftkit eval --target {named} --draft {out}", file=sys.stderr)
+        say_next("eval", "--target", named, "--draft", out)

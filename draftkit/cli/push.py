@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.cli.card import DraftArgument, LicenseOption
-from draftkit.cli.shared import JsonOption, console, print_json
+from draftkit.cli.shared import JsonOption, console, print_json, say_next
 
 if TYPE_CHECKING:
     from draftkit.publish import Publication
@@ -50,7 +50,7 @@ def push(
         at = "" if revision is None else f"@{revision}"
         for note in publication.notes:
             print(note, file=sys.stderr)
-        print(f"next: draftkit eval --target TARGET --draft {repo}{at}", file=sys.stderr)
+        say_next("eval", "--target", "TARGET", "--draft", f"{repo}{at}")
 
 
 def _quiet_hub() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,6 +144,11 @@ def replace_what_streams_lack() -> None:
 
 def _is_utf8(stream: TextIO) -> bool:
     return codecs.lookup(stream.encoding).name == "utf-8"
+
+
+def say_next(*words: object) -> None:
+    """The command of draftkit that is likely wanted next, on stderr."""
+    print(f"next: {command('draftkit', *words)}", file=sys.stderr)
 
 
 def print_json(value: object) -> None:

@@ -18,6 +18,7 @@ from draftkit.cli.shared import (
     console,
     print_json,
     quiet_transformers,
+    say_next,
 )
 from draftkit.train.recipes import recipe_names
 
@@ -142,4 +143,4 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
         print(read_curve(Path(run.out)).verdict, file=sys.stderr)
     for line in serving_notes(read_draft(trained.draft)):
         print(line, file=sys.stderr)
-    print(f"next: draftkit eval --target {run.target} --draft {trained.draft}", file=sys.stderr)
+    say_next("eval", "--target", run.target, "--draft", trained.draft)

@@ -22,7 +22,7 @@ from draftkit.convert.mtp_put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
-from draftkit.errors import DraftkitError, LayoutError
+from draftkit.errors import DraftkitError, LayoutError, command
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
 from draftkit.io.html import said_html
@@ -163,7 +163,9 @@ def plan_conversion(
         return _plan_destination(located, to, reading.target, reading, draft, stored)
     if to == UNIFIED and not overrides:
         raise LayoutError(
-            f"{located.name} is a unified draft already", where=located.path, hint=f"draftkit inspect {source}"
+            f"{located.name} is a unified draft already",
+            where=located.path,
+            hint=command("draftkit", "inspect", source),
         )
     if ignored_keys:
         raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
@@ -271,7 +273,7 @@ def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[P
     if out is None and located.repo is not None:
         raise DraftkitError(
             f"{target} lies in the cache of the Hub, which is not changed",
-            hint=f"draftkit convert {source} OUT --into {target} writes a folder of its own",
+            hint=f"{command('draftkit', 'convert', source, 'OUT', '--into', target)} writes a folder of its own",
         )
     out = out or located.path
     return out, put_back(heads, open_source(located), out)
@@ -279,7 +281,8 @@ def put_heads_back(source: str, target: str, out: Path | None = None) -> tuple[P
 
 def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Path, list[str]]:
     if out is None:
-        raise DraftkitError("heads are put into a GGUF file of its own", expected=f"OUT.gguf --into {target.name}")
+        expected = command("OUT.gguf", "--into", target.name)
+        raise DraftkitError("heads are put into a GGUF file of its own", expected=expected)
     outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), GGUF)
     write_file(out, outgoing, mtp_gguf.export_into(outgoing), None, force=False, on_bytes=None)
     return out, [out.name]

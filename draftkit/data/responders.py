@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from draftkit.engines.http import Api, RejectedRequest
 from draftkit.engines.vllm.client import CompletionsClient
-from draftkit.errors import SourceError
+from draftkit.errors import SourceError, command
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import weights_sha256
 from draftkit.loading import load_model, require_runtime
@@ -100,7 +100,7 @@ def engine_responder(
 
 
 def _served_instead(target: str) -> str:
-    return f"vllm serve {target}, and --endpoint http://HOST:PORT/v1 of that server"
+    return f"{command('vllm', 'serve', target)}, and --endpoint http://HOST:PORT/v1 of that server"
 
 
 class EndpointResponder:

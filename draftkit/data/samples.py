@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkit.errors import DraftkitError, FormatError
+from draftkit.errors import DraftkitError, FormatError, command
 from draftkit.io.atomic import atomic_file
 from draftkit.io.jsonl import dump_line, read_lines
 
@@ -97,7 +97,7 @@ def read_origin(path: Path) -> SamplesOrigin:
             "not a file of prepared samples",
             where=f"{path}, line 1",
             expected="what `draftkit data prepare` writes, version 1",
-            hint=f"draftkit data prepare {path} OUT --target TARGET",
+            hint=command("draftkit", "data", "prepare", path, "OUT", "--target", "TARGET"),
         )
     try:
         return SamplesOrigin(**origin)

@@ -13,12 +13,12 @@ difference.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from draftkit.doctor.patient import Patient, Setup
 from draftkit.doctor.trial import Trial
+from draftkit.errors import command
 from draftkit.requests import DraftSampling
 from draftkit.results.record import Interval
 from draftkit.results.statistics import Sums, expected_sums, gain, mean_length
@@ -159,8 +159,8 @@ def _tried(
 def _command(patient: Patient, trial: Trial) -> str | None:
     if not trial.overrides:
         return None
-    sets = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in trial.overrides.items())
-    return f"draftkit convert {shlex.quote(patient.source)} OUT --target {shlex.quote(patient.target_source)} {sets}"
+    sets = (word for name, value in trial.overrides.items() for word in ("--set", f"{name}={value}"))
+    return command("draftkit", "convert", patient.source, "OUT", "--target", patient.target_source, *sets)
 
 
 def run(setup: Setup, k: int, numbers: Sequence[int]) -> list[Generation]:

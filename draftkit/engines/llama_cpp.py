@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from draftkit.errors import TargetError
+from draftkit.errors import TargetError, command
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts, language_model
 
@@ -86,12 +85,12 @@ def _spec_type(kind: str, tokens: int) -> list[str]:
 def serve_command(spec: DraftSpec, target: str, file: Path, tokens: int) -> str:
     """The command that serves the target with a draft; TARGET.gguf where the target is no GGUF file."""
     target = target if target.endswith(".gguf") else "TARGET.gguf"
-    return shlex.join(("llama-server", "-m", target, *draft_arguments(spec, file, tokens)))
+    return command("llama-server", "-m", target, *draft_arguments(spec, file, tokens))
 
 
 def serve_with_heads(file: Path) -> str:
     """The command that serves a target with the multi-token prediction heads in its file."""
-    return shlex.join(("llama-server", "-m", str(file), *_spec_type("draft-mtp", HEAD_TOKENS)))
+    return command("llama-server", "-m", file, *_spec_type("draft-mtp", HEAD_TOKENS))
 
 
 def _kind(target: TargetFacts) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
+from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
 
@@ -29,5 +29,5 @@ def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> st
         "speculative-eagle-topk": "1",
         "speculative-num-draft-tokens": str(tokens + 1),
     }
-    flags = (f"--{name} {shlex.quote(value)}" for name, value in options.items())
-    return " ".join(("python -m sglang.launch_server", *flags))
+    flags = (word for name, value in options.items() for word in (f"--{name}", value))
+    return command("python", "-m", "sglang.launch_server", *flags)

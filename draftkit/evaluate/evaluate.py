@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.errors import DraftkitError, NonFiniteError, TargetError, UnsupportedTarget
+from draftkit.errors import DraftkitError, NonFiniteError, TargetError, UnsupportedTarget, command
 from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.by_turns import by_turns, sides
 from draftkit.evaluate.cells import cell_of
@@ -197,9 +196,9 @@ def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str) ->
     if not draft.tensors or is_unified(locate(name, as_file=True).path):
         return replace(verdict, commands=serve_commands(draft, draft.path, target=target, k=k, local=True))
     folder = f"{name.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-draftkit"
-    convert = f"draftkit convert {shlex.quote(name)} {shlex.quote(folder)} --target {shlex.quote(target)}"
+    convert = command("draftkit", "convert", name, folder, "--target", target)
     commands = serve_commands(draft, Path(folder), target=target, k=k, local=True)
-    return replace(verdict, commands={engine: f"{convert}\n{command}" for engine, command in commands.items()})
+    return replace(verdict, commands={engine: f"{convert}\n{serve}" for engine, serve in commands.items()})
 
 
 def _warning(name: str, message: str) -> Finding:
@@ -448,7 +447,7 @@ def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> Non
     if draft.spec.architecture.own_model and own > of_target:
         raise TargetError(
             f"{source} is larger than its target {target}: {own / GIB:.3f} and {of_target / GIB:.3f} GiB of weights",
-            hint=f"did you mean --target {source} --draft {target}?",
+            hint=f"did you mean {command('--target', source, '--draft', target)}?",
         )
 
 

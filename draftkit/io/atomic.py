@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import secrets
-import shlex
 import shutil
 import stat
 import tempfile
@@ -24,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 
 # The failures of a disk or its permissions. Any other OSError from the body may be a network's, or a bug.
 DISK_FAILURES = {
@@ -162,7 +161,7 @@ def restore(out: Path) -> None:
                 raise DraftkitError(
                     f"{out.name} was moved aside by a run that was killed, and cannot be put back",
                     where=old,
-                    hint=f"move it yourself: mv {shlex.quote(str(old))} {shlex.quote(str(out))}",
+                    hint=f"move it yourself: {command('mv', old, out)}",
                 )
 
 

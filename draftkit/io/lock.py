@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 from draftkit.io.atomic import LOCK_FILE, NO_LOCKS, disk_failures, locked
 
 _log = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ def _take(path: Path, out: Path) -> _Lock:
 
 def _this_process() -> bytes:
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    said = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": shlex.join(sys.argv)}
+    said = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command(*sys.argv)}
     return json.dumps(said).encode()
 
 

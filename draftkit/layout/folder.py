@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkit.errors import LayoutError, SourceError
+from draftkit.errors import LayoutError, SourceError, command
 from draftkit.io.atomic import restore
 from draftkit.io.handles import TensorHandle
 from draftkit.io.html import said_html
@@ -63,7 +63,8 @@ def read_draft(folder: Path) -> Draft:
     config_path = folder / "config.json"
     block = read_object(config_path).get("draftkit")
     if not isinstance(block, dict) or set(block) != {"spec", "provenance"} or not isinstance(block["spec"], dict):
-        raise LayoutError("config.json has no draftkit block", where=config_path, hint=f"draftkit convert {folder} OUT")
+        hint = command("draftkit", "convert", folder, "OUT")
+        raise LayoutError("config.json has no draftkit block", where=config_path, hint=hint)
     spec = DraftSpec.from_dict(block["spec"], config_path)
     provenance = from_dict(Provenance, block["provenance"], config_path)
     tensors = open_checkpoint(folder)

@@ -17,7 +17,7 @@ from draftkit.data.samples import Sample, read_origin, read_training_samples
 from draftkit.data.tokenizer import served_with
 from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.engines.vllm.accepts import refusal_by_vllm
-from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.errors import DraftkitError, FormatError, TargetError, command
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
@@ -183,7 +183,7 @@ def _read_samples(data: Path, owner: Vocabulary) -> list[Sample]:
         raise FormatError(
             f"the samples were made with another tokenizer than that of {owner.name}",
             where=data,
-            hint=f"draftkit data prepare … --target {owner.name}",
+            hint=command("draftkit", "data", "prepare", "SOURCE", "OUT", "--target", owner.name),
         )
     return read_training_samples(data)
 

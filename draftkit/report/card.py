@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -15,7 +14,7 @@ from draftkit.engines import sglang
 from draftkit.engines.serving import most_tokens, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 from draftkit.io.finite import FLOATING
 from draftkit.layout.folder import Draft
 from draftkit.report.license import License
@@ -112,7 +111,7 @@ def render_card(given: CardInput) -> str:
         doubts=_doubts(given),
         commands=_commands(given),
         serving_notes=_serving_notes(given.draft),
-        measure=f"draftkit eval --target {_quoted(given.target)} --draft {shlex.quote(given.name)}",
+        measure=command("draftkit", "eval", "--target", given.target or "TARGET", "--draft", given.name),
         training=_training(given.draft),
         settings=_settings(settings),
         limitations=_limitations(given),
@@ -208,8 +207,8 @@ def _commands(given: CardInput) -> dict[str, str]:
         if engine not in commands:
             out = short_name(given.name) + ending
             served = serve_commands(draft, Path(out), layout=layout, target=given.target, k=k)[engine]
-            options = f"--to {layout} --target {_quoted(given.target)}"
-            commands[engine] = f"draftkit convert {shlex.quote(given.name)} {shlex.quote(out)} {options}\n{served}"
+            options = ("--to", layout, "--target", given.target or "TARGET")
+            commands[engine] = f"{command('draftkit', 'convert', given.name, out, *options)}\n{served}"
     return commands
 
 
@@ -219,10 +218,6 @@ def _serving_notes(draft: Draft) -> list[str]:
         return method_note(draft.spec)
     instead = f" But {remedy}." if remedy else ""
     return [f"vLLM: not served, and the folder is marked so that vLLM refuses it: {reason}.{instead}"]
-
-
-def _quoted(name: str | None) -> str:
-    return "TARGET" if name is None else shlex.quote(name)
 
 
 def _training(draft: Draft) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 from draftkit.io.jsonfile import read_object
 from draftkit.results.record import Cell, Result, read_result, result_from
 
@@ -78,7 +78,8 @@ def _is_named(cell: Cell, folder: Path) -> bool:
 def _not_measured(result: Result, path: Path, folder: Path) -> DraftkitError:
     """Why no cell belongs to the draft."""
     own = [cell for cell in result.cells if _is_named(cell, folder)] or result.cells
-    measure = f"draftkit eval --target {own[0].target} --draft {folder} --json > {path.name}"
+    measure = command("draftkit", "eval", "--target", own[0].target, "--draft", folder, "--json")
+    measure += f" > {command(path.name)}"
     if path.parent == folder / EVAL_FOLDER:
         return DraftkitError(
             f"{path.name} was measured with other weights or facts than {folder} holds now",

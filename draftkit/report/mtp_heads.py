@@ -12,6 +12,7 @@ from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.mtp_heads import TargetHeads
 from draftkit.engines.mtp import uses_of_heads
+from draftkit.errors import command
 from draftkit.finding import Finding
 from draftkit.io.records import to_dict
 
@@ -48,11 +49,13 @@ def show_heads(
     elif heads.tensors:
         console.print("nothing is missing, nothing is stored otherwise than in the target's own layers")
     if heads.tensors and not read:
-        told = "told from names, shapes and dtypes; to read the numbers too: draftkit inspect"
-        console.print(f"{told} {source} --check", soft_wrap=True)
+        told = "told from names, shapes and dtypes; to read the numbers too"
+        console.print(f"{told}: {command('draftkit', 'inspect', source, '--check')}", soft_wrap=True)
     if heads.tensors:
-        console.print(f"to take them out: draftkit convert {source} HEADS --part mtp", soft_wrap=True)
-    console.print(f"to see the whole model as a draft: draftkit inspect {source} --from causal-lm", soft_wrap=True)
+        take = command("draftkit", "convert", source, "HEADS", "--part", "mtp")
+        console.print(f"to take them out: {take}", soft_wrap=True)
+    whole = command("draftkit", "inspect", source, "--from", "causal-lm")
+    console.print(f"to see the whole model as a draft: {whole}", soft_wrap=True)
 
 
 def heads_json(checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding]) -> dict[str, object]:

@@ -15,6 +15,7 @@ from draftkit.data.states.shards import SAMPLED, Manifest, file_sha256, target_s
 from draftkit.data.states.stream import StreamedStates, begin_stream
 from draftkit.data.states.worker import local_worker
 from draftkit.engines.vllm.process import find_python
+from draftkit.errors import command
 from draftkit.hub.locate import locate
 from draftkit.io.lock import sole_writer
 from draftkit.layout.target import read_target_facts
@@ -50,7 +51,8 @@ def open_stream(
                 )
             )
         elif rank == 0:
-            _log.warning("states are awaited from: draftkit data stream %s --target %s", folder, config.target)
+            worker_command = command("draftkit", "data", "stream", folder, "--target", config.target)
+            _log.warning("states are awaited from: %s", worker_command)
         yield StreamedStates(
             folder,
             manifest,

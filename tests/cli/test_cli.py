@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -452,6 +454,22 @@ def test_names_are_printed_as_they_are(draftkit: Command, tmp_path: Path, monkey
     ran = draftkit("convert", name)
     assert (ran.code, ran.out.splitlines()[0]) == (0, f"{name} (eagle) → {name}-draftkit (unified): eagle, 10 tensors")
     assert name in draftkit("inspect", f"{name}-draftkit").out
+
+
+def test_commands_that_are_printed_can_be_pasted(draftkit: Command, source: Path, target: Path, tmp_path: Path) -> None:
+    """Whatever the paths are called."""
+    out, odd_target = tmp_path / "sp ace" / "ü" / "o'ut $HOME", tmp_path / "the target"
+    out.parent.mkdir(parents=True)
+    shutil.copytree(target, odd_target)
+    ran = draftkit("convert", source, out, "--target", odd_target)
+    assert shlex.split(ran.err.splitlines()[-1]) == [
+        "next:", "draftkit", "eval", "--target", str(odd_target), "--draft", str(out),
+    ]  # fmt: skip
+    assert shlex.split(ran.out.splitlines()[-1])[:4] == ["vLLM:", "vllm", "serve", str(odd_target)]
+    ran = draftkit("card", out)
+    assert shlex.split(ran.err) == ["next:", "draftkit", "push", str(out), "ORG/NAME", "--dry-run"]
+    ran = draftkit("convert", out, tmp_path / "again")
+    assert shlex.split(ran.err.splitlines()[-1]) == ["next:", "draftkit", "inspect", str(out)]
 
 
 def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

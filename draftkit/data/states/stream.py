@@ -30,7 +30,7 @@ from draftkit.data.states.offline import places_of, read_sample, row_states
 from draftkit.data.states.online import States
 from draftkit.data.states.shards import MANIFEST, NAMES, Manifest, read_manifest, write_manifest, write_tensors
 from draftkit.data.states.write import Extractor, shard_tensors
-from draftkit.errors import DraftkitError, FormatError, TargetError
+from draftkit.errors import DraftkitError, FormatError, TargetError, command
 from draftkit.io.atomic import is_empty, write_file
 from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import to_dict
@@ -150,7 +150,7 @@ class StreamedStates:
                 write_file(self._wanted[key], content)
             self._check()
             if time.monotonic() - complained > PATIENCE:
-                _log.warning("waiting for states: draftkit data stream %s computes them", self.folder)
+                _log.warning("waiting for states: %s computes them", command("draftkit", "data", "stream", self.folder))
                 complained = time.monotonic()
             time.sleep(PAUSE)
 

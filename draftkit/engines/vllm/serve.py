@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 from draftkit.engines.vllm.accepts import family_notes, family_settings, family_tokens, refusal_by_vllm
+from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
 # Of folders that vLLM loads, as `--to` names them.
@@ -38,7 +38,7 @@ def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> st
     """The command that serves the target with a draft; TARGET where that is a GGUF file, which vLLM does not load."""
     target = "TARGET" if target.endswith(".gguf") else target
     settings = json.dumps(speculative_config(spec, folder, family_tokens(spec, tokens)))
-    return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(settings)}"
+    return command("vllm", "serve", target, "--speculative-config", settings)
 
 
 def method_note(spec: DraftSpec, layout: str = "unified") -> list[str]:
