@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
 from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to
@@ -383,10 +382,11 @@ def _check_size(name: str, draft: Draft, target: TargetFacts, *, adapter: bool) 
         return
     parallel = getattr(draft.spec.architecture, "parallel", None) is not None
     if adapter and not parallel and (layers, width) == (target.num_hidden_layers, target.hidden_size):
+        merge = command("draftkit", "convert", name, "MERGED")
         raise LayoutError(
             f"{name} is an adapter of a model of {target.name}'s size: merged, it is a target and no draft",
             where=draft.path,
-            hint=f"draftkit convert {quote(name)} MERGED, without --target, merges it: pass MERGED as a draft's target",
+            hint=f"{merge}, without --target, merges it: pass MERGED as a draft's target",
         )
     if layers > target.num_hidden_layers and width >= target.hidden_size:
         sizes = f"{layers} layers of {width} and {target.num_hidden_layers} of {target.hidden_size}"

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
-from draftkit.errors import TargetError
+from draftkit.errors import TargetError, command
 from draftkit.io.jsonfile import read_object
 
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
@@ -61,10 +60,11 @@ def default_block_layer_ids(num_hidden_layers: int, num_draft_layers: int) -> tu
 def require_whole_model(folder: Path) -> None:
     """Raise `TargetError` for a folder of an adapter, which is a target only together with its base model."""
     if (folder / ADAPTER_CONFIG).is_file():
+        merge = command("draftkit", "convert", folder, "MERGED")
         raise TargetError(
             "this is an adapter (peft) of a model, and no target by itself",
             where=folder,
-            hint=f"draftkit convert {quote(str(folder))} MERGED merges it into its base: pass MERGED as the target",
+            hint=f"{merge} merges it into its base: pass MERGED as the target",
         )
 
 
