@@ -14,6 +14,7 @@ from draftkit.hub.local_paths import file_with_names, names_of_paths, read_value
 from draftkit.hub.upload import Uploaded, check_repo_id, upload
 from draftkit.io.atomic import write_file
 from draftkit.io.finite import check_finite
+from draftkit.io.html import is_as_written, signed
 from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
@@ -26,7 +27,7 @@ from draftkit.results.record import Result
 
 CARD = "README.md"
 FIGURES_FOLDER = "figures"
-OWN = "\ufffc"  # stands for a draft's own folder while other paths are named
+OWN = "\ufffc{}\ufffc"  # stands for a draft's own folder while other paths are named
 # What goes to the Hub besides the draft itself; checkpoints of a training run hold more, which does not.
 BESIDE = (
     CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "inputs.json", "versions.json",
@@ -71,15 +72,23 @@ def write_card(
     `results`: files of `eval --json`; what they say of this draft is kept under `folder/eval`, and counts again the
     next time. `repo`: the name under which the card speaks of the draft, the folder without one, until it is pushed; of
     other paths of this machine it has the last part. `license`: the Hub's name of its license, inherited without one.
-    A card that says something else is replaced with `force` only. Raises `DraftkitError`.
+    A card that draftkit has not written, or that was edited since, is replaced with `force` only. Raises
+    `DraftkitError`.
     """
     draft, own = read_draft(folder), os.path.realpath(folder)
     files = _card_files(draft, results, repo or own, license)
-    public = _without_paths({**_files(draft), **files}, folder, OWN)
-    files[CARD] = _text(public[CARD]).replace(OWN, repo or own).encode()
+    stand_ins = {form: OWN.format(number) for number, form in enumerate(_forms(own))}
+    text = _text(_without_paths({**_files(draft), **files}, folder, stand_ins)[CARD])
+    for form, stand_in in stand_ins.items():
+        text = text.replace(stand_in, repo or form)
+    files[CARD] = signed(text).encode()
     card = folder / CARD
-    if card.exists() and card.read_bytes() != files[CARD] and not force:
-        raise DraftkitError("there is another card already", where=card, hint="replace it with --force")
+    if card.exists() and not is_as_written(card) and not force:
+        raise DraftkitError(
+            "there is a card already that draftkit has not written, or that was edited since",
+            where=card,
+            hint="replace it with --force",
+        )
     for name, content in files.items():
         write_file(folder / name, content)
     return [folder / name for name in files]
@@ -118,25 +127,28 @@ def plan_push(
     """Check a draft and say what a push of it uploads. Needs no token, and writes nothing.
 
     The tensors must fit the spec and be finite, and everything under `folder/eval` must have been measured with them.
-    A README.md in the folder is taken as it is; without one, the card is made from `results` and from what
-    `folder/eval` has. In all files the folder's own path becomes `repo`, and any other path of this machine its last
-    part. A card without a measured result is refused, unless `allow_unmeasured`. Raises `DraftkitError`.
+    A README.md in the folder is taken as it is; the card is made from `results` and from what `folder/eval` has where
+    there is none, and for `results` or a `license` where nobody has edited it. In all files the folder's own path
+    becomes `repo`, and any other path of this machine its last part. A card without a measured result is refused,
+    unless `allow_unmeasured`. Raises `DraftkitError`.
     """
     check_repo_id(repo)
     draft = read_draft(folder)
     check_finite(draft.tensors, draft.path)
     made = _card_files(draft, results, repo, license)
     card = folder / CARD
-    if card.exists():
+    edited = card.exists() and not is_as_written(card)
+    if edited or (card.exists() and not results and license is None):
         if results or license:
             raise DraftkitError(
-                "the folder has a card already, which would not show these results or this license",
+                "the folder has a card that was edited, which would not show these results or this license",
                 where=card,
                 hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with them; then push without",
             )
         made[CARD] = _read_text(card).encode()
-    files = _without_paths({**_files(draft), **made}, folder, repo)
-    text = _text(files[CARD])
+    files = _without_paths({**_files(draft), **made}, folder, dict.fromkeys(_forms(os.path.realpath(folder)), repo))
+    text = _text(files[CARD]) if edited else signed(_text(files[CARD]))
+    files[CARD] = text.encode()
     num_results = _num_results(text, card)
     if not num_results and not allow_unmeasured:
         raise LayoutError(
@@ -191,16 +203,23 @@ def _files(draft: Draft) -> dict[str, Path | bytes]:
     return {path.relative_to(draft.path).as_posix(): path for path in found}
 
 
-def _without_paths(files: Mapping[str, Path | bytes], folder: Path, repo: str) -> dict[str, Path | bytes]:
-    """The files with names instead of this machine's paths."""
+def _forms(path: str) -> list[str]:
+    """How text holds a path: as it is, in JSON, and either in the quotes of a shell."""
+    plain = (path, json.dumps(path)[1:-1])
+    quote = "'\"'\"'"  # of `command`, for a quote within
+    return list(dict.fromkeys((*plain, *(text.replace("'", quote) for text in plain))))
+
+
+def _without_paths(files: Mapping[str, Path | bytes], folder: Path, own: Mapping[str, str]) -> dict[str, Path | bytes]:
+    """The files with names instead of this machine's paths; `own` has that of the draft's `folder` in all its forms."""
     values = [
         read_values(content) if isinstance(content, Path) else json.loads(content)
         for name, content in files.items()
         if isinstance(content, Path) or name.endswith(".json")
     ]
-    names = names_of_paths(values) | {os.path.realpath(folder): repo}
+    names = names_of_paths(values) | dict(own)
     if "/" in str(folder):  # a bare name may be any word of the card: that of a method or format
-        names[str(folder)] = repo
+        names[str(folder)] = own[os.path.realpath(folder)]
     public: dict[str, Path | bytes] = dict(files)
     for name, content in files.items():
         if isinstance(content, Path):

@@ -27,7 +27,9 @@ def card(
         typer.Option(help="org/name under which the draft will be found; default: the folder."),
     ] = None,
     license: LicenseOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a card that says something else.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a card that draftkit has not written, or that was edited.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a draft's model card into its folder. It says what was measured, with figures."""

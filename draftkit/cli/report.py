@@ -12,6 +12,7 @@ import typer
 
 from draftkit.cli.shared import refuse_inputs
 from draftkit.errors import DraftkitError
+from draftkit.io.html import is_as_written
 
 if TYPE_CHECKING:
     from draftkit.report.chart import Chart
@@ -31,7 +32,9 @@ def report(
         Path | None,
         typer.Option(help="Also write what simulators of ModelOpt, Dynamo, vLLM and SGLang read into this folder."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is already there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a page that draftkit has not written, or that was edited.")
+    ] = False,
 ) -> None:
     """Show measurements as one HTML page. It needs no network; two results are compared."""
     from draftkit.io.atomic import atomic_file, atomic_folder
@@ -49,11 +52,11 @@ def report(
     series = join(read)
     drawn = all_figures(series)
     with ExitStack() as stack:
-        file = stack.enter_context(atomic_file(out, force))
+        file = stack.enter_context(atomic_file(out, force or is_as_written(out)))
         if figures is not None:
-            _write_figures(stack, figures, drawn, force)
+            _write_figures(stack, figures, drawn)
         if profiles is not None:
-            _write_profiles(stack.enter_context(atomic_folder(profiles, _holds_profiles if force else None)), read)
+            _write_profiles(stack.enter_context(atomic_folder(profiles, _holds_profiles)), read)
         file.write(page(read, series, drawn).encode())
     print(out)
     if len(read) == 2:
@@ -62,12 +65,12 @@ def report(
         print(f"{len(drawn)} figures in {figures}", file=sys.stderr)
 
 
-def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart], force: bool) -> None:
+def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) -> None:
     """In a folder that is kept only if the whole command succeeds."""
     from draftkit.io.atomic import atomic_folder
     from draftkit.report.figures import figure_files, holds_figures
 
-    folder = stack.enter_context(atomic_folder(out, holds_figures if force else None))
+    folder = stack.enter_context(atomic_folder(out, holds_figures))
     for name, content in figure_files(figures).items():
         (folder / name).write_bytes(content)
 
@@ -99,9 +102,9 @@ def _report_training(runs: list[Path], out: Path, figures: Path | None, force: b
         raise DraftkitError("a training run has a page of its own", hint="give one folder, or result files")
     curve = read_curve(runs[0])
     with ExitStack() as stack:
-        file = stack.enter_context(atomic_file(out, force))
+        file = stack.enter_context(atomic_file(out, force or is_as_written(out)))
         if figures is not None:
-            _write_figures(stack, figures, training_figures(curve), force)
+            _write_figures(stack, figures, training_figures(curve))
         file.write(training_page(curve).encode())
     print(out)
     print(curve.verdict, file=sys.stderr)

@@ -72,6 +72,11 @@ class CardInput:
     def target(self) -> str | None:
         return target_of(self.draft, self.results)
 
+    @property
+    def served_target(self) -> str:
+        """The target in a command that any reader can paste: its Hub id, or TARGET for their own copy of it."""
+        return self.target if self.target is not None and is_hub_id(self.target) else "TARGET"
+
 
 def target_of(draft: Draft, results: Sequence[Result]) -> str | None:
     """The target that a draft was made for, or else measured with."""
@@ -111,7 +116,8 @@ def render_card(given: CardInput) -> str:
         doubts=_doubts(given),
         commands=_commands(given),
         serving_notes=_serving_notes(given.draft),
-        measure=command("draftkit", "eval", "--target", given.target or "TARGET", "--draft", given.name),
+        measure=command("draftkit", "eval", "--target", given.served_target, "--draft", given.name),
+        placeholder="" if given.served_target != "TARGET" else _linked(given.target),
         training=_training(given.draft),
         settings=_settings(settings),
         limitations=_limitations(given),
@@ -199,15 +205,15 @@ def _commands(given: CardInput) -> dict[str, str]:
     """Engine → the commands that serve the target with this draft."""
     draft = given.draft
     k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
-    commands = serve_commands(draft, Path(given.name), target=given.target, k=k)
+    commands = serve_commands(draft, Path(given.name), target=given.served_target, k=k)
     layouts = {"SGLang": ("sglang", "-sglang")} if sglang.serves(draft.spec) else {}
     if any(cell.engine == "llama.cpp" for _, cell in given.rows):
         layouts["llama.cpp"] = ("gguf", ".gguf")
     for engine, (layout, ending) in layouts.items():
         if engine not in commands:
             out = short_name(given.name) + ending
-            served = serve_commands(draft, Path(out), layout=layout, target=given.target, k=k)[engine]
-            options = ("--to", layout, "--target", given.target or "TARGET")
+            served = serve_commands(draft, Path(out), layout=layout, target=given.served_target, k=k)[engine]
+            options = ("--to", layout, "--target", given.served_target)
             commands[engine] = f"{command('draftkit', 'convert', given.name, out, *options)}\n{served}"
     return commands
 

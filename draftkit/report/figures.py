@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
+from draftkit.io.html import is_as_written
 from draftkit.report.chart import Axis, Chart, Line, Point, linear, logarithmic, shares
 from draftkit.report.palette import MOST_SERIES
 from draftkit.report.series import Series
@@ -49,8 +50,8 @@ def figure_files(figures: Mapping[str, Chart]) -> dict[str, bytes]:
 
 
 def holds_figures(folder: Path) -> bool:
-    """Whether a folder holds figures of a report and nothing else."""
-    return all(any(fnmatchcase(path.name, name) for name in FILES) for path in folder.iterdir())
+    """Whether a folder holds figures of a report, as they were written, and nothing else."""
+    return all(any(fnmatchcase(path.name, name) for name in FILES) and is_as_written(path) for path in folder.iterdir())
 
 
 def acceptance_by_position(series: Sequence[Series]) -> Chart | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from draftkit.io.html import signed
 from draftkit.report.chart import Chart
 from draftkit.report.format import length, number, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
@@ -71,7 +72,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
-    return labelled(html)
+    return signed(labelled(html))
 
 
 def _once_a_draft(series: Sequence[Series]) -> list[Series]:

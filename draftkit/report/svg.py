@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from rich.cells import cell_len
 
+from draftkit.io.html import signed
 from draftkit.report.chart import Chart, Line, Point, Tick
 from draftkit.report.palette import PALETTE
 
@@ -102,4 +103,5 @@ def svg_file(chart: Chart) -> bytes:
     """For papers and cards: the light colors on white, so that it can stand on any background."""
     colored = re.sub(r"var\(--([\w-]+)\)", lambda match: PALETTE[match[1]][0], svg(chart))
     head, end, rest = colored.partition(">")
-    return f'{head} style="background: white"{end}\n<rect width="100%" height="100%" fill="white"/>{rest}'.encode()
+    white = f'{head} style="background: white"{end}\n<rect width="100%" height="100%" fill="white"/>{rest}'
+    return signed(white).encode()

@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from draftkit.io.html import signed
 from draftkit.report.chart import Chart, Line, linear
 from draftkit.report.palette import PALETTE
 from draftkit.report.svg import svg
@@ -54,10 +55,11 @@ def training_page(curve: TrainingCurve) -> str:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    return environment.get_template("training.html").render(
+    html = environment.get_template("training.html").render(
         curve=curve,
         figures=[(figure.title, svg(figure)) for figure in training_figures(curve).values()],
         version=__version__,
         palette=PALETTE,
         stylesheet=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
     )
+    return signed(html)

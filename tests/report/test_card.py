@@ -239,11 +239,17 @@ def test_a_draft_that_was_not_measured(draft: Path) -> None:
 
 def test_another_card_is_kept(draft: Path, tmp_path: Path) -> None:
     (draft / "README.md").write_text("mine")
-    with pytest.raises(DraftkitError, match=r"another card already(.|\n)*--force"):
+    with pytest.raises(DraftkitError, match=r"draftkit has not written(.|\n)*--force"):
         write_card(draft)
     assert (draft / "README.md").read_text() == "mine"
     write_card(draft, force=True)
-    write_card(draft)  # the same card is no other one
+    write_card(draft, repo="org/name")  # it knows its own again
+    assert "org/name" in (draft / "README.md").read_text()
+    with (draft / "README.md").open("a") as card:
+        card.write("\nA word of mine.\n")
+    with pytest.raises(DraftkitError, match="was edited since"):
+        write_card(draft)
+    assert "A word of mine." in (draft / "README.md").read_text()
 
 
 def readme(folder: Path, header: str) -> None:
@@ -326,9 +332,21 @@ def test_a_local_card_names_places_but_for_its_own(draft: Path, tmp_path: Path) 
     edit(draft, target=str(tmp_path / "models" / "llama"))
     text = card_of(draft, repo=None).text
     assert "`llama`" in text
-    assert "vllm serve llama" in text
+    assert "vllm serve TARGET" in text  # nobody can paste what is a name on this machine
+    assert "--model-path TARGET" in text
+    assert "`TARGET` stands for the target (`llama`)" in text
     assert str(tmp_path / "models") not in text
     assert f"--draft {draft}" in text
+
+
+@pytest.mark.parametrize(("target", "shown"), [("org/target", "org/target"), ("zoo:target", "TARGET")])
+def test_commands_of_a_card_name_what_a_reader_can_paste(target: str, shown: str, draft: Path) -> None:
+    edit(draft, target=target)
+    text = card_of(draft).text
+    assert f"vllm serve {shown} " in text
+    assert f"--to sglang --target {shown}\n" in text
+    assert f"draftkit eval --target {shown} --draft org/pico" in text
+    assert ("`TARGET` stands for the target (`zoo:target`)" in text) is (shown == "TARGET")
 
 
 def test_every_table_says_what_tells_its_rows_apart(draft: Path, tmp_path: Path) -> None:
@@ -380,9 +398,12 @@ def test_command(draftkit: Command, draft: Path, tmp_path: Path) -> None:
     assert done.code == 0
     assert str(draft / "README.md") in done.out
     assert "draftkit push" in done.err
+    assert draftkit("card", draft, result, "--license", "apache-2.0").code == 0  # its own card
+    (draft / "README.md").write_text((draft / "README.md").read_text().replace("apache", "APACHE"))
     refused = draftkit("card", draft, result, "--license", "apache-2.0")
     assert refused.code == 1
     assert "--force" in refused.err
+    assert draftkit("card", draft, result, "--force").code == 0
     listed = json.loads(draftkit("card", draft, "--json").out)
     assert str(draft / "eval" / "result.json") in listed["files"]
     assert "nothing.json is missing" in draftkit("card", draft, tmp_path / "nothing.json").err

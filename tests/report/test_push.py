@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,25 @@ def test_no_path_of_this_machine_is_published(server: HubUploads, tmp_path: Path
     assert draft_sha256(read_draft(pushed)) == draft_sha256(read_draft(draft))
 
 
+def test_a_card_that_nobody_edited_is_made_anew(server: HubUploads, draft: Path) -> None:
+    push_draft(draft, REPO, license="mit")
+    assert ModelCard(server.commit(REPO, "main").files["README.md"].read_text()).data.license == "mit"
+
+
+def test_no_odd_name_of_a_folder_is_told(draft: Path, tmp_path: Path) -> None:
+    """In commands it stands in quotes, escaped for JSON and for a shell."""
+    folder = Path(shutil.copytree(draft, tmp_path / "o'ut ü" / "draft"))
+    write_card(folder, force=True)
+    own = (folder / "README.md").read_text()
+    served, measured = (line for line in own.splitlines() if line.startswith(("vllm serve", "draftkit eval")))
+    assert json.loads(shlex.split(served)[-1])["model"] == shlex.split(measured)[-1] == str(folder)
+    pushed = plan_push(folder, REPO, allow_unmeasured=True).card
+    assert str(tmp_path) not in pushed
+    assert "u00fc" not in pushed
+    served, measured = (line for line in pushed.splitlines() if line.startswith(("vllm serve", "draftkit eval")))
+    assert json.loads(shlex.split(served)[-1])["model"] == shlex.split(measured)[-1] == REPO
+
+
 def test_the_same_folder_makes_no_second_commit(server: HubUploads, draft: Path) -> None:
     first, second = push_draft(draft, REPO), push_draft(draft, REPO)
     assert (second.new, second.commit, server.commits[REPO]) == (False, first.commit, 1)
@@ -150,7 +170,7 @@ def test_an_edited_card_is_kept(server: HubUploads, draft: Path) -> None:
     text = server.commit(REPO, "main").files["README.md"].read_text()
     assert "A word from its author" in text
     assert f"--draft {REPO}" in text
-    with pytest.raises(DraftkitError, match=r"has a card already(.|\n)*draftkit card"):
+    with pytest.raises(DraftkitError, match=r"a card that was edited(.|\n)*draftkit card"):
         push_draft(draft, REPO, license="mit")
 
 

@@ -624,7 +624,16 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
     assert command(files[0], "--out", out, "--force") == 0
     assert out.read_text() != "mine"
     for _ in range(2):
-        assert command(files[0], "--out", out, "--figures", folder, "--force") == 0
+        assert command(files[0], "--out", out, "--figures", folder) == 0  # its own
+    out.write_text(out.read_text() + "mine")
+    with pytest.raises(DraftkitError, match="--force"):
+        command(files[0], "--out", out)
+    figure = folder / "acceptance-by-position.svg"
+    drawn = figure.read_text()
+    figure.write_text(drawn.replace("svg", "svg mine"))
+    with pytest.raises(DraftkitError, match="has not written"):
+        command(files[0], "--out", out, "--figures", folder, "--force")
+    figure.write_text(drawn)
     (folder / "photograph.png").write_bytes(b"mine")
     with pytest.raises(DraftkitError, match="has not written"):
         command(files[0], "--out", out, "--figures", folder, "--force")
