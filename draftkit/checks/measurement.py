@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from draftkit.checks.registry import check
+from draftkit.data.rows import LeftOut
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.results.record import Cell
@@ -23,7 +24,7 @@ class Asked:
     """The prompts of a measurement as the target sees them.
 
     `first_ids`: the tokens of the first one, `bos` the token that begins a sequence. `turns`: how many each has.
-    `masked`: the rows of `source` that hold a placeholder.
+    `masked`: the rows of `source` that hold a placeholder. `left_out`: those with parts that are not text.
     """
 
     source: str
@@ -31,6 +32,7 @@ class Asked:
     masked: int
     first_ids: Sequence[int]
     bos: int | None
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 @check
@@ -64,6 +66,12 @@ def masked_prompts(asked: Asked) -> Iterator[Finding]:
             f"{asked.masked} rows of {asked.source} hold a placeholder instead of a prompt and were left out: not "
             "comparable with figures for the whole set; pass the file that the publisher's script prepares",
         )
+
+
+@check
+def prompts_with_media(asked: Asked) -> Iterator[Finding]:
+    if asked.left_out.rows:
+        yield Finding("prompts-left-out", "warning", str(asked.left_out))
 
 
 @check

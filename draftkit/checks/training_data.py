@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ from draftkit.errors import FormatError, command
 from draftkit.finding import Finding
 from draftkit.results.statistics import is_looping, repetition
 
+# An image that was written into a text: its bytes, or Python's and JSON's words for a part of a message.
+IMAGE_AS_TEXT = re.compile(
+    r"""data:(image|audio|video)/[\w.+-]+;base64,|\{['"]type['"]: ?['"](input_)?(image|audio|video)"""
+)
 SMALL_SHARE = 0.05  # of the samples, below which a loss is not worth a warning
 
 
@@ -26,7 +31,8 @@ class DataSurvey:
 
     `ended`: samples with an end-of-turn label; `longest`: tokens of the longest. Tallies of samples: `empty` has no
     label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
-    beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary.
+    beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary,
+    `media` holds an image, audio or video as text.
     `uses` int64 [V]: how often each id is a label.
     """
 
@@ -42,6 +48,7 @@ class DataSurvey:
     doubled: Tally
     looping: Tally
     outside: Tally
+    media: Tally
     uses: NDArray[np.int64]
 
 
@@ -76,7 +83,7 @@ def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetToken
     """Count over all samples. Raises `FormatError` when there are none."""
     end_ids = np.array(sorted(target.end_ids), dtype=np.int32)
     bos = target.tokenizer.bos_token_id
-    empty, unended, cut, doubled, looping, outside = (Tally() for _ in range(6))
+    empty, unended, cut, doubled, looping, outside, media = (Tally() for _ in range(7))
     uses = np.zeros(vocab_size, dtype=np.int64)
     count = tokens = loss_tokens = longest = ended = 0
     first = None
@@ -102,6 +109,8 @@ def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetToken
             doubled.add(sample.id)
         if (sample.tokens >= vocab_size).any():
             outside.add(sample.id, f"token {int(sample.tokens.max())}")
+        elif IMAGE_AS_TEXT.search(target.tokenizer.decode(sample.tokens.tolist())):
+            media.add(sample.id)
     if first is None:
         raise FormatError("there are no samples", where=target.name, hint="prepare the data again")
     return DataSurvey(
@@ -117,6 +126,7 @@ def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetToken
         doubled=doubled,
         looping=looping,
         outside=outside,
+        media=media,
         uses=uses,
     )
 
@@ -261,3 +271,20 @@ def loops(data: Data) -> Iterator[Finding]:
         )
     else:
         yield Finding("loops", "ok", f"{data.share(survey.looping)} repeat themselves")
+
+
+@check
+def media(data: Data) -> Iterator[Finding]:
+    """No sample holds an image as text."""
+    found = data.survey.media
+    if found.count:
+        yield Finding(
+            "media",
+            "error",
+            f"{data.share(found)} hold images, audio or video as text",
+            data.place(found),
+            "the target was never shown such text, and what it answers is not what it answers to the image",
+            "prepare the data again: draftkit data prepare leaves such rows out; images are not supported yet",
+        )
+    else:
+        yield Finding("media", "ok", "no sample holds an image, audio or video as text")

@@ -22,6 +22,7 @@ from draftkit.cli.shared import (
     ProgressLines,
     RevisionOption,
     ServedModelOption,
+    StrictOption,
     TargetOption,
     TrustOption,
     console,
@@ -37,6 +38,7 @@ from draftkit.requests import SamplingParameters
 if TYPE_CHECKING:
     from draftkit.data.responders import Responder, Sampling
     from draftkit.data.response_file import ResponseFile
+    from draftkit.data.rows import LeftOut
 
 Item = TypeVar("Item")
 
@@ -77,6 +79,7 @@ def prepare(
     ] = False,
     system: SystemOption = None,
     template_options: TemplateOption = None,
+    strict: StrictOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count everything and write nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     trust_remote_code: TrustOption = False,
@@ -87,21 +90,26 @@ def prepare(
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.prepare import prepare, samples_of
     from draftkit.data.reasons import Report
-    from draftkit.data.rows import read_rows
+    from draftkit.data.rows import LeftOut, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
     refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
+    left_out = LeftOut()
     with _progress("rows", limit) as on_rows:
-        rows = _counted(read_rows(source, split=split, subset=subset, revision=revision, limit=limit), on_rows)
+        rows = _counted(
+            read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out), on_rows
+        )
         if dry_run:
             report = Report()
             for _ in samples_of(rows, renderer, report, max_length, drop_loops=drop_loops):
                 pass
         else:
             report = prepare(rows, renderer, out, max_length=max_length, drop_loops=drop_loops, force=force)
-    result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)} | report.to_dict()
+    result = {"schema": 1, "source": source, "target": target, "out": None if dry_run else str(out)}
+    result |= report.to_dict() | {"left_out": left_out.to_dict()}
+    _say_left_out(left_out)
     if as_json:
         print_json(result)
         return
@@ -139,6 +147,7 @@ def regenerate(
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
+    strict: StrictOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, and do nothing.")] = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
@@ -150,7 +159,7 @@ def regenerate(
     from draftkit.data.regenerate import RegenerateSettings, plan
     from draftkit.data.regenerate import regenerate as answer
     from draftkit.data.response_file import ResponseFile
-    from draftkit.data.rows import read_rows
+    from draftkit.data.rows import LeftOut, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
@@ -173,13 +182,16 @@ def regenerate(
         max_new_tokens=max_new_tokens,
     )
     sampling = settings.sampling(tokenizer)
-    rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit)
+    left_out = LeftOut()
+    rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out)
     file = ResponseFile(
         out, settings.header(tokenizer, _weights(target, endpoint, unread=dry_run and not out.exists()))
     )
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
         text = "{rows:,} rows, {done:,} of them done; {turns:,} turns to answer, {max_new_tokens:,} tokens at most"
+        _say_left_out(left_out)
+        cost["left_out"] = left_out.to_dict()
         print_json({"schema": 1, "source": source} | cost) if as_json else print(text.format(**cost))
         return
     responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
@@ -189,7 +201,9 @@ def regenerate(
             rows, Renderer(tokenizer, settings.template_options, system, template), responder, file,
             seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
         )  # fmt: skip
-    result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before} | report.to_dict()
+    result = {"schema": 1, "source": source, "target": target, "out": str(out), "resumed": before}
+    result |= report.to_dict() | {"left_out": left_out.to_dict()}
+    _say_left_out(left_out)
     if as_json:
         print_json(result)
         return
@@ -406,6 +420,11 @@ def _responder(
     if served_model is not None:
         raise DraftkitError("--served-model is the name at an endpoint", hint="give --endpoint too")
     return engine_responder(target, sampling, concurrency, device=device, dtype=dtype)
+
+
+def _say_left_out(left_out: LeftOut) -> None:
+    if left_out.rows:
+        print(left_out, file=sys.stderr)
 
 
 def _weights(target: str, endpoint: str | None, *, unread: bool = False) -> str | None:

@@ -14,6 +14,7 @@ from draftkit.cli.shared import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    StrictOption,
     TargetOption,
     TrustOption,
     console,
@@ -43,6 +44,7 @@ def doctor(
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
+    strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

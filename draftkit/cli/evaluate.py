@@ -19,6 +19,7 @@ from draftkit.cli.shared import (
     DtypeOption,
     JsonOption,
     ProgressLines,
+    StrictOption,
     TrustOption,
     console,
     print_csv,
@@ -303,6 +304,7 @@ def evaluate(
             "known to 5 %; 0 runs plain decoding once, before all drafts.",
         ),
     ] = 3,
+    strict: StrictOption = False,
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
     as_csv: Annotated[

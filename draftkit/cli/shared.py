@@ -94,6 +94,25 @@ TrustOption = Annotated[
 ]
 
 
+def _refuse_media(context: typer.Context, strict: bool) -> bool:
+    if strict:
+        from draftkit.data.rows import strict_rows
+
+        context.with_resource(strict_rows())
+    return strict
+
+
+# As the one above.
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        callback=_refuse_media,
+        help="Refuse rows with images or other parts that are not text; else they are left out and counted.",
+    ),
+]
+
+
 def _spread(context: typer.Context, kind: str | None) -> str | None:
     from draftkit.models.spreading import spread_targets
 

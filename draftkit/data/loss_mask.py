@@ -67,7 +67,7 @@ class Renderer:
     def prompt(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> list[int]:
         """The ids that the target answers; without the template, the texts line by line. Raises `TemplateRejection`."""
         if self.template is False:
-            return self.encode("\n".join(str(message["content"]) for message in messages))
+            return self.encode("\n".join(str(message["content"] or "") for message in messages))
         return self.ids(self.text(messages, tools, generate=True))
 
     def text(

@@ -8,13 +8,17 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
+from typing import Any
 
 from draftkit.data.samples import Span, parse_tokens
 from draftkit.errors import FormatError, SourceError
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
+from draftkit.io.records import excerpt
 from draftkit.version import with_extra
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
@@ -26,13 +30,83 @@ SHAPES = (
     "response, turns (a list of user texts), prompt, data or question, or text, which is gone on with as it is"
 )
 
+# Parts of a message that are text, and which of their keys holds it, as vLLM takes them.
+TEXTS = {
+    "text": "text", "input_text": "text", "output_text": "text", "thinking": "thinking", "refusal": "refusal",
+}  # fmt: skip
+# Keys of a row, of a message and of a part that hold what is not text.
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+MEDIA_OF_PARTS = (
+    *MEDIA, "image_url", "input_image", "image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds",
+    "video_url", "video_embeds", "prompt_embeds",
+)  # fmt: skip
+
 Message = Mapping[str, object]
 Place = tuple[str, dict[str, object], str | None]  # where a record lies, the record, the tokenizer of served ids
 
 
+_strict = ContextVar("strict", default=False)
+
+
+@contextmanager
+def strict_rows() -> Iterator[None]:
+    """While the body runs, no row is left out: one with parts that are not text is an error wherever it is read."""
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+class NotText(FormatError):
+    """A row with parts that are not text, as images; `kinds` names them."""
+
+    def __init__(self, kinds: Iterable[str], where: str):
+        self.kinds, self.where = tuple(dict.fromkeys(kinds)), where
+        super().__init__(
+            f"the row has parts that are not text ({', '.join(self.kinds)}): images, audio and video are not "
+            "supported yet",
+            where=where,
+            hint="remove the row; without --strict such rows are left out",
+        )
+
+
+@dataclass
+class LeftOut:
+    """Rows that were left out, as they have parts that are not text: how many, those of each kind, and the first."""
+
+    rows: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+
+    def read(self, record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row | None:
+        """What `parse_row` makes of a record; None for one that is left out. Raises as it under `strict_rows`."""
+        try:
+            return parse_row(record, where, tokenizer_sha256)
+        except NotText as row:
+            if _strict.get():
+                raise
+            self.rows += 1
+            self.kinds.update(row.kinds)
+            self.first = self.first or row.where
+            return None
+
+    def to_dict(self) -> dict[str, object]:
+        """The counts as JSON values."""
+        return {"rows": self.rows, "kinds": dict(self.kinds), "first": self.first or None}
+
+    def __str__(self) -> str:
+        rows = "1 row is" if self.rows == 1 else f"{self.rows:,} rows are"
+        kinds = ", ".join(f"{kind} in {count:,}" for kind, count in self.kinds.most_common())
+        return (
+            f"{rows} left out, with parts that are not text ({kinds}; the first: {self.first}): images, audio and "
+            "video are not supported yet"
+        )
+
+
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as chat templates take them, and the schemas of the tools that the assistant may call."""
+    """Messages as chat templates take them, contents as text, and the schemas of the tools the assistant may call."""
 
     messages: tuple[Message, ...]
     tools: tuple[object, ...] | None = None
@@ -76,13 +150,15 @@ def read_rows(
     subset: str | None = None,
     revision: str | None = None,
     limit: int | None = None,
+    left_out: LeftOut | None = None,
 ) -> Iterator[Row]:
     """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, or of
     a Hub dataset; at most `limit`.
 
-    `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. Ids are the rows' own where they
+    `split`, `subset` and `revision` are those of a Hub dataset, which is streamed. `left_out` counts rows with parts
+    that are not text, which are then passed over; without it such a row is an error. Ids are the rows' own where they
     have some, else the name of the source and the row's number; repeated ones get a number. Raises `SourceError` for
-    what cannot be reached, `FormatError` naming file and row for what cannot be understood.
+    what cannot be reached, `FormatError` naming file and row for what cannot be understood, and where all are left out.
     """
     path = Path(os.path.expanduser(source))
     if path.exists():
@@ -91,24 +167,42 @@ def read_rows(
         raise SourceError(f"there is no file or folder {source}", where=path, hint="a Hub dataset is org/name")
     else:
         places = _read_hub(source.removeprefix("hf://").removeprefix("datasets/"), split, subset, revision)
-    rows = (parse_row(record, where, tokenizer) for where, record, tokenizer in places)
-    return _distinct(itertools.islice(rows, limit))
+    return _distinct(itertools.islice(_parsed(places, left_out), limit))
+
+
+def _parsed(places: Iterable[Place], left_out: LeftOut | None) -> Iterator[Row]:
+    taken, read = 0, parse_row if left_out is None else left_out.read
+    for where, record, tokenizer in places:
+        if (row := read(record, where, tokenizer)) is not None:
+            taken += 1
+            yield row
+    if left_out is not None and left_out.rows and not taken:
+        raise FormatError(f"no row can be used: {left_out}")
 
 
 def parse_row(record: dict[str, object], where: str, tokenizer_sha256: str | None = None) -> Row:
-    """The row of a record that lies at `where`. Raises `FormatError` naming the keys of one in no known shape."""
+    """The row of a record that lies at `where`, the text of parts joined as vLLM joins it, line by line.
+
+    Raises `FormatError` naming the keys of one in no known shape, and `NotText`.
+    """
+    media: list[str] = []
     if tokenizer_sha256 is None:
         _check_text(record, where)
+        media += [name for name in MEDIA if _holds(record.get(name))]
     known = {key: value for key, value in record.items() if value is not None}  # tables fill their gaps with None
+    content = _content(known, where, tokenizer_sha256, media)
+    if media:
+        raise NotText(media, where)
     own = next((known[key] for key in ("id", "prompt_id", "question_id", "conversation_id") if key in known), None)
     own = PurePath(where).name if own is None else own
-    return Row(str(own), str(known.get("category", "all")), where, _content(known, where, tokenizer_sha256))
+    return Row(str(own), str(known.get("category", "all")), where, content)
 
 
 def _check_text(record: dict[str, object], where: str) -> None:
     """JSON can spell half of a surrogate pair, which no tokenizer and no file takes."""
     try:
-        json.dumps(record, ensure_ascii=False, default=str).encode()
+        said = {key: value for key, value in record.items() if key not in MEDIA}
+        json.dumps(said, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         raise FormatError(
             f"the row's text is not valid Unicode: {error.object[error.start : error.end]!r} is half of a character",
@@ -117,7 +211,17 @@ def _check_text(record: dict[str, object], where: str) -> None:
         ) from error
 
 
-def _content(record: dict[str, object], where: str, tokenizer: str | None) -> Conversation | Served | Refused | str:
+def _holds(value: object) -> bool:
+    """Whether something is there; of what it is, as an image or an array, nothing is asked."""
+    if isinstance(value, dict):  # tables fill their gaps with None, at any depth
+        return any(map(_holds, value.values()))
+    return value is not None and not (isinstance(value, str | list | tuple | int) and not value)
+
+
+def _content(
+    record: dict[str, object], where: str, tokenizer: str | None, media: list[str]
+) -> Conversation | Served | Refused | str:
+    """What the record says; the kinds of what is not text are appended to `media`."""
     if tokenizer is not None:
         return _served(record, where, tokenizer)
     prompt = next((record[key] for key in ("prompt", "data", "question") if key in record), None)  # `data` is PARD's
@@ -126,13 +230,14 @@ def _content(record: dict[str, object], where: str, tokenizer: str | None) -> Co
     turns = record.get("turns")
     for key in ("messages", "conversations", "conversation"):
         if isinstance(record.get(key), list):
-            return _conversation(record[key], record, where)
+            return _conversation(record[key], record, where, media)
     if prompt is not None and answer is not None:
-        return _conversation([*_messages_of(prompt, "user"), *_messages_of(answer, "assistant")], record, where)
+        messages = [*_messages_of(prompt, "user"), *_messages_of(answer, "assistant")]
+        return _conversation(messages, record, where, media)
     if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
-        return _conversation([{"role": "user", "content": turn} for turn in turns], record, where)
+        return _conversation([{"role": "user", "content": turn} for turn in turns], record, where, media)
     if prompt is not None:
-        return _conversation(_messages_of(prompt, "user"), record, where)
+        return _conversation(_messages_of(prompt, "user"), record, where, media)
     if isinstance(text, str):
         return text
     raise FormatError(
@@ -144,16 +249,16 @@ def _messages_of(value: object, role: str) -> list[object]:
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
-def _conversation(messages: object, record: dict[str, object], where: str) -> Conversation:
+def _conversation(messages: object, record: dict[str, object], where: str, media: list[str]) -> Conversation:
     assert isinstance(messages, list)
     tools = record.get("tools")
     if isinstance(tools, str):  # tables hold nested schemas as text
         tools = decoded(tools, "the text of tools", where)
-    parsed = tuple(_message(message, f"{where}, message {n}") for n, message in enumerate(messages, start=1))
+    parsed = tuple(_message(message, f"{where}, message {n}", media) for n, message in enumerate(messages, start=1))
     return Conversation(parsed, tuple(tools) if isinstance(tools, list) and tools else None)
 
 
-def _message(message: object, where: str) -> Message:
+def _message(message: object, where: str, media: list[str]) -> Message:
     fields = dict(message) if isinstance(message, dict) else {}
     role = fields.pop("from", fields.get("role"))
     content = fields.pop("value", fields.get("content"))
@@ -163,7 +268,31 @@ def _message(message: object, where: str) -> Message:
             where=where,
             expected='an object with "role" and "content", or "from" and "value"',
         )
+    media += [name for name in MEDIA if _holds(fields.get(name))]
+    if isinstance(content, list):
+        parts = (_part(part, f"{where}, part {n}", media) for n, part in enumerate(content, start=1))
+        content = "\n".join(text for text in parts if text is not None)
     return fields | {"role": ROLES.get(role.lower(), role.lower()), "content": content}
+
+
+def _part(part: object, where: str, media: list[str]) -> str | None:
+    """The text of one part of a message; None for one that is not text, whose kind is appended to `media`."""
+    if isinstance(part, str):
+        return part
+    fields = part if isinstance(part, dict) else {}
+    kind = fields.get("type") or "text"
+    held = next((key for key in MEDIA_OF_PARTS if _holds(fields.get(key))), None)
+    if isinstance(kind, str) and (kind not in TEXTS or held is not None):
+        media.append(held if kind in TEXTS and held is not None else kind)
+        return None
+    text = fields.get(TEXTS[kind]) if isinstance(kind, str) else None
+    if not isinstance(text, str):
+        raise FormatError(
+            f"not a part of a message: {excerpt(part)}",
+            where=where,
+            expected='text, or an object with its type, as {"type": "text", "text": "…"}',
+        )
+    return text
 
 
 def _served(record: dict[str, object], where: str, tokenizer: str) -> Served | Refused:
@@ -255,7 +384,7 @@ def _read_parquet(path: Path) -> Iterator[Place]:
     load_dataset = _datasets(path)
     try:
         rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-        for number, record in enumerate(rows, start=1):
+        for number, record in enumerate(undecoded(rows), start=1):
             yield f"{path}, row {number}", dict(record), None
     except Exception as error:  # pyarrow and datasets have many: the file is not readable parquet
         raise FormatError(f"{path.name} is not valid parquet: {_first_line(error)}", where=path) from error
@@ -266,7 +395,7 @@ def _read_hub(source: str, split: str, subset: str | None, revision: str | None)
     load_dataset = _datasets(source)
     try:
         rows = load_dataset(repo, subset, split=split, revision=named or revision, streaming=True)
-        for number, record in enumerate(rows, start=1):
+        for number, record in enumerate(undecoded(rows), start=1):
             yield f"{repo}, {split} row {number}", dict(record), None
     except Exception as error:  # of the network, the Hub, a table, a missing split: all in many types
         raise SourceError(
@@ -274,6 +403,14 @@ def _read_hub(source: str, split: str, subset: str | None, revision: str | None)
             where=f"split {split}" + (f", subset {subset}" if subset else ""),
             hint="check id, --split and --subset; for a private or gated dataset, run `hf auth login`",
         ) from error
+
+
+def undecoded(table: Any) -> Iterable[Mapping[str, object]]:
+    """The rows of a dataset with images and sounds as they are stored: that they are there is all that is asked, and to
+    decode them may fail, or take a package that is not installed."""
+    table = table.to_iterable_dataset() if hasattr(table, "to_iterable_dataset") else table
+    rows: Iterable[Mapping[str, object]] = table.decode(False) if hasattr(table, "decode") else table
+    return rows
 
 
 def _datasets(source: object) -> Callable[..., Iterable[Mapping[str, object]]]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from draftkit.data.language import language_of
 from draftkit.data.regenerate import TOOL_ROLES
-from draftkit.data.rows import Conversation, Row, data_files, parse_row, read_file
+from draftkit.data.rows import Conversation, LeftOut, Row, data_files, parse_row, read_file
 from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError, SourceError
@@ -35,29 +35,33 @@ class Logged(NamedTuple):
     own: bool
 
 
-def read_traffic(source: Path, own: Container[str] = ()) -> Iterator[Logged]:
+def read_traffic(source: Path, own: Container[str] = (), left_out: LeftOut | None = None) -> Iterator[Logged]:
     """The requests of a file or folder of logs, each once; `own`: the model names whose answers are the target's own.
 
     A row's id tells its messages, so that a request is on the same side of any split wherever it occurs again; its
     category says language and tools. Completions are answered anew whoever wrote them, as their text does not say where
-    the answer begins. Raises `SourceError` and `FormatError`.
+    the answer begins. `left_out` as of `read_rows`. Raises `SourceError` and `FormatError`.
     """
+    read = parse_row if left_out is None else left_out.read
     if not source.exists():
         raise SourceError(f"there is no file or folder {source}", where=source)
     seen = set()
     for where, record, _ in itertools.chain.from_iterable(map(read_file, data_files(source))):
         shaped, model, answer = _request(record, where)
-        row = parse_row(shaped, where)
         digest = hashlib.sha256(json.dumps(shaped, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
         id = f"traffic-{digest.hexdigest()[:16]}"
         if id in seen:
             continue
         seen.add(id)
+        row = read(shaped, where)
+        if row is None:
+            continue
         row = replace(row, id=id, category=category_of(row))
         messages = shaped.get("messages")
         if isinstance(model, str) and model in own and answer is not None and isinstance(messages, list):
             whole = shaped | {"messages": [*messages, {**answer, "role": "assistant"}]}
-            yield Logged(replace(row, content=parse_row(whole, where).content), True)
+            if (answered := read(whole, where)) is not None:
+                yield Logged(replace(row, content=answered.content), True)
         else:
             yield Logged(row, False)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from draftkit import zoo
-from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, parse_row, read_file
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOut, read_file, undecoded
 from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
@@ -28,7 +28,8 @@ Rows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts and where they are from. `masked`: how many rows of the source had no text of their own."""
+    """Prompts and where they are from. `masked`: how many rows of the source had no text of their own. `left_out`:
+    those with more than text."""
 
     name: str
     source: str
@@ -36,6 +37,7 @@ class PromptSet:
     split: str | None
     prompts: list[Prompt]
     masked: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     @property
     def sha256(self) -> str:
@@ -59,8 +61,8 @@ def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
 
     A row of a file or an unnamed dataset has any shape that `data.rows` reads: its user messages are taken, or its
     plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
-    that many prompts are taken evenly over the set, so that every category stays represented. Raises `SourceError` and
-    `FormatError` naming file and line.
+    that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that are
+    not text are left out. Raises `SourceError` and `FormatError` naming file and line.
     """
     described = registry().get(source)
     path = zoo.prompts_path() if source == BUNDLED else Path(source)
@@ -77,14 +79,16 @@ def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
     else:
         where, _, revision = source.partition("@")
         rows, revision = _published({"hub": where, "revision": revision or None})
-    parsed = [_prompt(row, columns, at, number) for number, (at, row) in enumerate(rows, start=1)]
+    left_out = LeftOut()
+    read = [_prompt(row, columns, at, number, left_out) for number, (at, row) in enumerate(rows, start=1)]
+    parsed = [prompt for prompt in read if prompt is not None]
     prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
     if not prompts:
-        raise FormatError("the set holds no prompts", where=where)
+        raise FormatError("the set holds no prompts" + (f": {left_out}" if left_out.rows else ""), where=where)
     masked = len(parsed) - len(prompts)
     if limit is not None and limit < len(prompts):
         prompts = [prompts[index * len(prompts) // limit] for index in range(limit)]
-    return PromptSet(source, where, revision, split, prompts, masked)
+    return PromptSet(source, where, revision, split, prompts, masked, left_out)
 
 
 @cache
@@ -124,7 +128,7 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
         else:
             revision = HfApi().dataset_info(hub, revision=described.get("revision")).sha
             table = load_dataset(hub, described.get("subset"), split=split or "train", revision=revision)
-        rows = [(f"{hub or url}, row {number}", dict(row)) for number, row in enumerate(table, start=1)]
+        rows = [(f"{hub or url}, row {number}", dict(row)) for number, row in enumerate(undecoded(table), start=1)]
     except Exception as error:  # of the network, the Hub, a table, a missing split: all in many types
         first = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
         raise SourceError(
@@ -135,9 +139,12 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
     return rows, revision
 
 
-def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int) -> Prompt:
+def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOut) -> Prompt | None:
+    """The prompt of a row; None for one that is left out."""
     if columns.prompt is None:
-        parsed = parse_row(dict(row), where)
+        parsed = left_out.read(dict(row), where)
+        if parsed is None:
+            return None
         turns, plain, system = _turns(parsed.content)
         tools = category_of(parsed).endswith("tools=yes")
     else:
@@ -162,7 +169,7 @@ def _turns(content: object) -> tuple[Sequence[object], bool, str]:
     """The user's turns of a row in any shape, whether it is plain text, and its system message."""
     match content:
         case Conversation(messages):
-            system = "\n".join(str(message["content"]) for message in messages if message["role"] == "system")
+            system = "\n".join(str(message["content"] or "") for message in messages if message["role"] == "system")
             return [message["content"] for message in messages if message["role"] == "user"], False, system
         case _:
             return [content], True, ""

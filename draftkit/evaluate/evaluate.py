@@ -115,7 +115,7 @@ def evaluate_draft(
         device = device_named(settings.device)
         first_ids = conversations.first_requests[0].prompt
         turns = [len(prompt.turns) for prompt in prompts.prompts]
-        seen = Asked(prompts.source, turns, prompts.masked, first_ids, tokenizer.bos_token_id)
+        seen = Asked(prompts.source, turns, prompts.masked, first_ids, tokenizer.bos_token_id, prompts.left_out)
         warned = findings(Evidence(asked=seen, settings=settings), "measurement")
         made = provenance(device, dtype_named(settings.dtype, device), tokenizer, prompts, first_ids, settings)
         if saved is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from draftkit.models.chat import TemplateRejection, render, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
 
 Message = dict[str, str]
 
@@ -40,10 +43,13 @@ class Prompt:
 
 
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
-    """The prompts of a set that `load_prompt_set` takes."""
+    """The prompts of a set that `load_prompt_set` takes; of rows that are left out, the log tells."""
     from draftkit.evaluate.datasets import load_prompt_set
 
-    return load_prompt_set(source, limit).prompts
+    found = load_prompt_set(source, limit)
+    if found.left_out.rows:
+        _log.warning("%s", found.left_out)
+    return found.prompts
 
 
 def encode_prompt(

@@ -88,7 +88,9 @@ def evaluate_server(
     prompts = load_prompt_set(sweep.first.prompts, sweep.first.limit)
     questions = Questions.of(prompts, target, sweep.first)
     server = serving.drafting
-    seen = Asked(prompts.source, [len(p.turns) for p in prompts.prompts], prompts.masked, *questions.begin)
+    seen = Asked(
+        prompts.source, [len(p.turns) for p in prompts.prompts], prompts.masked, *questions.begin, prompts.left_out
+    )
     warned = findings(Evidence(asked=seen, settings=sweep.first), "measurement")
     warned += [Finding("not-told", "note", f"{server.engine} does not tell {what}") for what in server.untold]
     served = {"engine": server.engine, "version": server.version(), "model": server.model, "draft": server.draft()}

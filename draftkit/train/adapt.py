@@ -23,7 +23,7 @@ from draftkit.data.reasons import Report
 from draftkit.data.regenerate import regenerate
 from draftkit.data.responders import EndpointResponder, Responder, Sampling, engine_responder
 from draftkit.data.response_file import ResponseFile
-from draftkit.data.rows import Row, read_rows
+from draftkit.data.rows import LeftOut, Row, read_rows
 from draftkit.data.samples import Sample, SamplesOrigin, held_out, write_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
@@ -183,7 +183,7 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
     with sole_writer(out, folder=True):
         with open_draft(settings.draft, settings.target) as draft:
             recipe, own_sha256 = recipe_of(draft.spec.method), draft_sha256(draft)
-        requests, run = _requests(settings), _run(settings, recipe)
+        requests, run = _requests(settings, said), _run(settings, recipe)
         digests = {"target_sha256": weights_sha256(locate(settings.target).path), "draft_sha256": own_sha256}
         responder = _Responder(settings, requests.renderer.target)
         if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
@@ -261,20 +261,30 @@ def _check_settings(path: Path, settings: AdaptSettings, digests: Mapping[str, o
         file.write(dump(stated).encode())
 
 
-def _requests(settings: AdaptSettings) -> _Requests:
-    """The log, and the general rows. Raises `DraftkitError` for what cannot be read or written by the target."""
+def _requests(settings: AdaptSettings, said: Said) -> _Requests:
+    """The log, and the general rows; `said` is told of those that are left out.
+
+    Raises `DraftkitError` for what cannot be read or written by the target.
+    """
+    left_out, general_left_out = LeftOut(), LeftOut()
     requests = _Requests(
-        list(itertools.islice(read_traffic(Path(settings.traffic), settings.own), settings.limit)),
+        list(itertools.islice(read_traffic(Path(settings.traffic), settings.own, left_out), settings.limit)),
         Renderer(load_tokenizer(settings.target)),
     )
     if not requests.logged:
-        raise DraftkitError("there are no requests in the log", where=settings.traffic)
+        raise DraftkitError(
+            "there are no requests in the log" + (f": {left_out}" if left_out.rows else ""), where=settings.traffic
+        )
     if settings.replay == SYNTHESIZED:
         requests.cut = opening(requests.renderer)
     elif settings.replay == NOTHING:
         requests.general = []
     else:
-        requests.general = list(read_rows(settings.replay, limit=_general_count(settings, len(requests.logged))))
+        count = _general_count(settings, len(requests.logged))
+        requests.general = list(read_rows(settings.replay, limit=count, left_out=general_left_out))
+    for found in (left_out, general_left_out):
+        if found.rows:
+            said(str(found))
     return requests
 
 
