@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from draftkit.checks.registry import check
-from draftkit.data.rows import LeftOut
+from draftkit.data.rows import LeftOutRows
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.results.record import Cell
@@ -32,7 +32,7 @@ class Asked:
     masked: int
     first_ids: Sequence[int]
     bos: int | None
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: LeftOutRows = field(default_factory=LeftOutRows)
 
 
 @check

@@ -38,7 +38,7 @@ from draftkit.requests import SamplingParameters
 if TYPE_CHECKING:
     from draftkit.data.responders import Responder, Sampling
     from draftkit.data.response_file import ResponseFile
-    from draftkit.data.rows import LeftOut
+    from draftkit.data.rows import LeftOutRows
 
 Item = TypeVar("Item")
 
@@ -90,13 +90,13 @@ def prepare(
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.prepare import prepare, samples_of
     from draftkit.data.reasons import Report
-    from draftkit.data.rows import LeftOut, read_rows
+    from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
     refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
-    left_out = LeftOut()
+    left_out = LeftOutRows()
     with _progress("rows", limit) as on_rows:
         rows = _counted(
             read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out), on_rows
@@ -159,7 +159,7 @@ def regenerate(
     from draftkit.data.regenerate import RegenerateSettings, plan
     from draftkit.data.regenerate import regenerate as answer
     from draftkit.data.response_file import ResponseFile
-    from draftkit.data.rows import LeftOut, read_rows
+    from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.data import show_report
 
@@ -182,7 +182,7 @@ def regenerate(
         max_new_tokens=max_new_tokens,
     )
     sampling = settings.sampling(tokenizer)
-    left_out = LeftOut()
+    left_out = LeftOutRows()
     rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out)
     file = ResponseFile(
         out, settings.header(tokenizer, _weights(target, endpoint, unread=dry_run and not out.exists()))
@@ -422,7 +422,7 @@ def _responder(
     return engine_responder(target, sampling, concurrency, device=device, dtype=dtype)
 
 
-def _say_left_out(left_out: LeftOut) -> None:
+def _say_left_out(left_out: LeftOutRows) -> None:
     if left_out.rows:
         print(left_out, file=sys.stderr)
 

@@ -72,7 +72,7 @@ class NotText(FormatError):
 
 
 @dataclass
-class LeftOut:
+class LeftOutRows:
     """Rows that were left out, as they have parts that are not text: how many, those of each kind, and the first."""
 
     rows: int = 0
@@ -150,7 +150,7 @@ def read_rows(
     subset: str | None = None,
     revision: str | None = None,
     limit: int | None = None,
-    left_out: LeftOut | None = None,
+    left_out: LeftOutRows | None = None,
 ) -> Iterator[Row]:
     """The rows of a JSONL, JSON or parquet file, of a .txt file with a prompt in each line, of a folder of these, or of
     a Hub dataset; at most `limit`.
@@ -170,7 +170,7 @@ def read_rows(
     return _distinct(itertools.islice(_parsed(places, left_out), limit))
 
 
-def _parsed(places: Iterable[Place], left_out: LeftOut | None) -> Iterator[Row]:
+def _parsed(places: Iterable[Place], left_out: LeftOutRows | None) -> Iterator[Row]:
     taken, read = 0, parse_row if left_out is None else left_out.read
     for where, record, tokenizer in places:
         if (row := read(record, where, tokenizer)) is not None:

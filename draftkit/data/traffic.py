@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from draftkit.data.language import language_of
 from draftkit.data.regenerate import TOOL_ROLES
-from draftkit.data.rows import Conversation, LeftOut, Row, data_files, parse_row, read_file
+from draftkit.data.rows import Conversation, LeftOutRows, Row, data_files, parse_row, read_file
 from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import FormatError, SourceError
@@ -35,7 +35,7 @@ class Logged(NamedTuple):
     own: bool
 
 
-def read_traffic(source: Path, own: Container[str] = (), left_out: LeftOut | None = None) -> Iterator[Logged]:
+def read_traffic(source: Path, own: Container[str] = (), left_out: LeftOutRows | None = None) -> Iterator[Logged]:
     """The requests of a file or folder of logs, each once; `own`: the model names whose answers are the target's own.
 
     A row's id tells its messages, so that a request is on the same side of any split wherever it occurs again; its

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftkit import zoo
-from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOut, read_file, undecoded
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, undecoded
 from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
@@ -37,7 +37,7 @@ class PromptSet:
     split: str | None
     prompts: list[Prompt]
     masked: int = 0
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: LeftOutRows = field(default_factory=LeftOutRows)
 
     @property
     def sha256(self) -> str:
@@ -79,7 +79,7 @@ def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
     else:
         where, _, revision = source.partition("@")
         rows, revision = _published({"hub": where, "revision": revision or None})
-    left_out = LeftOut()
+    left_out = LeftOutRows()
     read = [_prompt(row, columns, at, number, left_out) for number, (at, row) in enumerate(rows, start=1)]
     parsed = [prompt for prompt in read if prompt is not None]
     prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
@@ -139,7 +139,7 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
     return rows, revision
 
 
-def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOut) -> Prompt | None:
+def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOutRows) -> Prompt | None:
     """The prompt of a row; None for one that is left out."""
     if columns.prompt is None:
         parsed = left_out.read(dict(row), where)

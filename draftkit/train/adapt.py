@@ -23,7 +23,7 @@ from draftkit.data.reasons import Report
 from draftkit.data.regenerate import regenerate
 from draftkit.data.responders import EndpointResponder, Responder, Sampling, engine_responder
 from draftkit.data.response_file import ResponseFile
-from draftkit.data.rows import LeftOut, Row, read_rows
+from draftkit.data.rows import LeftOutRows, Row, read_rows
 from draftkit.data.samples import Sample, SamplesOrigin, held_out, write_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
@@ -266,7 +266,7 @@ def _requests(settings: AdaptSettings, said: Said) -> _Requests:
 
     Raises `DraftkitError` for what cannot be read or written by the target.
     """
-    left_out, general_left_out = LeftOut(), LeftOut()
+    left_out, general_left_out = LeftOutRows(), LeftOutRows()
     requests = _Requests(
         list(itertools.islice(read_traffic(Path(settings.traffic), settings.own, left_out), settings.limit)),
         Renderer(load_tokenizer(settings.target)),

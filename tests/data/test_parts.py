@@ -15,7 +15,7 @@ from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings, run_checks
 from draftkit.checks.training_data import Data, survey
 from draftkit.data.loss_mask import Renderer
-from draftkit.data.rows import Conversation, LeftOut, NotText, parse_row, read_rows, strict_rows
+from draftkit.data.rows import Conversation, LeftOutRows, NotText, parse_row, read_rows, strict_rows
 from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.traffic import read_traffic
@@ -90,7 +90,7 @@ def test_a_row_with_room_for_an_image_is_one_of_text(row: dict[str, object]) -> 
 def test_a_broken_part_is_named_by_its_place(part: object, tmp_path: Path) -> None:
     path = written(tmp_path, {"prompt": "q"}, {"messages": [user("q"), user([TEXT, part])]})
     with pytest.raises(FormatError, match=r"rows\.jsonl, line 2, message 2, part 2"):
-        list(read_rows(str(path), left_out=LeftOut()))
+        list(read_rows(str(path), left_out=LeftOutRows()))
 
 
 def written(folder: Path, *records: object) -> Path:
@@ -109,18 +109,18 @@ TOLD = "2 rows are left out, with parts that are not text (image_url in 2, audio
 
 
 def test_rows_that_are_not_text_are_counted_and_left_out(tmp_path: Path) -> None:
-    path, left_out = written(tmp_path, *WITH_IMAGES), LeftOut()
+    path, left_out = written(tmp_path, *WITH_IMAGES), LeftOutRows()
     assert [row.id for row in read_rows(str(path), left_out=left_out, limit=2)] == ["text", "plain"]
     assert left_out.to_dict() == {"rows": 2, "kinds": {"image_url": 2, "audio": 1}, "first": f"{path}, line 1"}
     assert str(left_out).startswith(f"{TOLD}{path}, line 1)")
-    for more in ({}, {"left_out": LeftOut()}):
+    for more in ({}, {"left_out": LeftOutRows()}):
         with strict_rows(), pytest.raises(NotText, match="without --strict such rows are left out"):
             list(read_rows(str(path), **more))
     with pytest.raises(NotText):
         list(read_rows(str(path)))
     images = written(tmp_path, WITH_IMAGES[0])
     with pytest.raises(FormatError, match=r"no row can be used: 1 row is left out, .*image_url in 1"):
-        list(read_rows(str(images), left_out=LeftOut()))
+        list(read_rows(str(images), left_out=LeftOutRows()))
 
 
 def test_images_of_a_table_are_not_decoded(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_images_of_a_table_are_not_decoded(tmp_path: Path) -> None:
     table = arrow.table({"prompt": ["What is it?", "Why?"], "image": images})
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     parquet.write_table(table, tmp_path / "rows.parquet")
-    left_out = LeftOut()
+    left_out = LeftOutRows()
     (row,) = read_rows(str(tmp_path / "rows.parquet"), left_out=left_out)
     assert (row.content, dict(left_out.kinds)) == (Conversation((user("Why?"),)), {"image": 1})
 
@@ -154,11 +154,11 @@ def test_commands_say_what_they_leave_out(command: str, draftkit: Command, tmp_p
 def test_requests_with_images_are_left_out_of_a_log(tmp_path: Path) -> None:
     answered = {"request": {"messages": [user("Draw.")]}, "response": {"model": "m", "choices": [{"message": None}]}}
     answered["response"]["choices"] = [{"message": {"role": "assistant", "content": [IMAGE]}}]
-    path, left_out = written(tmp_path, *WITH_IMAGES, answered), LeftOut()
+    path, left_out = written(tmp_path, *WITH_IMAGES, answered), LeftOutRows()
     found = list(read_traffic(path, ("m",), left_out))
     assert [entry.row.content.messages[0]["content"] for entry in found] == ["What is it?", "Why?"]  # type: ignore[union-attr]
     assert left_out.rows == 3
-    assert len(list(read_traffic(path, (), LeftOut()))) == 3  # whose answer nobody wants may be an image
+    assert len(list(read_traffic(path, (), LeftOutRows()))) == 3  # whose answer nobody wants may be an image
     with pytest.raises(NotText):
         list(read_traffic(path))
 
