@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.data.traffic import THOUGHT
 from draftkit.evaluate.by_turns import speedup_interval
 from draftkit.evaluate.measure import Run
+from draftkit.layout.families import named
 from draftkit.results.record import Cell, Heading, NearTie, PromptRecord, Transcript, TranscriptRound
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import (
@@ -30,6 +31,12 @@ from draftkit.runtime.memory_plan import MemoryPlan
 from draftkit.runtime.records import Generation
 
 SAMPLES = 3  # generations that are kept token by token
+
+
+def drawn_as(heading: Heading, source: str) -> Heading:
+    """The heading of a draft, which says greedy of one without a checkpoint: its tokens are certain, however it is
+    asked to draw them."""
+    return heading if named(source) is None else replace(heading, draft_sampling="greedy")
 
 
 def cell_of(

@@ -21,7 +21,7 @@ from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, NonFiniteError, TargetError, UnsupportedTarget, command
 from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.by_turns import by_turns, sides
-from draftkit.evaluate.cells import cell_of
+from draftkit.evaluate.cells import cell_of, drawn_as
 from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.greedy import near_ties
@@ -438,7 +438,7 @@ class _Evaluation:
             method=self.drafts[source].method,
             dataset=self.prompts.name,
         )
-        return self.digests.of(heading)
+        return self.digests.of(drawn_as(heading, source))
 
 
 def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> None:

@@ -45,10 +45,10 @@ class Listener:
         if lengths is not None:
             valid = torch.arange(k, device=tokens.device) < lengths[:, None]
         target = logits[:, :k].float()
-        draft = torch.stack(self.draft_logits, dim=1).float() if self.draft_logits else None
         p = (target / self.temperature).softmax(-1)
         self._note("greedy", p.gather(-1, tokens[..., None])[..., 0], valid)
-        if draft is not None:
+        if self.draft_logits and self.drafter.module is not None:  # a look-up is certain of its tokens
+            draft = torch.stack(self.draft_logits, dim=1).float()
             both = torch.minimum(p, (draft / self.temperature).softmax(-1))
             self._note("probabilistic", both.sum(-1), valid)
         self.drafted, self.draft_logits = None, []

@@ -20,6 +20,7 @@ from draftkit.engines.vllm.request import warm_up
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError
+from draftkit.evaluate.cells import drawn_as
 from draftkit.evaluate.certificate.served import (
     ServedCertificate,
     certified_samplings,
@@ -86,6 +87,8 @@ def measure_with_vllm(
         heading = _heading(target, draft, method, settings)
         if vllm.url is not None:  # how the server's draft is built, drawn and verified, its metrics do not say
             heading = replace(heading, draft_sampling=None, verification=None)
+        else:
+            heading = drawn_as(heading, draft)
         return measured_by(heading, requests, settings, plain, drafting, categories, _repeats(settings, vllm))
 
 

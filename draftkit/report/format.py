@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 
 from rich.text import Text
@@ -65,3 +66,10 @@ def severity(name: Severity) -> Text:
 def prediction(predicted: Predicted) -> str:
     """A predicted length, marked where it was extrapolated."""
     return number(predicted.acceptance_length) + ("*" if predicted.extrapolated else "")
+
+
+def measured_of(predicted: Predicted, of: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """The cell that was measured of what was predicted from the cell `of`; at its own batch where there are several,
+    as a prediction is of none."""
+    found = [cell for cell in cells if cell.measures(predicted, of)]
+    return min(found, key=lambda cell: cell.concurrency != of.concurrency, default=None)

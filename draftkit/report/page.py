@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from draftkit.io.html import signed
 from draftkit.report.chart import Chart
-from draftkit.report.format import length, number, prediction, size
+from draftkit.report.format import length, measured_of, number, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.palette import MOST_SERIES, PALETTE
 from draftkit.report.series import Series
@@ -129,8 +129,8 @@ def prediction_rows(cell: Cell, cells: Sequence[Cell]) -> list[tuple[float, str,
     rows: dict[tuple[float, str], dict[int, str]] = {}
     for one in cell.predicted or ():
         lengths = rows.setdefault((one.temperature, one.draft_sampling), {})
-        measured = next((other for other in cells if other.measures(one, cell)), None)
-        beside = "" if measured is None else f" ({length(measured.acceptance_length)})"
+        other = measured_of(one, cell, cells)
+        beside = "" if other is None else f" ({length(other.acceptance_length)})"
         lengths[one.num_speculative_tokens] = prediction(one) + beside
     return [(temperature, sampling, lengths) for (temperature, sampling), lengths in rows.items()]
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from draftkit.report.certificate import certificate, served_certificate
 from draftkit.report.engines import engines_table
-from draftkit.report.format import latencies, length, mean, number, prediction
+from draftkit.report.format import latencies, length, mean, measured_of, number, prediction
 from draftkit.report.memory_cost import cost_of
 from draftkit.results.record import Cell, Interval, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of
@@ -306,10 +306,9 @@ def prediction_table(cell: Cell) -> Table:
 def measured_beside(cell: Cell, cells: Sequence[Cell]) -> str:
     """What was measured of the settings that were predicted from a cell; empty where nothing was."""
     found = [
-        f"T={other.temperature:g}, K={other.num_speculative_tokens}, batch {other.concurrency}: "
-        + length(other.acceptance_length)
-        for other in cells
-        if any(other.measures(p, cell) for p in cell.predicted or ())
+        f"T={other.temperature:g}, K={other.num_speculative_tokens}: {length(other.acceptance_length)}"
+        for predicted in cell.predicted or ()
+        if (other := measured_of(predicted, cell, cells)) is not None
     ]
     return f"measured: {'; '.join(found)}" if found else ""
 

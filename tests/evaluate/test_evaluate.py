@@ -317,6 +317,15 @@ def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperatu
     assert lengths == sorted(lengths, reverse=True)  # one token is ever less of the target's law
 
 
+def test_a_look_up_is_certain_however_its_drafts_are_drawn() -> None:
+    """One prediction for each temperature and K, and what is measured beside it is found."""
+    sweep = replace(QUICK, limit=2, max_new_tokens=12).sweep(k=(2,), temperature=(0.0, 1.0))
+    result = draftkit.evaluate_draft("zoo:target", "ngram", sweep, predict=True)
+    assert [cell.draft_sampling for cell in result.cells] == ["greedy", "greedy"]
+    (cell,) = [cell for cell in result.cells if cell.predicted is not None]
+    assert len({(p.temperature, p.num_speculative_tokens) for p in cell.predicted}) == len(cell.predicted) > 0
+
+
 def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_measured_there() -> None:
     """From greedy text, 2.76 was predicted where 1.90 is measured."""
     settings = Settings(concurrency=16, limit=24, max_new_tokens=48, repeats=0)

@@ -168,11 +168,12 @@ def test_what_is_predicted_fits_80_columns_beside_what_was_measured() -> None:
     predicted = tuple(Predicted(t, mode, k, 2.5, k > 4) for t in (0.3, 1.0) for mode in modes for k in ks)
     speeds = tuple(Speedup(batch, k, 1.25) for batch in (1, 16) for k in range(1, 9))
     model = SpeedModel("one", predicted=speeds, measured=(Speedup(1, 4, 1.2, 1.25),), best_k=4, schedule=((1, 16, 4),))
-    cells = (cell(1.6, predicted=predicted), cell(0.9, temperature=1.0, draft_sampling="probabilistic"))
+    drawn = [cell(0.9, temperature=1.0, draft_sampling="probabilistic", concurrency=batch) for batch in (2, 1)]
+    cells = (cell(1.6, predicted=predicted), *drawn)
     lines = shown(Result(cells, PROVENANCE, speed_models=(model,)))
     assert max(len(line.rstrip()) for line in lines) <= 80
     assert any("1   probabilistic 2.50 2.50 2.50 2.50 2.50* 2.50* 2.50* 2.50* 2.50*" in line for line in lines)
-    assert "measured: T=1, K=4, batch 1: 3.00 [2.50, 3.50]" in lines
+    assert "measured: T=1, K=4: 3.00 [2.50, 3.50]" in lines  # once: a prediction is of no batch
     assert any("K=4 " in line and "K=5*" in line for line in lines)
 
 
