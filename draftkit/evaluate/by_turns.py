@@ -12,12 +12,10 @@ from statistics import fmean, stdev
 from typing import Protocol, TypeVar
 
 from draftkit.results.record import Interval, PromptRecord
-from draftkit.results.statistics import bootstrap_ratio
+from draftkit.results.statistics import bootstrap_ratio, student
 
 NARROW = 0.05  # how well, as a share of itself, the ratio of the paces is to be known
 MOST_BLOCKS = 8
-# Student's t for a two-sided 95 %, by degrees of freedom from 1 on; beyond, the last.
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.0)
 
 
 class Paced(Protocol):
@@ -64,7 +62,7 @@ def pace_error(pairs: Sequence[tuple[Paced, Paced]]) -> float:
     ratios = [log(plain.pace / drafted.pace) for plain, drafted in pairs if plain.pace > 0 and drafted.pace > 0]
     if len(ratios) < 2:
         return inf
-    return STUDENT[min(len(ratios) - 2, len(STUDENT) - 1)] * stdev(ratios) / sqrt(len(ratios))
+    return student(len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
 
 
 def speedup_interval(speedup: float, prompts: Sequence[PromptRecord], error: float) -> Interval | None:

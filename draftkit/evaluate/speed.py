@@ -24,6 +24,7 @@ from draftkit.requests import Request
 from draftkit.results.record import Cell, RoundTime, SpeedModel, Speedup
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import extended_rates
+from draftkit.results.verdict import well_known
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 from draftkit.runtime.records import Generation
@@ -172,7 +173,7 @@ def _withheld(cells: Sequence[Cell], costs: _Costs) -> str | None:
 
 def _is_sharp(cell: Cell) -> bool:
     bounds = None if cell.speedup_interval is None else cell.speedup_interval.bounds
-    return bounds is not None and bounds[1] <= SHARP * bounds[0]
+    return bounds is not None and bounds[1] <= SHARP * bounds[0] and well_known(cell)
 
 
 @dataclass(frozen=True)

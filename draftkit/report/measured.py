@@ -14,6 +14,7 @@ from typing import Any
 from draftkit.errors import DraftkitError, command
 from draftkit.io.jsonfile import read_object
 from draftkit.results.record import Cell, Result, read_result, result_from
+from draftkit.results.verdict import well_known
 
 EVAL_FOLDER = "eval"  # in a draft's folder: what was measured with it
 ABOUT_SPEED = ("speed-unexplained", "speed-disturbed", "unequal-baseline")  # warnings, each of one cell
@@ -48,8 +49,9 @@ def own_part(path: Path, folder: Path, sha256: str) -> tuple[Result, dict[str, o
 
 
 def with_sure_speeds(result: Result) -> Result:
-    """The result without speed-ups that have no interval, as those of one pass, and without warnings of them: a card's
-    reader cannot look at the run, and two runs one after the other may differ by what else the machine did.
+    """The result without speed-ups that have no interval, as those of one pass, or that their run has doubts of, and
+    without warnings of them: a card's reader cannot look at the run, and two runs one after the other may differ by
+    what else the machine did.
     """
     cells = tuple(cell if _is_sure(cell) else _untimed(cell) for cell in result.cells)
     shown = tuple(cell.name for cell in cells if cell.speedup is not None)
@@ -58,7 +60,7 @@ def with_sure_speeds(result: Result) -> Result:
 
 
 def _is_sure(cell: Cell) -> bool:
-    return cell.speedup_interval is not None and cell.speedup_interval.bounds is not None
+    return cell.speedup_interval is not None and cell.speedup_interval.bounds is not None and well_known(cell)
 
 
 def _untimed(cell: Cell) -> Cell:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftkit.results.record import Cell, Result, SpeedModel
-from draftkit.results.verdict import unexplained
+from draftkit.results.verdict import well_known
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Series:
 
     @property
     def fastest(self) -> Cell | None:
-        """The cell with the highest speed against plain decoding that its acceptance accounts for."""
-        timed = [cell for cell in self.cells if cell.times_faster and not unexplained(cell)]
+        """The cell with the highest speed against plain decoding that its run has no doubt of."""
+        timed = [cell for cell in self.cells if cell.times_faster and well_known(cell)]
         return max(timed, key=lambda cell: cell.times_faster or 0, default=None)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from math import isnan
+from functools import cache
+from math import cos, isnan, pi, sin, sqrt, tan
 from statistics import fmean
 
 from draftkit.results.record import QUANTILES, Interval, PromptRecord, Times
@@ -129,6 +130,27 @@ def bootstrap_ratio(prompts: Sequence[PromptRecord], seed: int = 0) -> Interval 
     generator = random.Random(seed)
     found = sorted(ratio(generator.choices(timed, k=len(timed))) for _ in range(RESAMPLES))
     return Interval(ratio(timed), found[RESAMPLES * 25 // 1000], found[RESAMPLES * 975 // 1000], len(timed))
+
+
+@cache
+def student(degrees: int) -> float:
+    """Student's t for a two-sided 95 %: half the interval of a mean, in standard errors."""
+    low, high = 0.0, pi / 2
+    for _ in range(60):  # halvings, of which a double has no use for more
+        middle = (low + high) / 2
+        low, high = (middle, high) if _share_within(middle, degrees) < 0.95 else (low, middle)
+    return sqrt(degrees) * tan(low)
+
+
+def _share_within(angle: float, degrees: int) -> float:
+    """The share of Student's distribution within ±√degrees · tan(angle) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    odd = degrees % 2
+    term, total = cos(angle) if odd else 1.0, 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * cos(angle) ** 2
+    share = sin(angle) * total
+    return 2 / pi * (angle + share) if odd else share
 
 
 def known(interval: Interval) -> Interval | None:

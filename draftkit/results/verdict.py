@@ -1,6 +1,7 @@
 """What a measurement says to do, in one sentence: what its terminal output, report and card begin with.
 
-A draft pays at a batch where all of its speed-up's interval is above 1. One verdict for each engine and temperature.
+A draft pays at a batch where all of its speed-up's interval is above 1, and its run has no doubt of it. One verdict for
+each engine and temperature.
 """
 
 from __future__ import annotations
@@ -44,6 +45,20 @@ def disturbed(cell: Cell) -> bool:
     return cell.pace_error is not None and cell.pace_error > DISTURBED
 
 
+def beyond_length(cell: Cell) -> bool:
+    """Whether the interval of a speed-up reaches beyond what the tokens of a round account for."""
+    length, speedup = cell.acceptance_length, cell.speedup_interval
+    if length is None or speedup is None or speedup.bounds is None:
+        return False
+    longest = length.mean if length.bounds is None else length.bounds[1]
+    return speedup.bounds[1] > UNEXPLAINED * longest
+
+
+def well_known(cell: Cell) -> bool:
+    """Whether a speed-up is to be acted on: only where its own run has no doubt of it."""
+    return not (unexplained(cell) or disturbed(cell) or beyond_length(cell))
+
+
 def _condition(cell: Cell) -> str:
     engine = "" if cell.engine == "draftkit" else f" in {cell.engine}"
     context = "" if cell.context is None else f", context {cell.context}"
@@ -75,8 +90,8 @@ def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:
 
 
 def pays(cell: Cell) -> bool:
-    """Whether a draft is faster than plain decoding beyond chance."""
-    return cell.speedup_interval is not None and cell.speedup_interval.above(1)
+    """Whether a draft is faster than plain decoding beyond chance and doubt."""
+    return cell.speedup_interval is not None and cell.speedup_interval.above(1) and well_known(cell)
 
 
 def _does_not_pay(cell: Cell) -> bool:
@@ -135,6 +150,10 @@ def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
         what = "something else used the machine; measure again on one that does nothing else"
         sentence = f"whether {name} pays cannot be told, {_speed(best)} plain decoding: {what}"
         return _of(best, "unclear", condition + sentence)
+    if beyond_length(best):
+        beyond = f"{_speed(best)} plain decoding reaches beyond what {_length(best)} accounts for"
+        sentence = f"whether {name} pays cannot be told: {beyond}; measure again with more --repeats"
+        return _of(best, "unclear", condition + sentence)
     more = _more_prompts(best, None)
     needed = "no number of prompts will tell" if more is None else f"measure {more} more prompts"
     sentence = f"whether {name} pays cannot be told, {_speed(best)} plain decoding: {needed}"
@@ -164,9 +183,11 @@ def _of(
 def _more_prompts(cell: Cell, rival: Cell | None) -> int | None:
     """How many it takes until the interval of the speed-up is as wide as the distance to plain decoding, or to the
     rival's speed-up; intervals shrink with the root of their number. None where that is more than is worth it, or
-    other work made the interval wide."""
+    something else than few prompts made an interval wide."""
     interval, speedup = cell.speedup_interval, cell.times_faster
-    if interval is None or interval.bounds is None or speedup is None or disturbed(cell):
+    if interval is None or interval.bounds is None or speedup is None:
+        return None
+    if not (well_known(cell) and (rival is None or well_known(rival))):
         return None
     other = 1.0 if rival is None else (rival.times_faster or 1.0)
     distance = abs(log(speedup / other))

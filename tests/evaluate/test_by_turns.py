@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,12 +10,14 @@ from math import inf, log
 from statistics import fmean
 
 import pytest
+import torch
 
 import draftkit
 from draftkit.evaluate.by_turns import NARROW, block_sizes, by_turns, pace_error, speedup_interval
 from draftkit.requests import SamplingParameters
 from draftkit.results.record import PromptRecord
 from draftkit.results.settings import Settings
+from draftkit.results.statistics import student
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,22 @@ def test_the_interval_of_paces_covers_the_truth_about_as_often_as_it_says() -> N
         pairs = [(Run(generator.lognormvariate(0, 0.2), 0), Run(generator.lognormvariate(0, 0.2), 0)) for _ in range(4)]
         covered += abs(fmean(log(a.pace / b.pace) for a, b in pairs)) <= pace_error(pairs)
     assert 180 <= covered <= 199
+
+
+@pytest.mark.parametrize("pairs", [2, 4, 18, 24])  # 18, 24: three passes over 6 and 8 blocks
+def test_the_interval_of_paces_has_the_width_of_its_number_of_pairs(pairs: int) -> None:
+    """95 of 100 hold the truth where noise is normal, to a standard error of 0.2."""
+    draws = torch.randn(12_000, pairs, generator=torch.Generator().manual_seed(pairs), dtype=torch.float64)
+    covered = (draws.mean(1).abs() <= student(pairs - 1) * draws.std(1) / pairs**0.5).double().mean()
+    assert 0.944 <= float(covered) <= 0.956
+    width = float(student(pairs - 1) * draws[0].std() / pairs**0.5)
+    assert math.isclose(pace_error([(Run(ratio, 0), Run(1.0, 0)) for ratio in draws[0].exp().tolist()]), width)
+
+
+def test_students_t() -> None:
+    """As the tables have it."""
+    tables = {1: 12.706, 2: 4.303, 15: 2.131, 16: 2.120, 23: 2.069, 30: 2.042, 120: 1.980, 10_000: 1.960}
+    assert {degrees: round(student(degrees), 3) for degrees in tables} == tables
 
 
 @pytest.mark.parametrize(

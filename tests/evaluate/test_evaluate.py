@@ -400,6 +400,13 @@ def test_advice_needs_a_measurement_at_each_batch() -> None:
     assert "no measured speed-up at batch 4 is known well enough" in (speed_model("draft", cells, times).withheld or "")
 
 
+def test_advice_is_not_held_against_what_its_run_doubts() -> None:
+    """However narrow its interval is."""
+    times = RoundTimes({(1, 0): 10.0, (1, 1): 11.0, (1, 3): 13.0})
+    model = speed_model("draft", [replace(speed_cell(), pace_error=0.16, passes=3)], times)
+    assert "known well enough" in (model.withheld or "")
+
+
 def doubts(**measured: Any) -> list[str]:
     return [finding.name for finding in findings(Evidence(settings=QUICK, **measured), "measurement")]
 

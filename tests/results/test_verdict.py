@@ -12,6 +12,8 @@ from fixtures.report_results import full_result, old_result
 from rich.console import Console
 
 from draftkit.checks.registry import Evidence, findings
+from draftkit.report.measured import with_sure_speeds
+from draftkit.report.series import join
 from draftkit.report.tables import show_evaluation
 from draftkit.results.record import Cell, Interval, Predicted, Result, SpeedModel, Speedup, result_from
 from draftkit.results.settings import Settings
@@ -83,8 +85,39 @@ def test_a_disturbed_machine_is_no_matter_of_prompts() -> None:
     noisy = cell(1.3, 0.6, pace_error=0.5, passes=3)
     assert said(noisy).endswith(": something else used the machine; measure again on one that does nothing else")
     (verdict,) = verdicts((cell(1.6, pace_error=0.2), cell(1.5, draft="two")))
-    assert verdict.sentence.endswith("; two at K = 4 may be as fast, 1.50 × [1.40, 1.60]")
+    assert verdict.sentence.endswith("; one at K = 4 may be as fast, 1.60 × [1.50, 1.70]")
     assert verdict.more_prompts is None
+
+
+BEYOND = {"speedup_interval": Interval(1.85, 1.06, 3.17, 8), "acceptance_length": Interval(2.11, 1.8, 2.4, 8)}
+DOUBTED: list[dict[str, Any]] = [
+    BEYOND,
+    {"pace_error": 0.52, "passes": 3},
+    BEYOND | {"acceptance_length": Interval(2.11, None, None)},
+]
+
+
+@pytest.mark.parametrize("doubt", DOUBTED, ids=["beyond", "disturbed", "beyond a length without an interval"])
+@pytest.mark.parametrize("engine", ["draftkit", "vllm", "llama.cpp"])
+def test_what_its_own_run_doubts_is_not_advised(engine: str, doubt: dict[str, Any]) -> None:
+    """Above 1 it is all the same; nor do a page and a card show it as what the draft brings."""
+    doubted = cell(1.85, engine=engine, **doubt)
+    (verdict,) = verdicts((doubted,))
+    assert verdict.kind == "unclear"
+    assert "pays cannot be told" in verdict.sentence
+    assert verdicts((doubted, cell(1.2, draft="two", engine=engine)))[0].sentence.startswith("use two at K = 4")
+    assert verdicts((cell(1.9, engine=engine), replace(doubted, concurrency=4)))[0].up_to == 1
+    assert join([Result((doubted,), PROVENANCE)])[0].fastest is None
+    assert with_sure_speeds(Result((doubted,), PROVENANCE)).cells[0].speedup is None
+
+
+def test_an_interval_beyond_the_acceptance_length_says_so() -> None:
+    assert said(cell(1.85, **BEYOND)) == (
+        "whether one at K = 4 pays cannot be told: 1.85 × [1.06, 3.17] plain decoding reaches beyond what an "
+        "acceptance length of 2.11 accounts for; measure again with more --repeats"
+    )
+    within = BEYOND | {"speedup_interval": Interval(1.85, 1.5, 2.5, 8)}  # some prompts accept more
+    assert said(cell(1.85, **within)).startswith("use one at K = 4")
 
 
 def test_without_an_interval_nothing_is_recommended() -> None:
