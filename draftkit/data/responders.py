@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from draftkit.engines.http import Api, RejectedRequest
+from draftkit.engines.http import Api, Limits, RejectedRequest
+from draftkit.engines.servers.server import possible
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.errors import SourceError, command
 from draftkit.hub.locate import locate
@@ -20,7 +22,7 @@ from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
 
-TIMEOUT = 3600.0  # seconds for one response, which may wait for others
+LIMITS = Limits(silence=3600.0)  # one response, of which nothing is to be seen before its end, may wait for others
 PAUSES = (1.0, 5.0, 30.0)  # seconds before an attempt that failed is made again
 
 
@@ -114,7 +116,7 @@ class EndpointResponder:
         self.client = CompletionsClient(
             Api(
                 endpoint,
-                timeout=TIMEOUT,
+                limits=LIMITS,
                 pauses=PAUSES,
                 hint="check address, model name and OPENAI_API_KEY; the same command goes on where this one stopped",
             )
@@ -131,6 +133,9 @@ class EndpointResponder:
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             return list(pool.map(self._complete, prompts))
+        except BaseException:
+            self.client.api.leave()
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt, what has not begun never does
 
@@ -147,7 +152,8 @@ class EndpointResponder:
     def _complete(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
         drawn = replace(self.sampling.parameters, seed=prompt.seed)
         request = Request(prompt.id, prompt.tokens, self.sampling.max_new_tokens, drawn)
+        ask = functools.partial(self.client.complete, self.model, request, self.sampling.end_ids)
         try:
-            return self.client.complete(self.model, request, self.sampling.end_ids).ids
+            return possible(ask, request, self.client.api.root).ids
         except RejectedRequest as error:
             return Refusal(error.said)

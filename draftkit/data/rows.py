@@ -16,6 +16,7 @@ from typing import Any
 
 from draftkit.data.samples import Span, parse_tokens
 from draftkit.errors import FormatError, SourceError
+from draftkit.hub.token import keep_token
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 from draftkit.io.records import excerpt
@@ -393,6 +394,7 @@ def _read_parquet(path: Path) -> Iterator[Place]:
 def _read_hub(source: str, split: str, subset: str | None, revision: str | None) -> Iterator[Place]:
     repo, _, named = source.partition("@")
     load_dataset = _datasets(source)
+    keep_token()
     try:
         rows = load_dataset(repo, subset, split=split, revision=named or revision, streaming=True)
         for number, record in enumerate(undecoded(rows), start=1):

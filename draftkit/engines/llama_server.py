@@ -7,14 +7,15 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from draftkit.errors import DraftkitError
+from draftkit.engines.http import Api, Limits
+from draftkit.errors import DraftkitError, SourceError
 
 PATIENCE = 600.0  # seconds that a model may take to load
+READY = Limits(silence=10.0, page=10.0)  # in which a server that is ready says so
 LOG_LINES = 20  # of the server's output that an error shows
 # With what the server computes in float32 throughout, as draftkit does: its caches are in float16 otherwise.
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
@@ -51,8 +52,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
     """Return once the models are loaded. Raises `DraftkitError` where the server ends, or takes too long."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until and process.poll() is None:
-        with suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=10).close()
+        with suppress(SourceError):
+            Api(url, limits=READY, hint="").page("/health")
             return
         time.sleep(0.1)
     end = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])

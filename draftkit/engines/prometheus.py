@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftkit.engines.records import MOST_COUNTED, MOST_DRAFTED, whole_number
 from draftkit.errors import FormatError
 
 _QUOTED = r'"(?:\\.|[^"\\])*"'
@@ -31,9 +32,30 @@ def parse_samples(text: str) -> list[MetricSample]:
 
 
 def total(samples: Sequence[MetricSample], name: str) -> int | None:
-    """A counter summed over its labels, so over all engines of a server; None where there is no such counter."""
-    values = [sample.value for sample in samples if sample.name == f"{name}_total"]
-    return int(sum(values)) if values else None
+    """A counter summed over its labels, so over all engines of a server; None where there is no such counter.
+
+    Raises `FormatError` for one that counts nothing: negative, broken, NaN.
+    """
+    values = [_counted(sample.value, name) for sample in samples if sample.name == f"{name}_total"]
+    return sum(values) if values else None
+
+
+def by_position(samples: Sequence[MetricSample], name: str) -> tuple[int, ...]:
+    """A counter of the positions of a draft, from 0 to the last that has one. Raises `FormatError` as `total`."""
+    at: dict[int, int] = {}
+    for sample in samples:
+        if sample.name == f"{name}_total":
+            label = sample.labels.get("position", "")
+            position = _counted(int(label) if label.isdecimal() else label, f"position of {name}", MOST_DRAFTED)
+            at[position] = at.get(position, 0) + _counted(sample.value, name)
+    return tuple(at.get(position, 0) for position in range(max(at, default=-1) + 1))
+
+
+def _counted(value: object, what: str, most: int = MOST_COUNTED) -> int:
+    try:
+        return whole_number(value, what, most)
+    except ValueError as error:
+        raise FormatError(str(error)) from None
 
 
 def _parse(line: str) -> MetricSample:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, pairwise, zip_longest
+from math import isfinite
 from statistics import fmean
 
 from draftkit.requests import Request
 
 Progress = Callable[[int, float], None]  # answers done, acceptance length so far
 Token = int | str  # an id; where a server gives none, the token's text
+
+MOST_COUNTED = 1 << 53  # up to which a float tells one whole number from the next
+MOST_DRAFTED = 1024  # draft tokens of a step; what any engine drafts is far below
+MOST_CUT = 64  # accepted tokens of a step that are cut off, where an engine tells no positions
+ROUNDING = 0.01  # by which a log-probability may exceed 0
+
+
+def whole_number(value: object, what: str, most: int = MOST_COUNTED) -> int:
+    """A count, of tokens or steps, as an engine tells it. Raises `ValueError` for what is none."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if not 0 <= number <= most or number != int(number):
+        raise ValueError(f"{what} is {str(value)[:100]}, and no whole number from 0 to {most:,}")
+    return int(number)
+
+
+def whole_numbers(values: Sequence[object], what: str, most: int = MOST_COUNTED) -> list[int]:
+    """The counts of steps, by what they accepted. Raises `ValueError` for what is none, and for too many."""
+    if not 0 < len(values) <= MOST_DRAFTED + 1:
+        raise ValueError(f"{what} has {len(values):,} entries, one for each number of accepted draft tokens")
+    return [whole_number(value, what, most) for value in values]
 
 
 @dataclass(frozen=True)
@@ -29,18 +51,19 @@ class DraftCounts:
     @classmethod
     def of_histogram(cls, histogram: Sequence[int], num_draft_tokens: int | None) -> DraftCounts:
         """From entry j: the steps that accepted exactly j draft tokens."""
+        at_least = tuple(accumulate(reversed(histogram)))[::-1]  # entry j: the steps that accepted j or more
         return cls(
             sum(histogram),
             num_draft_tokens,
             sum(accepted * steps for accepted, steps in enumerate(histogram)),
-            tuple(sum(histogram[position + 1 :]) for position in range(len(histogram) - 1)),
+            at_least[1:],
         )
 
     @classmethod
     def of_chunks(cls, sizes: Sequence[int]) -> DraftCounts:
         """From the tokens of each chunk of an answer, where every step but the prefill's is a chunk of its own."""
-        accepted = [size - 1 for size in sizes[1:]]
-        return cls.of_histogram([accepted.count(number) for number in range(max(accepted, default=0) + 1)], None)
+        steps = Counter(size - 1 for size in sizes[1:])
+        return cls.of_histogram([steps[number] for number in range(max(steps, default=0) + 1)], None)
 
     @classmethod
     def total(cls, counts: Sequence[DraftCounts]) -> DraftCounts:
@@ -68,11 +91,27 @@ class DraftCounts:
             ),
         )
 
-    def follows(self, earlier: DraftCounts) -> bool:
-        """Whether counters that only grow can have gone from `earlier` to these."""
-        since = self - earlier
-        grown = (since.num_drafts, since.num_draft_tokens or 0, *since.num_accepted_tokens_per_pos)
-        return all(count >= 0 for count in grown)
+    @property
+    def fell(self) -> bool:
+        """Whether this is a difference of counters, which only grow, that cannot be one."""
+        at = self.num_accepted_tokens_per_pos
+        return min(self.num_drafts, self.num_draft_tokens or 0, self.num_accepted_tokens, *at) < 0
+
+    def impossible(self, tokens: int, answers: int = 1) -> str | None:
+        """What cannot be in the counts of so many answers with so many tokens in all; None where everything can."""
+        drafts, accepted, at = self.num_drafts, self.num_accepted_tokens, self.num_accepted_tokens_per_pos
+        if self.fell:
+            return "a count is negative"
+        if self.num_draft_tokens is not None and not accepted <= self.num_draft_tokens <= drafts * MOST_DRAFTED:
+            return f"{accepted:,} of {self.num_draft_tokens:,} draft tokens were accepted, in {drafts:,} steps"
+        if accepted and not drafts:
+            return f"{accepted:,} draft tokens were accepted in no step"
+        if at and (sum(at) != accepted or any(later > earlier for earlier, later in pairwise((drafts, *at)))):
+            return f"{', '.join(map(str, at[:20]))} steps accepted at each position, of {drafts:,}, {accepted:,} tokens"
+        # A step gives what it accepted and one more token, of which the end of an answer cuts off less than a step.
+        if drafts + accepted > tokens + answers * (len(at) or MOST_CUT):
+            return f"{drafts:,} steps accepted {accepted:,} draft tokens, and gave {tokens:,} tokens"
+        return None
 
     @property
     def acceptance_length(self) -> float:
@@ -88,6 +127,10 @@ class Counters:
     drafts: DraftCounts | None = None
     finished: int | None = None
     tokens: int | None = None
+
+    @property
+    def accepted(self) -> int | None:
+        return None if self.drafts is None else self.drafts.num_accepted_tokens
 
 
 @dataclass(frozen=True)
@@ -123,6 +166,18 @@ class Answer:
     def equals(self, other: Answer) -> bool:
         """Whether both say the same: token for token, or as text where a server names no tokens."""
         return self.tokens == other.tokens if self.tokens and other.tokens else self.text == other.text
+
+    def impossible(self, request: Request) -> str | None:
+        """What cannot be in an answer to this request; None where everything can."""
+        if self.num_tokens > request.max_new_tokens:
+            return f"{self.num_tokens:,} tokens, where {request.max_new_tokens:,} were asked for at most"
+        if odd := [token for token in self.tokens if not (isinstance(token, str) or _is_id(token))]:
+            return f"{str(odd[0])[:100]} is no token"
+        beside = (p for others in self.alternatives or () for p in others.values())
+        for logprob in (*(self.logprobs or ()), *beside):
+            if not (isfinite(logprob) and logprob <= ROUNDING):
+                return f"{logprob} is no log-probability"
+        return None if self.drafts is None else self.drafts.impossible(self.num_tokens)
 
     @property
     def skipped(self) -> int:
@@ -210,6 +265,10 @@ class EngineRun:
 
 
 Lane = Callable[[Sequence[Request]], EngineRun]  # an engine that is ready for requests
+
+
+def _is_id(token: object) -> bool:
+    return type(token) is int and 0 <= token < 1 << 31
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

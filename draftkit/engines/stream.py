@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftkit.engines.http import Event
-from draftkit.engines.records import Answer, DraftCounts, Token
+from draftkit.engines.records import Answer, DraftCounts, Token, whole_number
 from draftkit.requests import Request
 
 ID = "token_id:"  # how vLLM writes a token among log-probabilities for `return_tokens_as_token_ids`
@@ -79,20 +79,24 @@ def chunks_of(events: Sequence[Event]) -> list[Chunk]:
 
 
 def answer_of(chunks: Sequence[Chunk], began: float, drafts: DraftCounts | None, count: int | None = None) -> Answer:
-    """The whole answer. `count`: its tokens, as the server says, where chunks name none. Chunks are one or more."""
+    """The whole answer. `count`: its tokens, as the server says, where chunks name none. Chunks are one or more.
+
+    Log-probabilities of some tokens alone are of no use: nothing says of which.
+    """
     times = [chunk.time for chunk in chunks]
+    tokens = tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks))
     alternatives = tuple(itertools.chain.from_iterable(chunk.alternatives for chunk in chunks))
     logprobs = tuple(itertools.chain.from_iterable(chunk.logprobs for chunk in chunks))
     return Answer(
-        tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
+        tokens,
         times[0] - began,
         times[-1] - began,
         tuple(after - before for before, after in itertools.pairwise(times)),
         drafts,
         text="".join(chunk.text for chunk in chunks),
         count=count,
-        logprobs=logprobs or None,
-        alternatives=alternatives or None,
+        logprobs=logprobs if logprobs and len(logprobs) == len(tokens) else None,
+        alternatives=alternatives if alternatives and len(alternatives) == len(tokens) else None,
     )
 
 
@@ -104,12 +108,12 @@ def choice_of(event: Mapping[str, object]) -> dict[str, object]:
 
 
 def completion_tokens(events: Sequence[Event]) -> int | None:
-    """How many tokens the server counts in the answer."""
+    """How many tokens the server counts in the answer. Raises `ValueError` for what is no count."""
     for _, event in reversed(events):
         usage = event.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if isinstance(count, int):
-            return count
+        if count is not None:
+            return whole_number(count, "completion_tokens")
     return None
 
 
@@ -122,7 +126,7 @@ def _chunk(time: float, choice: Mapping[str, object]) -> Chunk:
         text = str(choice.get("text") or "")
     rows = _rows(choice.get("logprobs"))
     ids = choice.get("token_ids")
-    named = tuple(ids) if isinstance(ids, list) and all(type(token) is int for token in ids) else None
+    named = tuple(ids) if isinstance(ids, list) else None
     return Chunk(
         time,
         text,
@@ -143,10 +147,11 @@ def _rows(logprobs: object) -> list[tuple[Token, float, dict[Token, float]]]:
             for row in content
         ]
     names, values, tops = (logprobs.get(name) or [] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    if not any(value is not None for value in values):
+        return []
     return [
         (_token(name), float(value), {_token(o): p for o, p in (top or {}).items()})
         for name, value, top in itertools.zip_longest(names, values, tops)
-        if value is not None
     ]
 
 
@@ -156,6 +161,8 @@ def _tops(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _token(name: object) -> Token:
-    text = str(name)
-    number = text.removeprefix(ID)
-    return int(number) if number != text and number.isdecimal() else text
+    """A token as log-probabilities name it. Raises `ValueError` for what is no name."""
+    if not isinstance(name, str):
+        raise ValueError(f"a token is called {name}")
+    number = name.removeprefix(ID)
+    return int(number) if number != name and number.isdecimal() else name

@@ -16,6 +16,7 @@ from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read
 from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
+from draftkit.hub.token import keep_token
 from draftkit.io.records import did_you_mean
 from draftkit.version import with_extra
 
@@ -122,6 +123,7 @@ def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
             hint=f"{with_extra('eval')}, or pass a JSONL file",
         ) from error
     hub, url, split = described.get("hub"), described.get("url"), described.get("split")
+    keep_token()
     try:
         if hub is None:
             table, revision = load_dataset("json", data_files=url, split="train"), None

@@ -20,6 +20,7 @@ from draftkit import zoo
 from draftkit.errors import SourceError
 from draftkit.hub.gguf import folder_of_gguf
 from draftkit.hub.local_paths import looks_like_path
+from draftkit.hub.token import keep_token
 from draftkit.io.atomic import restore
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.folder import TOKENIZER_FILES
@@ -148,6 +149,7 @@ def _patiently(fetch: Callable[[], Fetched]) -> Fetched:
     """
     from huggingface_hub.errors import HfHubHTTPError
 
+    keep_token()
     waited = 0.0
     while True:
         try:

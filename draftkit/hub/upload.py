@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from draftkit.errors import SourceError
 from draftkit.hub.locate import MALFORMED, is_bad_token
+from draftkit.hub.token import keep_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -71,6 +72,7 @@ def upload(
     check_repo_id(repo)
     if get_token() is None:
         raise SourceError("there is no Hub token to write with", where="HF_TOKEN", hint=f"{_LOG_IN}, with write access")
+    keep_token()
     api = HfApi()
     try:
         _ensure_repository(api, repo, private)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Command
 from fixtures.fake_vllm.simulation import per_position
+from fixtures.hostile_servers import HostileServer, Spoil, metric, put, text
 from fixtures.servers import Dialect, SpeakingServer, simulated
+from hypothesis import given
+from hypothesis import strategies as st
 
+from draftkit.engines.records import DraftCounts
+from draftkit.engines.servers import lane
 from draftkit.engines.servers.connect import kinds_of_servers, server_at
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.server import ServerSettings, evaluate_server
@@ -20,7 +29,7 @@ from draftkit.results.settings import Settings
 
 K = 3
 SETTINGS = Settings(num_speculative_tokens=K, max_new_tokens=20, concurrency=2, limit=4, repeats=1)
-COUNTING: list[Dialect] = ["vllm", "sglang", "sglang incremental", "tensorrt_llm"]
+COUNTING: list[Dialect] = ["vllm", "sglang", "sglang incremental", "llamacpp", "tensorrt_llm"]
 DIALECTS: list[Dialect] = [*COUNTING, "openai", "openai without logprobs"]
 
 
@@ -65,7 +74,7 @@ def test_what_a_server_says_it_accepted_is_what_it_accepted(dialect: Dialect) ->
         assert cell.num_accepted_tokens_per_pos is None
     else:
         assert cell.num_accepted_tokens_per_pos == tuple(per_position(accepted, K))
-    assert cell.num_draft_tokens == (K * len(accepted) if dialect in COUNTING[:3] else None)
+    assert cell.num_draft_tokens == (K * len(accepted) if dialect in COUNTING[:4] else None)
     assert cell.matches_greedy is True
     assert cell.speedup is not None
     assert cell.output_tokens == SETTINGS.max_new_tokens * cell.num_prompts
@@ -105,8 +114,9 @@ def test_how_a_request_is_drawn_reaches_the_server(dialect: Dialect) -> None:
     said = body.get("sampling_params", body)
     assert (said["temperature"], said["top_p"], said["top_k"]) == (0.7, 0.9, 11)
     assert 4 in (said.get("seed"), said.get("sampling_seed"))
-    if not dialect.startswith("openai"):
+    if not dialect.startswith(("openai", "llamacpp")):
         assert (said["stop_token_ids"], said["ignore_eos"]) == ([1, 8], True)
+    if not dialect.startswith("openai"):
         assert answer.tokens == tuple(simulated(K)(_asked((5, 6))).tokens[:9])
     if dialect != "openai without logprobs":
         assert answer.logprobs == (-0.5,) * 9
@@ -150,3 +160,85 @@ def test_cells_of_servers_have_what_other_engines_have() -> None:
     assert isinstance(cell, Cell)
     assert {"engine_version", "interval_known"} <= cell.to_dict().keys()
     assert cell.engine_version == "1-test"
+
+
+TOLD = ("metrics", "speculative_decoding")
+LIES: list[tuple[Dialect, Spoil, str]] = [
+    ("vllm", metric("vllm:spec_decode_num_drafts_total", "NaN"), "num_drafts is nan, and no whole number"),
+    ("vllm", metric("vllm:spec_decode_num_accepted_tokens_total", "+Inf"), "num_accepted_tokens is inf"),
+    ("vllm", metric("vllm:spec_decode_num_draft_tokens_total", "-5"), "num_draft_tokens is -5"),
+    ("vllm", metric("vllm:spec_decode_num_drafts_total", "2.5"), "num_drafts is 2.5"),
+    ("vllm", text("/metrics", lambda page: page.replace('position="1"', 'position="x"')), "position of .* is x"),
+    ("vllm", text("/metrics", lambda page: page.replace('position="1"', 'place="1"')), "position of .* is , and"),
+    ("vllm", text("/metrics", lambda page: page.replace('position="1"', 'position="1000000000000"')), "is 10{12}"),
+    ("vllm", put("/v1/", [-1, 2], *TOLD, "acceptance_histogram"), "histogram is -1"),
+    ("vllm", put("/v1/", [0] * 10**4, *TOLD, "acceptance_histogram"), "10,000 entries"),
+    (
+        "vllm",
+        put("/v1/", [0, 0, 0, 50], *TOLD, "acceptance_histogram"),
+        "accepted, in 50 steps",
+    ),
+    ("vllm", put("/v1/", [50, 1], *TOLD, "acceptance_histogram"), "51 steps accepted 1 "),
+    ("vllm", put("/v1/", 1, *TOLD, "num_draft_tokens"), "of 1 draft tokens were accepted"),
+    ("vllm", put("/v1/", -7, "choices", 0, "token_ids", 0), "-7 is no token"),
+    ("vllm", put("/v1/", lambda ids: ids * 50, "choices", 0, "token_ids"), "tokens, where 8 were asked for"),
+    ("sglang", put("/generate", 10**12, "meta_info", "spec_num_proposed_drafts"), "spec_num_proposed_drafts is"),
+    ("sglang", put("/generate", [1, -1], "meta_info", "spec_correct_drafts_histogram"), "histogram is -1"),
+    (
+        "tensorrt_llm",
+        put("/v1/", inf, "choices", 0, "avg_decoded_tokens_per_iter"),
+        "tokens_per_iter is inf",
+    ),
+    ("llamacpp", put("/completion", 10**6, "timings", "draft_n_accepted"), "draft_n_accepted is 1000000"),
+    ("llamacpp", metric("llamacpp:spec_decode_num_drafts_total", "NaN"), "num_drafts is nan"),
+    ("openai", put("/v1/", 10**12, "usage", "completion_tokens"), "1,000,000,000,000 tokens, where 8"),
+    ("openai", put("/v1/", {"content": [7]}, "choices", 0, "logprobs"), "cannot be read: TypeError"),
+    ("openai", put("/v1/models", "\x1b[2J", "data", 0, "id"), "lists no models"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "spoil", "words"), LIES)
+def test_what_cannot_be_is_not_believed(dialect: Dialect, spoil: Spoil, words: str) -> None:
+    with SpeakingServer(dialect, simulated(K), K) as honest, HostileServer(honest.url, spoil) as server:
+        measuring = ServerSettings(server.url)
+        with pytest.raises(DraftkitError, match=words):
+            evaluate_server(measuring, SETTINGS, target="zoo:target")
+
+
+@pytest.mark.parametrize("name", ["spec_decode_num_accepted_tokens", "request_success", "generation_tokens"])
+def test_counters_that_fall_are_not_believed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "SETTLING", 0.1)
+    values = count(10**6, -1000)
+
+    def falling(page: str) -> str:
+        return re.sub(rf"(?m)^(vllm:{name}_total ).*", rf"\g<1>{next(values)}", page)
+
+    spoil = text("/metrics", falling)
+    with SpeakingServer("vllm", simulated(K), K) as honest, HostileServer(honest.url, spoil) as server:
+        measuring = ServerSettings(server.url)
+        with pytest.raises(DraftkitError, match="reset during the measurement"):
+            evaluate_server(measuring, SETTINGS, target="zoo:target")
+
+
+def test_counters_that_lack_answers_are_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of one of several servers behind an address."""
+    monkeypatch.setattr(lane, "SETTLING", 0.1)
+    missed = "".join(f"vllm:{name}_total 0\n" for name in ("request_success", "generation_tokens"))
+    with SpeakingServer("vllm", simulated(K), K) as honest:
+        spoil = text("/metrics", lambda page: missed + "".join(x + "\n" for x in page.split("\n") if "spec" in x))
+        with HostileServer(honest.url, spoil) as server:
+            result = evaluate_server(ServerSettings(server.url), SETTINGS, target="zoo:target")
+    (warning,) = [w for w in result.warnings if w.name == "other-traffic"]
+    assert "lack 4 requests, 80 output tokens of its answers" in warning.message
+
+
+@given(st.lists(st.integers(0, K), min_size=1), st.data())
+def test_honest_counts_are_possible(accepted: list[int], data: st.DataObject) -> None:
+    """An answer's end cuts off some of what its last step accepted."""
+    cut = data.draw(st.integers(0, accepted[-1]))
+    tokens = 1 + sum(accepted) + len(accepted) - cut
+    steps = [accepted.count(number) for number in range(K + 1)]
+    for counts in (DraftCounts.of_histogram(steps, K * len(accepted)), DraftCounts.of_histogram(steps, None)):
+        assert counts.impossible(tokens) is None
+        assert replace(counts, num_accepted_tokens_per_pos=()).impossible(tokens) is None
+        assert DraftCounts.total([counts] * 3).impossible(3 * tokens, 3) is None

@@ -515,9 +515,9 @@ def test_counts_of_histograms_are_those_of_the_steps(earlier: list[int], later: 
         len(earlier + later), K * len(earlier + later), sum(earlier + later), tuple(per_position(earlier + later, K))
     )
     assert DraftCounts.total([counts(earlier), counts(later)]) == both
-    assert both.follows(counts(earlier))
     assert both - counts(earlier) == counts(later)
-    assert not counts(earlier).follows(both) or not later
+    assert not counts(later).fell
+    assert (counts(earlier) - both).fell is bool(later)
 
 
 # Side by side.

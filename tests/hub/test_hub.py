@@ -348,3 +348,14 @@ def test_files_without_names_are_no_answer_of_a_hub(server: HubServer, home: Pat
     server.nameless = True
     [located] = run(home, server.endpoint, "org/draft")
     assert "does not answer like a Hub" in located["error"]
+
+
+def test_the_token_goes_to_the_hub_alone(server: HubServer, home: Path, tmp_path: Path) -> None:
+    """Where the Hub says that files lie elsewhere, and that access to them is asked for there with the token."""
+    pytest.importorskip("hf_xet")  # the client of that storage
+    with HubServer({"org/draft": tmp_path / "draft"}) as elsewhere:
+        server.storage = elsewhere.endpoint
+        (located,) = run(home, server.endpoint, "org/draft", HF_TOKEN="hf_secret", HF_HUB_DISABLE_XET="0")
+        assert f"asked for at {elsewhere.endpoint}, and goes to the Hub alone" in located["error"]
+    assert "Bearer hf_secret" in server.tokens
+    assert "Bearer hf_secret" not in elsewhere.tokens

@@ -21,7 +21,7 @@ class ChunkServer(Server):
     engine, owner = "server", ""
     estimates = True
 
-    def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
+    def answer(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         del end_ids  # OpenAI has no field for them
         drawn = request.sampling
         body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **prompt_of(request)}

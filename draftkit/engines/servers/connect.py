@@ -5,16 +5,16 @@ from __future__ import annotations
 import pkgutil
 from typing import TypeVar
 
-from draftkit.engines.http import Api
+from draftkit.engines.http import Api, Limits
 from draftkit.engines.servers import kinds
 from draftkit.engines.servers.chunks import ChunkServer
-from draftkit.engines.servers.server import Server
+from draftkit.engines.servers.server import Server, told
 from draftkit.errors import SourceError
 from draftkit.layout.families import class_in
 
 Kind = TypeVar("Kind", bound=Server)
 
-TIMEOUT = 600.0  # seconds without a byte
+LIMITS = Limits()
 
 
 def server_at(url: str) -> Server:
@@ -36,13 +36,13 @@ def server_of(kind: type[Kind], url: str) -> Kind:
 
 def _api(url: str) -> Api:
     hint = "pass the address of a running server, and OPENAI_API_KEY where it asks for a key"
-    return Api(url, timeout=TIMEOUT, hint=hint)
+    return Api(url, limits=LIMITS, hint=hint)
 
 
 def _first_model(api: Api) -> dict[str, object]:
     listed = api.read("/v1/models").get("data")
     first = listed[0] if isinstance(listed, list) and listed else None
-    if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+    if not isinstance(first, dict) or told(first.get("id")) is None:
         raise SourceError("the server lists no models", where=f"{api.root}/v1/models")
     return first
 

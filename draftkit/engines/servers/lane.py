@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from draftkit.engines.records import Answer, Counters, DraftCounts, EngineRun, Lane, Progress
+from draftkit.engines.records import MOST_COUNTED, Answer, Counters, DraftCounts, EngineRun, Lane, Progress
 from draftkit.engines.servers.server import Server
 from draftkit.errors import SourceError
 from draftkit.requests import Request
@@ -41,7 +41,8 @@ def server_lane(
         answers = answer(requests, on_progress)
         seconds = time.perf_counter() - began
         settled = _settled(server, (before.finished or 0) + len(requests))
-        counted = _difference(before.drafts, settled.drafts, server.api.root) if speculates else None
+        grown = _difference(before, settled, answers, server.api.root)
+        counted = grown if speculates else None
         return EngineRun(tuple(answers), seconds, counted, server.version(), other_traffic(before, settled, answers))
 
     return run
@@ -64,6 +65,9 @@ def _answer_all(
                 known.append(drafts)
             on_progress(finished, DraftCounts.total(known).acceptance_length if known else float("nan"))
         return [done.result() for done in running]
+    except BaseException:
+        server.api.leave()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -78,29 +82,47 @@ def _settled(server: Server, finished: int) -> Counters:
     return counters
 
 
-def _difference(before: DraftCounts | None, after: DraftCounts | None, root: str) -> DraftCounts | None:
-    """What was counted between two times; None of a server without such counters. Raises `SourceError` when they began
-    anew between them."""
-    if before is None or after is None:
-        return None
-    if not after.follows(before):
+def _difference(before: Counters, after: Counters, answers: Sequence[Answer], root: str) -> DraftCounts | None:
+    """What was counted of drafts between two times; None of a server without such counters.
+
+    Raises `SourceError` when counters began anew between them, and when so much cannot have been counted.
+    """
+    finished, tokens = _since(before.finished, after.finished), _since(before.tokens, after.tokens)
+    drafts = None if before.drafts is None or after.drafts is None else after.drafts - before.drafts
+    if min(finished or 0, tokens or 0) < 0 or (drafts is not None and drafts.fell):
         raise SourceError(
             "the server's counters were reset during the measurement",
             where=root,
             hint="it was started anew, or there are several servers behind this address: measure one that stays",
         )
-    return after - before
+    if drafts is not None:
+        own = sum(answer.num_tokens for answer in answers)
+        most = MOST_COUNTED if tokens is None else max(tokens, own)
+        if (problem := drafts.impossible(most, max(finished or 0, len(answers)))) is not None:
+            raise SourceError(f"the server's counters say what cannot be: {problem}", where=f"{root}/metrics")
+    return drafts
+
+
+def _since(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def other_traffic(before: Counters, after: Counters, answers: Sequence[Answer]) -> tuple[str, ...]:
-    """What the server did beside these answers, as a sentence; nothing where its counters do not say."""
+    """What the server did beside these answers, and what of them it has not counted, as sentences; nothing where its
+    counters, or the answers, do not say."""
+    accepted = [answer.drafts.num_accepted_tokens for answer in answers if answer.drafts is not None]
     counted = {
-        "requests": (before.finished, after.finished, len(answers)),
-        "output tokens": (before.tokens, after.tokens, sum(answer.num_tokens for answer in answers)),
+        "requests": (_since(before.finished, after.finished), len(answers)),
+        "output tokens": (_since(before.tokens, after.tokens), sum(answer.num_tokens for answer in answers)),
+        "accepted draft tokens": (
+            _since(before.accepted, after.accepted) if len(accepted) == len(answers) else None,
+            sum(accepted),
+        ),
     }
-    others = [
-        f"{end - start - own} {what}"
-        for what, (start, end, own) in counted.items()
-        if start is not None and end is not None and end - start > own
-    ]
-    return (f"the server also worked for others meanwhile: {', '.join(others)}",) if others else ()
+    beside = {what: whole - own for what, (whole, own) in counted.items() if whole is not None}
+    others = ", ".join(f"{count} {what}" for what, count in beside.items() if count > 0)
+    lacking = ", ".join(f"{-count} {what}" for what, count in beside.items() if count < 0)
+    said = [f"the server also worked for others meanwhile: {others}"] if others else []
+    if lacking:
+        said.append(f"the server's counters lack {lacking} of its answers: there may be several behind this address")
+    return tuple(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from draftkit.engines.http import Api, Event
-from draftkit.engines.records import Answer, DraftCounts
+from draftkit.engines.records import Answer, DraftCounts, whole_number, whole_numbers
 from draftkit.engines.stream import answer_of, choice_of, chunks_of, path_of
 from draftkit.engines.vllm.request import completion_body
 from draftkit.errors import SourceError
@@ -43,7 +43,7 @@ class CompletionsClient:
                     hint="something between here and the model sends other prompt tokens: pass the server's address",
                 )
         chunks = chunks_of(events)
-        if not chunks or not all(isinstance(token, int) for chunk in chunks for token in chunk.tokens or ("",)):
+        if not chunks or any(isinstance(token, str) for chunk in chunks for token in chunk.tokens or ("",)):
             raise SourceError(
                 "the server returns no token ids",
                 where=where,
@@ -61,6 +61,8 @@ def _counts(events: list[Event]) -> DraftCounts | None:
         counted = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
         if isinstance(counted, dict):
             histogram, drafted = counted.get("acceptance_histogram"), counted.get("num_draft_tokens")
-            if isinstance(histogram, list) and isinstance(drafted, int):  # vLLM calls these fields experimental
-                return DraftCounts.of_histogram(histogram, drafted)
+            if isinstance(histogram, list) and drafted is not None:  # vLLM calls these fields experimental
+                steps = whole_numbers(histogram, "acceptance_histogram")
+                most = sum(steps) * (len(steps) - 1)
+                return DraftCounts.of_histogram(steps, whole_number(drafted, "num_draft_tokens", most))
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftkit.engines.prometheus import MetricSample, total
+from draftkit.engines.prometheus import MetricSample, by_position, total
 from draftkit.engines.records import Counters, DraftCounts
 
 
@@ -24,9 +24,4 @@ def draft_counts(samples: Sequence[MetricSample]) -> DraftCounts | None:
     drafts, drafted, accepted = (total(samples, f"vllm:spec_decode_{name}") for name in names)
     if drafts is None or drafted is None or accepted is None:
         return None
-    at: dict[int, int] = {}
-    for sample in samples:
-        if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
-            position = int(sample.labels["position"])
-            at[position] = at.get(position, 0) + int(sample.value)
-    return DraftCounts(drafts, drafted, accepted, tuple(at.get(i, 0) for i in range(max(at, default=-1) + 1)))
+    return DraftCounts(drafts, drafted, accepted, by_position(samples, "vllm:spec_decode_num_accepted_tokens_per_pos"))

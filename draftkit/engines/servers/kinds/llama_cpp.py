@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftkit.engines.http import Event
-from draftkit.engines.prometheus import MetricSample, parse_samples, total
-from draftkit.engines.records import Answer, Counters, DraftCounts, Token
-from draftkit.engines.servers.server import Server
+from draftkit.engines.prometheus import by_position, parse_samples, total
+from draftkit.engines.records import Answer, Counters, DraftCounts, Token, whole_number
+from draftkit.engines.servers.server import Server, told
 from draftkit.engines.stream import Chunk, answer_of, sampling_of
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.io.jsonfile import loads
@@ -36,7 +36,7 @@ class LlamaCppServer(Server):
     )
     expected = False  # that it drafts
 
-    def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
+    def answer(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         began = time.perf_counter()
         events = self.api.ask("/completion", self.body(request), stream=True)
         chunks = [chunk for event in events if (chunk := _chunk(event)) is not None]
@@ -44,11 +44,11 @@ class LlamaCppServer(Server):
             raise SourceError("the server says nothing", where=f"{self.api.root}/completion")
         timings = events[-1][1].get("timings")
         count = timings.get("predicted_n") if isinstance(timings, dict) else None
-        return answer_of(chunks, began, self._counts(timings), count)
+        known = None if count is None else whole_number(count, "predicted_n")
+        return answer_of(chunks, began, self._counts(timings), known)
 
     def version(self) -> str | None:
-        version = self.api.found("/props").get("build_info")
-        return version if isinstance(version, str) else None
+        return told(self.api.found("/props").get("build_info"))
 
     def speculates(self) -> bool | None:
         """What its slots say: a draft that does not fit, or one without `--spec-type`, is loaded and not used."""
@@ -59,15 +59,17 @@ class LlamaCppServer(Server):
         first = slots[0] if isinstance(slots, list) and slots else None
         return bool(first.get("speculative")) if isinstance(first, dict) else None
 
-    def counters(self) -> Counters:
+    def counted(self) -> Counters:
         try:
             samples = parse_samples(self.api.page("/metrics"))
-        except DraftkitError:  # of a server without --metrics
+        except SourceError:  # of a server without --metrics
             return Counters()
         drafts, drafted, accepted = (total(samples, PREFIX + n) for n in ("drafts", "draft_tokens", "accepted_tokens"))
         if drafts is None or accepted is None:
             return Counters()
-        return Counters(DraftCounts(drafts, drafted, accepted, _per_position(samples)))
+        return Counters(
+            DraftCounts(drafts, drafted, accepted, by_position(samples, f"{PREFIX}accepted_tokens_per_pos"))
+        )
 
     def body(self, request: Request) -> dict[str, object]:
         """What `/completion` is asked."""
@@ -98,9 +100,9 @@ class LlamaCppServer(Server):
         could have."""
         found: Mapping[str, Any] = timings if isinstance(timings, dict) else {}
         if "draft_n" in found:
-            accepted = int(found["draft_n_accepted"])
-            steps = max(int(found["predicted_n"]) - 1 - accepted, 1)
-            return DraftCounts(steps, int(found["draft_n"]), accepted, ())
+            drafted, tokens = (whole_number(found[name], name) for name in ("draft_n", "predicted_n"))
+            accepted = whole_number(found["draft_n_accepted"], "draft_n_accepted", tokens)
+            return DraftCounts(max(tokens - 1 - accepted, 1), drafted, accepted, ())
         if self.expected and self.speculates() is not True:
             raise SourceError(
                 "the server has drafted nothing: its answer has no draft_n",
@@ -125,12 +127,3 @@ def _chunk(event: Event) -> Chunk | None:
     others: tuple[Mapping[Token, float], ...]
     others = tuple({int(one["id"]): float(one["logprob"]) for one in row["top_logprobs"]} for row in rows)
     return Chunk(when, str(said.get("content", "")), tuple(tokens), logprobs, others)
-
-
-def _per_position(samples: list[MetricSample]) -> tuple[int, ...]:
-    found = {
-        int(sample.labels["position"]): int(sample.value)
-        for sample in samples
-        if sample.name == f"{PREFIX}accepted_tokens_per_pos_total"
-    }
-    return tuple(found[position] for position in sorted(found))

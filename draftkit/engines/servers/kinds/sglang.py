@@ -13,10 +13,10 @@ from typing import Any
 
 from draftkit.engines.http import Event
 from draftkit.engines.prometheus import parse_samples, total
-from draftkit.engines.records import Answer, Counters, DraftCounts, Token
-from draftkit.engines.servers.server import Server
+from draftkit.engines.records import MOST_DRAFTED, Answer, Counters, DraftCounts, Token, whole_number, whole_numbers
+from draftkit.engines.servers.server import Server, told
 from draftkit.engines.stream import Chunk, answer_of, choice_of, endings, prompt_of, sampling_of
-from draftkit.errors import DraftkitError, SourceError
+from draftkit.errors import SourceError
 from draftkit.requests import Request
 
 # What today's releases call it, then what earlier ones did.
@@ -30,7 +30,7 @@ class SglangServer(Server):
 
     engine = owner = "sglang"
 
-    def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
+    def answer(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         if request.messages:
             return self._chat(request, end_ids)
         began = time.perf_counter()
@@ -62,22 +62,20 @@ class SglangServer(Server):
         return Answer(tokens, None, None, None, _counts(meta), logprobs=logprobs or None, alternatives=others or None)
 
     def version(self) -> str | None:
-        version = self._info().get("version")
-        return version if isinstance(version, str) else None
+        return told(self._info().get("version"))
 
     def draft(self) -> str | None:
-        path = self._info().get("speculative_draft_model_path")
-        return path if isinstance(path, str) else None
+        return told(self._info().get("speculative_draft_model_path"))
 
     def speculates(self) -> bool | None:
         info = self._info()
         return bool(info["speculative_algorithm"]) if "speculative_algorithm" in info else None
 
-    def counters(self) -> Counters:
+    def counted(self) -> Counters:
         """Those of a server that was started with `--enable-metrics`."""
         try:
             samples = parse_samples(self.api.page("/metrics"))
-        except DraftkitError:
+        except SourceError:
             return Counters()
         finished, tokens = (total(samples, f"sglang:{name}") for name in ("num_requests", "generation_tokens"))
         return Counters(None, finished, tokens)
@@ -137,15 +135,15 @@ def _rows(meta: object, name: str) -> list[Any]:
 
 
 def _counts(meta: object) -> DraftCounts | None:
-    """A request's own counts; None of a server without a draft."""
-    steps = meta.get("spec_verify_ct") if isinstance(meta, dict) else None
-    if not isinstance(meta, dict) or not isinstance(steps, int) or not steps:
+    """A request's own counts; None of a server without a draft. Raises `ValueError` for what is no count."""
+    if not isinstance(meta, dict) or not meta.get("spec_verify_ct"):
         return None
+    steps = whole_number(meta["spec_verify_ct"], "spec_verify_ct")
     accepted, proposed, histogram = (
         next((meta[name] for name in names if name in meta), None) for names in (ACCEPTED, PROPOSED, HISTOGRAM)
     )
-    proposed = proposed if isinstance(proposed, int) else None
-    if isinstance(histogram, list) and sum(histogram) == steps:
+    proposed = None if proposed is None else whole_number(proposed, PROPOSED[0], steps * MOST_DRAFTED)
+    if isinstance(histogram, list) and sum(counts := whole_numbers(histogram, HISTOGRAM[0], steps)) == steps:
         width = 1 + (proposed // steps if proposed else 0)  # a histogram ends with the most that was accepted
-        return DraftCounts.of_histogram(histogram + [0] * (width - len(histogram)), proposed)
-    return DraftCounts(steps, proposed, accepted, ()) if isinstance(accepted, int) else None
+        return DraftCounts.of_histogram(counts + [0] * (width - len(counts)), proposed)
+    return None if accepted is None else DraftCounts(steps, proposed, whole_number(accepted, ACCEPTED[0]), ())

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from draftkit.engines.http import Event
 from draftkit.engines.records import Answer, DraftCounts
-from draftkit.engines.servers.server import Server
+from draftkit.engines.servers.server import Server, told
 from draftkit.engines.stream import (
     answer_of,
     choice_of,
@@ -34,7 +34,7 @@ class TensorrtServer(Server):
 
     engine, owner = "tensorrt-llm", "tensorrt_llm"
 
-    def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
+    def answer(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **prompt_of(request)}
         body |= sampling_of(request) | {"top_k": request.sampling.top_k} | endings(request, end_ids)
         body |= logprobs_of(request) if request.messages else logprobs_of(request) | {"detokenize": False}
@@ -48,17 +48,18 @@ class TensorrtServer(Server):
         return replace(answer, drafts=_counts(events, answer.num_tokens, sizes))
 
     def version(self) -> str | None:
-        version = self.api.found("/version").get("version")
-        return version if isinstance(version, str) else None
+        return told(self.api.found("/version").get("version"))
 
 
 def _counts(events: list[Event], tokens: int, sizes: list[int]) -> DraftCounts | None:
-    """A request's own counts; None where no average came with it."""
+    """A request's own counts; None where no average came with it. Raises `ValueError` for one of too few iterations."""
     averages = [choice_of(event).get("avg_decoded_tokens_per_iter") for _, event in events]
     average = next((value for value in reversed(averages) if isinstance(value, int | float) and value > 0), None)
     if average is None or tokens < 2:
         return None
-    steps = max(round(tokens / average) - 1, 1)
+    steps = round(tokens / average) - 1
+    if steps < 1:
+        raise ValueError(f"avg_decoded_tokens_per_iter is {average} of {tokens} tokens, the first of which has its own")
     if len(sizes) - 1 == steps and sum(sizes) == tokens:
         return DraftCounts.of_chunks(sizes)
     return DraftCounts(steps, None, tokens - 1 - steps, ())

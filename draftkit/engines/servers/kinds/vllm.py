@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from draftkit.engines.prometheus import parse_samples
 from draftkit.engines.records import Answer, Counters
-from draftkit.engines.servers.server import Server
+from draftkit.engines.servers.server import Server, told
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.engines.vllm.metrics import counters_of
-from draftkit.errors import FormatError, SourceError
 from draftkit.requests import Request
 
 
@@ -20,21 +19,14 @@ class VllmServer(Server):
 
     engine = owner = "vllm"
 
-    def complete(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
+    def answer(self, request: Request, end_ids: frozenset[int] | None) -> Answer:
         return CompletionsClient(self.api).complete(self.model, request, end_ids, stream=True)
 
     def version(self) -> str | None:
-        version = self.api.found("/version").get("version")
-        return version if isinstance(version, str) else None
+        return told(self.api.found("/version").get("version"))
 
     def speculates(self) -> bool | None:
         return self.counters().drafts is not None
 
-    def counters(self) -> Counters:
-        page = self.api.page("/metrics")
-        try:
-            return counters_of(parse_samples(page))
-        except FormatError as error:
-            raise SourceError(
-                f"the server's metrics cannot be read: {error}", where=f"{self.api.root}/metrics"
-            ) from error
+    def counted(self) -> Counters:
+        return counters_of(parse_samples(self.api.page("/metrics")))
