@@ -78,9 +78,9 @@ class SlotRows:
         """What is added to scores over positions 0 … `length` − 1: [B, 1, repeats · T, length], the T rows repeated.
 
         0 where a row may look: at itself and at earlier positions, `window` of them in all, and where it is
-        `bidirectional` at the sequence's later rows; −∞ elsewhere. `anchored`: the window of all rows is that of the
-        sequence's first. `chunk`: nothing before a row's own chunk of so many positions. Rows that are not there may
-        look anywhere; what they see is not used.
+        `bidirectional` at the sequence's later rows, as far ahead as back; −∞ elsewhere. `anchored`: the window of all
+        rows is that of the sequence's first, and bounds no later row. `chunk`: nothing before a row's own chunk of so
+        many positions. Rows that are not there may look anywhere; what they see is not used.
         """
         key = length, window, repeats, dtype, bidirectional, anchored, chunk
         if key not in self._biases:
@@ -89,6 +89,8 @@ class SlotRows:
             hidden = index > (row.amax(2, keepdim=True).expand_as(row) if bidirectional else row)
             if window is not None:
                 hidden = hidden | (index <= (row[:, :, :1] if anchored else row) - window)
+                if bidirectional and not anchored:
+                    hidden |= index >= row + window
             if chunk is not None:
                 hidden = hidden | (index < row // chunk * chunk)
             if not self.complete:  # a row that sees nothing is NaN, which some bfloat16 products spread

@@ -54,7 +54,7 @@ class Blocks:
         if not bidirectional:
             own &= later <= 0
         if window is not None and not anchored:
-            own &= later > -window
+            own &= later.abs() < window
         return torch.where(column < size, before, own)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, sight: Sight) -> Tensor:

@@ -118,6 +118,8 @@ class Batch:
             last = int(self.positions[b].max()) if self.scoring.bidirectional else position
             origin = int(self.positions[b, 0]) if self.scoring.anchored else position
             begin = 0 if self.scoring.window is None else max(origin - self.scoring.window + 1, 0)
+            if self.scoring.window is not None and not self.scoring.anchored:
+                last = min(last, position + self.scoring.window - 1)
             if slot >= 0 and position >= 0:
                 yield b, t, slot, slice(begin if chunk is None else max(begin, position // chunk * chunk), last + 1)
 

@@ -33,9 +33,10 @@ class Scoring(NamedTuple):
 
     `window`: a row sees itself and the `window` − 1 positions before, all where None. `softcap` bounds the scores by a
     tanh (Gemma 2). `sinks` [N] are one more score per head, which takes weight and gives no value (gpt-oss).
-    `bidirectional`: a row sees the later rows of its sequence too, those of this forward. `anchored`: the window of all
-    rows is that of the sequence's first one. `chunk`: positions are cut into chunks of so many, and a row sees nothing
-    before its own (Llama 4). `chosen` int [B, T, …]: the entries that each row sees, of those that it would see.
+    `bidirectional`: a row sees the later rows of its sequence too, those of this forward, as far ahead as its window
+    goes back. `anchored`: the window of all rows is that of the sequence's first one, and bounds no later row. `chunk`:
+    positions are cut into chunks of so many, and a row sees nothing before its own (Llama 4). `chosen` int [B, T, …]:
+    the entries that each row sees, of those that it would see.
     """
 
     scaling: float
@@ -325,6 +326,8 @@ def _attention_kernel(
                 visible &= n > tl.load(positions + sequence * ROWS).to(tl.int32) - window
             else:
                 visible &= n > position[:, None] - window
+                if BIDIRECTIONAL:
+                    visible &= n < position[:, None] + window
         if chunk is not None:
             visible &= n >= position[:, None] // chunk * chunk
         scores = tl.where(visible, scores, -float("inf"))
