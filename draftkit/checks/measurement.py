@@ -122,6 +122,19 @@ def shortened_blocks(cell: Cell, architecture: Architecture) -> Iterator[Finding
 
 
 @check
+def lengthened_blocks(cell: Cell, architecture: Architecture) -> Iterator[Finding]:
+    most = architecture.draft_tokens
+    if most is not None and cell.num_speculative_tokens > most:
+        seen = ", and that the rows before them see" if architecture.fixed_length else ""
+        yield Finding(
+            "lengthened-blocks",
+            "warning",
+            f"{cell.draft}, K={cell.num_speculative_tokens}: the draft's block was trained for K={most}; the further "
+            f"tokens come from rows that it was not trained for{seen}, here as in vLLM",
+        )
+
+
+@check
 def heads_used_again(cell: Cell, facts: Mapping[str, object]) -> Iterator[Finding]:
     """Multi-token prediction modules, each of which was trained for one position."""
     heads, k = facts.get("num_modules"), cell.num_speculative_tokens

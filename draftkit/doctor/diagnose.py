@@ -171,8 +171,9 @@ def diagnose_draft(
             Request(p.id, encode_prompt(p, tokenizer), max_new_tokens, SamplingParameters(TEMPERATURE, seed=number))
             for number, p in enumerate(asked)
         ]
-        most = unified.spec.architecture.draft_tokens
-        wanted = num_speculative_tokens or most or USUAL_TOKENS
+        architecture = unified.spec.architecture
+        most = architecture.most_draft_tokens
+        wanted = num_speculative_tokens or architecture.draft_tokens or USUAL_TOKENS
         k = wanted if most is None else min(wanted, most)
         check_draft_tokens(k, most, draft)
         patient = Patient(draft, unified, runnable(unified), target, model, tokenizer, asked, requests, k)

@@ -212,7 +212,7 @@ class BlockDraft(Architecture):
     def limitations(self) -> list[str]:
         length = self.rope.max_position_embeddings
         found = [
-            f"Its block is made for {self.draft_tokens} draft tokens a round; it cannot draft more.",
+            f"Its block is made for {self.draft_tokens} draft tokens a round; it was not trained for more.",
             f"Its position embedding is made for {length:,} tokens; acceptance beyond is not known.",
         ]
         if self.reduced_vocabulary:

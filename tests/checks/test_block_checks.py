@@ -17,7 +17,6 @@ from draftkit import zoo
 from draftkit.checks.registry import Evidence, checks_of_family, findings
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.patient import changed
-from draftkit.errors import DraftkitError
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.finding import Finding
 from draftkit.layout.facts import with_facts
@@ -62,9 +61,13 @@ def test_whole_blocks_and_rows_that_see_no_later_ones_are_not(
     assert "shortened-blocks" not in {warning.name for warning in evaluated(k, config).warnings}
 
 
-def test_more_drafts_than_the_block_has_are_refused(evaluated: Callable[..., Result]) -> None:
-    with pytest.raises(DraftkitError, match=r"K = 5 draft tokens.*\n.*1 to 4, for which the draft's weights are made"):
-        evaluated(5)
+@pytest.mark.parametrize(("config", "seen"), [(None, True), (JETSPEC, False)])
+def test_more_drafts_than_the_block_has_are_warned_of(
+    config: dict[str, Any] | None, seen: bool, evaluated: Callable[..., Result]
+) -> None:
+    (warning,) = (w for w in evaluated(6, config).warnings if w.name == "lengthened-blocks")
+    assert "K=6: the draft's block was trained for K=4" in warning.message
+    assert ("the rows before them see" in warning.message) is seen
 
 
 @pytest.mark.parametrize(("by", "numbering"), [(-1, "as outputs"), (1, "as states, counted from one too many")])

@@ -292,6 +292,8 @@ RECIPES: dict[str, Make] = {
     "dflash": dflash(),
     "dflash, reduced vocabulary": dflash(d2t_ids=True),
     "dflash, a sliding layer": dflash(sliding_window=4),
+    "dflash, a window to both sides": dflash(sliding_window=2, causal=False),
+    "dflash, beyond its block": dflash(block_size=3),
     "jetspec": dflash(causal=True),
     "dflash, a longer block": dflash(block_size=9),
     "dspark": dspark(),

@@ -47,16 +47,16 @@ class WholeBlocks(DFlashDrafter):
 
     def __init__(self, drafter: DFlashDrafter, num_layers: int, most: int):
         super().__init__(drafter.model, num_layers)
-        self.max_tokens = most
+        self.max_tokens = self._most = most
 
     def slot_bytes(self, capacity: int, k: int) -> int:
-        return super().slot_bytes(capacity + self.max_tokens, k)
+        return super().slot_bytes(capacity + self._most, k)
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
-        super().allocate(num_slots, capacity + self.max_tokens, k)
+        super().allocate(num_slots, capacity + self._most, k)
 
     def _block(self, committed: Committed, anchor: Tensor, k: int) -> Tensor:
-        surplus = self.max_tokens - k
+        surplus = self._most - k
         longer = committed._replace(length=committed.length + surplus)
-        output = super()._block(longer, anchor, self.max_tokens)
+        output = super()._block(longer, anchor, self._most)
         return output[:, : output.shape[1] - surplus]

@@ -105,6 +105,11 @@ class DFlashSpec(BlockDraft):
         return TITLES[self.method]
 
     @property
+    def most_draft_tokens(self) -> None:
+        """Any number: no tensor has the size of the block, and vLLM asks as many masks for it as tokens are wanted."""
+        return None
+
+    @property
     def side_files(self) -> Mapping[str, Mapping[str, str]]:
         """vLLM reads the embedding of the mask from a file of its own."""
         return {MASK_FILE: {"embedding": "mask_embedding"}} if self.mask_embedding else {}

@@ -25,12 +25,13 @@ from draftkit.runtime.prefill import features_before_last, parts_of_prompts
 
 
 class DFlashDrafter:
-    """Drafts up to the tokens of a block. `num_layers`: those of the target."""
+    """Drafts K tokens from a block of as many rows as that takes. `num_layers`: those of the target."""
+
+    max_tokens: int | None = None
 
     def __init__(self, model: DFlashModel, num_layers: int):
         self.model = model
         self.cache = SlotCache(0, 0)
-        self.max_tokens = model.spec.draft_tokens
         self.max_positions = model.spec.max_positions
         self.fill_in = model.spec.slots == "fill-in"
         self._num_layers = num_layers

@@ -260,11 +260,9 @@ class BlockRecipe(Recipe):
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
-        k_own = min(k, self.draft.spec.draft_tokens)  # it drafts no more
         drafted = batch.drafted(k)
-        drafted[k_own:] = False
         teacher, loss = self.head.teacher(batch.last[0]), parse_loss("tv")
-        parts = list(self._parts(batch, drafted[0].nonzero()[:, 0], k_own))
+        parts = list(self._parts(batch, drafted[0].nonzero()[:, 0], k))
         found = joined([self.compare(batch, rows, teacher, drafted.float(), loss) for rows in parts])
         steps, anchors = torch.cat([rows.steps for rows in parts]), torch.cat([rows.anchors for rows in parts])
         fields = []
