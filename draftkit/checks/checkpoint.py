@@ -12,6 +12,7 @@ from draftkit.convert.api import Reading
 from draftkit.convert.operations import carry_out, integers
 from draftkit.convert.randomness import looks_random
 from draftkit.convert.vocabulary_map import mapped_tokens, problem_of_map
+from draftkit.engines.speculators import KIND, LAYER_CONFIG
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import Architecture
@@ -26,6 +27,14 @@ Facts = Mapping[str, object]
 Origins = Mapping[str, FactOrigin]
 Tensors = Mapping[str, TensorHandle]
 
+# By format: what the code that such files are written for makes of a window within a block, where vLLM counts otherwise.
+OTHER_WINDOWS = {
+    "dflash": "z-lab's code of April 2026 lets rows of such layers see their whole block, or the window to both sides "
+    "where attention knows windows; their newer code is as vLLM",
+    "gguf-dflash": "llama.cpp lets a row see all later ones of its block where the layer is not causal",
+    "speculators-dflash": "the library gives all rows the window of the first, and bounds none within the block",
+    "transformers-dflash": "transformers lets a row see one token more to each side",
+}
 LENGTH_MATTERS = ("dynamic", "yarn", "longrope")  # the length enters their formula, so raising it changes the draft
 
 
@@ -317,6 +326,53 @@ def unstated_residual(format: str, origins: Origins) -> Iterator[Finding]:
             "norm_before_residual is not stated: the speculators library takes false, vLLM true",
             fix="--set norm_before_residual=true if the draft was measured with vLLM",
             source="vLLM transformers_utils/configs/speculators/algos.py",
+        )
+
+
+@check
+def causality_in_vllm(config: Config, architecture: Architecture, facts: Facts) -> Iterator[Finding]:
+    """A block drafter of the speculators library whose layers vLLM makes causal otherwise than they were trained."""
+    kind, inner = config.get(KIND), config.get(LAYER_CONFIG)
+    if kind not in ("dflash", "dflash2", "dspark") or not isinstance(inner, Mapping):
+        return
+    layers, trained = [*range(len(architecture.windows))], facts.get("causal_layers")
+    said, own = config.get("sliding_window_non_causal"), inner.get("is_causal")
+    served = layers if said is False else []
+    if kind == "dspark":
+        served = [layer for layer in layers if architecture.windows[layer] is not None]
+    if own is not None:
+        served = layers if own else []
+    if served != trained:
+        stated = "is missing" if said is None else f"is {str(said).lower()}"
+        mends = not trained and kind != "dspark"
+        yield Finding(
+            "causality-in-vllm",
+            "warning",
+            f"sliding_window_non_causal {stated}: of the layers {layers}, those trained with rows that do not see the "
+            f"later ones of their block are {trained}, and vLLM 0.32 serves {served} so",
+            cost="vLLM drafts other tokens than the draft was trained to",
+            fix="serve the folder that draftkit convert writes, whose config says it as vLLM reads it"
+            + ("; or write sliding_window_non_causal true into this one's" if mends else ""),
+            source="vLLM transformers_utils/configs/speculators/algos.py; vllm-project/vllm #56692",
+        )
+
+
+@check
+def narrow_window(format: str, architecture: Architecture, facts: Facts, origins: Origins) -> Iterator[Finding]:
+    """A window that ends within the block, where engines and trainers differ in how they count it."""
+    block, narrow = facts.get("block_size"), min((window for window in architecture.windows if window), default=None)
+    if not isinstance(block, int) or narrow is None or narrow >= block or format not in OTHER_WINDOWS:
+        return
+    if not _overridden(origins, "window_rule"):
+        yield Finding(
+            "narrow-window",
+            "warning",
+            f"a window of {narrow} tokens ends within the block of {block} rows: vLLM 0.32 counts it from each row, to "
+            f"both sides where the layer is not causal, and {OTHER_WINDOWS[format]}",
+            cost="rows may see other tokens than in training. Published windows, of 2,048 tokens and more beside blocks "
+            "of at most 16, reach across the block whoever counts",
+            fix="draftkit doctor measures what else they may have seen; draftkit train --draft goes on as vLLM counts",
+            source="vLLM v1/attention/backends/flash_attn.py, _maybe_symmetrize_window",
         )
 
 

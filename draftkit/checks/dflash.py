@@ -80,9 +80,14 @@ def _first_rows(model: DFlashModel, anchors: Tensor) -> Tensor:
     tokens[:, 0] = anchors
     hidden = model.embed(tokens, weight.dtype)
     rotation = model.rotary(hidden, torch.arange(rows, device=weight.device).expand(len(anchors), -1))
-    later = torch.full((rows, rows), float("-inf"), device=weight.device, dtype=weight.dtype).triu(1)
+    step = torch.arange(rows, device=weight.device)
+    ahead = step - step[:, None]
     for index, layer in enumerate(model.layers):
-        hidden = layer(hidden, rotation, attention_mask=later if index in spec.causal_layers else None)
+        unseen = ahead > (0 if index in spec.causal_layers else rows)
+        if (window := spec.windows[index]) is not None and spec.window_rule == "row":
+            unseen |= ahead.abs() >= window
+        bias = torch.zeros_like(unseen, dtype=weight.dtype).masked_fill_(unseen, -torch.inf)
+        hidden = layer(hidden, rotation, attention_mask=bias)
     return model.norm(hidden)[:, :ROWS]
 
 

@@ -87,7 +87,7 @@ def read_library_draft(checkpoint: Checkpoint, facts: Facts, kinds: Sequence[str
     check_converted(checkpoint, facts, "DFlashConverter")
     named = note_target(facts)
     if SLIDING in (facts.names("layer_types") or ()):
-        note = "as vLLM serves it; the library trains all rows of a block with the window of its first"
+        note = "as vLLM serves it; the library trains all rows with the window of the first, which ends at no later row"
         facts.record("window_rule", "row", "format default", note)
     return kind, named
 

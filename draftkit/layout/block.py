@@ -62,7 +62,8 @@ class BlockDraft(Architecture):
       `anchor-first`: each row, the anchor among them, the token after it.
     - `block_size`: rows of a block in training. `parallel.mask_token_id`: the token in the place of masks.
     - `causal_layers`: the layers in which a row does not see the later rows of its block. `window_rule`: where a
-      sliding window is counted from: each `row`, as served by vLLM and SGLang, or the `anchor` for all rows.
+      sliding window is counted from: each `row`, to both sides where the layer is not causal, as vLLM serves it; or the
+      `anchor` for all rows, backwards alone, as the speculators library trains it.
     - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
     """
 

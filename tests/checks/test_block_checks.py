@@ -11,20 +11,24 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.patients import pico_draft, pico_patient
-from fixtures.published import dflash
+from fixtures.published import dflash, dflash_speculators
 
 from draftkit import zoo
+from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
+from draftkit.checks.dflash import _first_rows
 from draftkit.checks.registry import Evidence, checks_of_family, findings
+from draftkit.convert.api import Reading, convert_checkpoint, inspect_checkpoint
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.patient import changed
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.finding import Finding
 from draftkit.layout.facts import with_facts
 from draftkit.layout.families.dflash import DFlashSpec
-from draftkit.layout.folder import Draft
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import open_draft
 from draftkit.models.chat import load_tokenizer
+from draftkit.models.dflash import load_dflash
 from draftkit.models.ends import TargetEnds, load_ends
 from draftkit.results.record import Result
 from draftkit.results.settings import Settings
@@ -90,6 +94,64 @@ def test_the_layers_of_the_reference_moved_by_one(tmp_path: Path, by: int, numbe
     assert not named(usual)
 
 
+# --- what vLLM makes of a published file
+
+
+def found_in(config: dict[str, Any], tensors: dict[str, torch.Tensor], folder: Path) -> dict[str, Finding]:
+    source = pico.write_checkpoint(folder / "source", config, tensors, safetensors=True)
+    reading = inspect_checkpoint(str(source), target=str(pico.save_target_config(folder / "target")))
+    assert isinstance(reading, Reading)
+    return {finding.name: finding for finding in findings_of_reading(reading)}
+
+
+FULL, MIXED = dflash_speculators.FULL, dflash_speculators.MIXED
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "said", "differs"),
+    [
+        ("dflash", FULL, False, "trained with rows that do not see the later ones of their block are [], and vLLM "
+                                "0.32 serves [0, 1] so"),
+        ("dflash", FULL, True, ""),
+        ("dflash", FULL, None, ""),
+        ("dflash", MIXED, False, "are [0], and vLLM 0.32 serves [0, 1]"),
+        ("dflash", MIXED, None, "are [0], and vLLM 0.32 serves []"),
+        ("dflash", MIXED, True, ""),
+        ("dflash", MIXED | {"is_causal": False}, False, ""),
+        ("dflash", dflash_speculators.WINDOWS, False, ""),
+        ("dflash2", FULL, False, "serves [0, 1]"),
+        ("dflash2", MIXED, True, ""),
+        ("dspark", MIXED, False, ""),
+        ("dspark", MIXED, True, "are [], and vLLM 0.32 serves [0]"),
+    ],
+)  # fmt: skip
+def test_causality_as_the_library_writes_it_and_as_vllm_reads_it(
+    method: str, layers: dict[str, Any], said: bool | None, differs: str, tmp_path: Path
+) -> None:
+    config = dflash_speculators.config(method, layers, sliding_window_non_causal=said)
+    make = {"dflash": dflash.dflash_tensors, "dflash2": dflash.dflash2_tensors, "dspark": dflash_speculators.dspark}
+    found = found_in(config, make[method](torch.float32), tmp_path)
+    assert ("causality-in-vllm" in found) == bool(differs)
+    if differs:
+        assert differs in found["causality-in-vllm"].message
+        assert ("or write sliding_window_non_causal true" in found["causality-in-vllm"].fix) is (layers is FULL)
+    out = convert_checkpoint(str(tmp_path / "source"), tmp_path / "out", target=str(tmp_path / "target"))
+    assert "causality-in-vllm" not in {finding.name for finding in findings_of_draft(read_draft(out))}
+
+
+@pytest.mark.parametrize(("window", "named"), [(4, True), (5, False)])
+def test_a_window_that_ends_within_the_block_of_five(window: int, named: bool, tmp_path: Path) -> None:
+    zlab = dflash.dflash_config(**dflash.SLIDING | {"sliding_window": window})
+    library = dflash_speculators.config("dflash", MIXED | {"sliding_window": window})
+    for config, trained in ((zlab, "see their whole block"), (library, "the window of the first")):
+        found = found_in(config, dflash.dflash_tensors(torch.float32), tmp_path / trained)
+        assert ("narrow-window" in found) is named
+        if named:
+            assert f"a window of {window} tokens ends within the block of 5 rows" in found["narrow-window"].message
+            assert trained in found["narrow-window"].message
+            assert "2,048" in found["narrow-window"].cost
+
+
 # --- what the weights tell of the rows, with no more of the target than its embedding and its head
 
 
@@ -135,6 +197,20 @@ def test_rows_of_a_draft_with_fewer_tokens_tell_too(ends: TargetEnds, tokenizer:
         wrong = reduced(changed(draft, with_facts(draft.spec.architecture, slots="fill-in")), ends)
         (found,) = convention_of(wrong, ends, tokenizer)
     assert found.fix == "--set slots=anchor-first"
+
+
+@pytest.mark.parametrize(
+    ("window", "blind"), [(1, [True, True, True]), (3, [False, False, True]), (None, [False, False, False])]
+)
+def test_rows_see_no_more_of_the_block_than_their_window(window: int | None, blind: list[bool], tmp_path: Path) -> None:
+    """In one layer, by whether the rows after the anchor change with it."""
+    draft = dflash_draft(tmp_path, dflash.dflash_config({"causal": False}))
+    spec: Any = draft.spec.architecture
+    narrow = replace(spec, decoder=replace(spec.decoder, sliding_window=window))
+    model = load_dflash(changed(draft, narrow), pico_patient(tmp_path, draft).model, attention="eager")
+    model.layers = model.layers[:1]
+    one, other = _first_rows(model, torch.tensor([5, 9]))
+    assert [torch.equal(*pair) for pair in zip(one[1:], other[1:], strict=True)] == blind
 
 
 def test_rows_that_were_never_trained_tell_nothing(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ CASES = {
     "short-rope": Case(target={"max_position_embeddings": 8192}),
 }
 # These need layouts of their own, and are tested beside them.
-ELSEWHERE = {"contradiction", "medusa-head-count", "unstated-residual", "short-draft", "vocabulary-map", "not-run"}
+ELSEWHERE = {
+    *("contradiction", "medusa-head-count", "unstated-residual", "short-draft", "vocabulary-map", "not-run"),
+    *("causality-in-vllm", "narrow-window"),
+}
 SOUND = (
     Case(),
     Case(eagle1=True),

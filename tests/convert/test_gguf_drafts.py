@@ -242,6 +242,14 @@ def test_the_command_line_writes_shows_and_measures_one(draftkit: Command, tmp_p
     assert "has not written" in draftkit("convert", "zoo:eagle3", other, *command[3:], "--force").err
 
 
+def test_a_window_that_llama_cpp_does_not_end_within_a_block_is_refused(tmp_path: Path) -> None:
+    """The zoo's block has eight rows, none of which is causal."""
+    with pytest.raises(LayoutError, match="window of 7 ends within its block of 8 rows, and llama.cpp's has no end"):
+        written("zoo:dflash", tmp_path / "narrow.gguf", overrides={"sliding_window": "7"})
+    file = written("zoo:dflash", tmp_path / "wide.gguf", overrides={"sliding_window": "8"})
+    assert read_gguf(file).metadata["dflash.attention.sliding_window"] == 8
+
+
 def test_a_stream_of_another_length_is_an_error(eagle3: Path, tmp_path: Path) -> None:
     handle = read_gguf(eagle3).tensors[0]
     cut = replace(handle, reader=lambda _: iter([b"\0" * 8]))

@@ -121,7 +121,7 @@ def export(outgoing: Outgoing) -> Export:
     draft = outgoing.draft.spec.architecture.expect(DFlashSpec)
     target = outgoing.need_target("its tokenizer")
     check_target(outgoing.draft.spec, target)
-    problem = last_state_of(target, draft.aux_layer_ids)
+    problem = last_state_of(target, draft.aux_layer_ids) or _one_sided(draft)
     if draft.target_hidden_size != draft.decoder.hidden_size:
         problem = f"the draft is {draft.decoder.hidden_size} wide, and its target {draft.target_hidden_size}"
     if outgoing.draft.spec.quantization is not None:
@@ -163,6 +163,16 @@ def _run(draft: DFlashSpec) -> DFlashSpec:
         logit_scale=draft.logit_scale if own else 1.0,
         logit_softcap=draft.logit_softcap if own else 0.0,
     )
+
+
+def _one_sided(draft: DFlashSpec) -> str | None:
+    """llama.cpp lets a row see all later ones where the layer is not causal; a window may end before the last of them
+    (`llama-hparams.h`, `is_masked_swa`)."""
+    found = (w for i, w in enumerate(draft.windows) if w and i not in draft.causal_layers and w < draft.block_size)
+    window = next(found, None)
+    if window is None:
+        return None
+    return f"its window of {window} ends within its block of {draft.block_size} rows, and llama.cpp's has no end there"
 
 
 def _metadata(draft: DFlashSpec) -> dict[str, object]:
