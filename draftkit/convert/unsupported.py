@@ -20,13 +20,14 @@ class Kind:
     """`tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
-    projector. `method`: vLLM's name for it, if vLLM runs it.
+    projector. `method`: vLLM's name for it, if vLLM runs it; `since` its release 0.32, or a later one.
     """
 
     name: str
     tensors: str
     named: str | None = None
     method: str | None = None
+    since: str = "0.32"
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
@@ -50,7 +51,7 @@ HEADS = Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
-IN_VLLM = ("K3", "Qwen3Omni")  # of those, vLLM 0.32 runs these
+IN_VLLM = {"K3": "0.32", "MuseSpark": "0.33", "Qwen3Omni": "0.32"}  # of those, vLLM runs these from a release on
 
 
 def refuse_by_name(checkpoint: Checkpoint) -> None:
@@ -63,7 +64,7 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
             where=checkpoint.source.path,
-            hint=f"vLLM loads such drafts as they are, with method {kind.method}" if kind.method else None,
+            hint=f"vLLM ≥ {kind.since} loads such drafts as they are, with method {kind.method}" if kind.method else None,
         )
 
 
@@ -72,7 +73,9 @@ def _of_other_layers(checkpoint: Checkpoint) -> Kind | None:
     found = next((match for name in checkpoint.architectures if (match := OTHER_LAYERS.fullmatch(name))), None)
     if found is None:
         return None
-    return Kind(f"DSpark with {found[1]}'s layers", "", method="dspark" if found[1] in IN_VLLM else None)
+    since = IN_VLLM.get(found[1])
+    name = f"DSpark with {found[1]}'s layers"
+    return Kind(name, "") if since is None else Kind(name, "", method="dspark", since=since)
 
 
 def _of_other_target(checkpoint: Checkpoint) -> Kind | None:

@@ -19,6 +19,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "DeepSeek-V4": ("DSpark within DeepSeek-V4", ("mtp.0.main_proj.weight", "mtp.2.markov_head.embed.weight"), {}),
     "DeepSpec, Gemma-4": ("DSpark with Gemma-4's layers", BODY, {"architectures": ["Gemma4DSparkModel"]}),
     "Kimi-K3": ("DSpark with K3's layers", BODY, {"architectures": ["K3DSparkModel"]}),
+    "Muse Spark": ("DSpark with MuseSpark's layers", BODY, {"architectures": ["MuseSparkDSparkModel"]}),
     "Automodel, GLM": ("DSpark with Glm5_2's layers", BODY, {"architectures": ["Glm5_2DSparkModel"]}),
     "speculators of tomorrow": ("rnnt of the speculators library", BODY, {"speculators_model_type": "rnnt"}),
     "SpecForge of tomorrow": (
@@ -44,6 +45,18 @@ def test_they_are_called_by_their_name(case: str, tmp_path: Path) -> None:
     pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2) for tensor in tensors})
     with pytest.raises(FormatError, match=f"this is a draft of the kind {name}; draftkit cannot convert it yet"):
         inspect_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("layers", "release"), [("K3", "0.32"), ("Qwen3Omni", "0.32"), ("MuseSpark", "0.33"), ("Glm5_2", None)]
+)
+def test_a_release_of_vllm_that_loads_them_is_named(layers: str, release: str | None, tmp_path: Path) -> None:
+    config = {"architectures": [f"{layers}DSparkModel"]}
+    pico.write_checkpoint(tmp_path, config, {tensor: torch.ones(2, 2) for tensor in BODY})
+    with pytest.raises(FormatError) as refused:
+        inspect_checkpoint(str(tmp_path))
+    hint = f"\n  next: vLLM ≥ {release} loads such drafts as they are, with method dspark"
+    assert str(refused.value).endswith(hint) is (release is not None)
 
 
 def test_an_unknown_layout_is_called_what_its_config_calls_it(tmp_path: Path) -> None:
