@@ -179,8 +179,11 @@ CASES = (
     Case("DFlash, V2, a sliding layer", "dflash-sliding", k=7, v2=True),
     Case("DFlash, V1, windows to both sides", "dflash", overrides={"sliding_window": "3", "causal_layers": "[]"}, k=7),
     Case(
-        "DFlash, V2, a window to both sides", "dflash",
-        overrides={"sliding_window": "3", "full_attention_layers": "1", "causal_layers": "[]"}, k=7, v2=True,
+        "DFlash, V2, a window to both sides",
+        "dflash",
+        overrides={"sliding_window": "3", "full_attention_layers": "1", "causal_layers": "[]"},
+        k=7,
+        v2=True,
     ),
     Case("DSpark, V2", "dspark", k=7, v2=True),
     Case("DSpark, V2, 4 of 7", "dspark", k=4, v2=True),

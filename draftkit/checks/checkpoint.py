@@ -27,7 +27,7 @@ Facts = Mapping[str, object]
 Origins = Mapping[str, FactOrigin]
 Tensors = Mapping[str, TensorHandle]
 
-# By format: what the code that such files are written for makes of a window within a block, where vLLM counts otherwise.
+# By format: what the code that such files are made for does with a window within a block, where vLLM counts otherwise.
 OTHER_WINDOWS = {
     "dflash": "z-lab's code of April 2026 lets rows of such layers see their whole block, or the window to both sides "
     "where attention knows windows; their newer code is as vLLM",
@@ -369,8 +369,8 @@ def narrow_window(format: str, architecture: Architecture, facts: Facts, origins
             "warning",
             f"a window of {narrow} tokens ends within the block of {block} rows: vLLM 0.32 counts it from each row, to "
             f"both sides where the layer is not causal, and {OTHER_WINDOWS[format]}",
-            cost="rows may see other tokens than in training. Published windows, of 2,048 tokens and more beside blocks "
-            "of at most 16, reach across the block whoever counts",
+            cost="rows may see other tokens than in training. Published windows, of 2,048 tokens and more beside "
+            "blocks of at most 16, reach across the block whoever counts",
             fix="draftkit doctor measures what else they may have seen; draftkit train --draft goes on as vLLM counts",
             source="vLLM v1/attention/backends/flash_attn.py, _maybe_symmetrize_window",
         )

@@ -29,6 +29,11 @@ class Kind:
     method: str | None = None
     since: str = "0.32"
 
+    @property
+    def hint(self) -> str | None:
+        """What to do with it."""
+        return f"vLLM ≥ {self.since} loads such drafts as they are, with method {self.method}" if self.method else None
+
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
 
@@ -64,7 +69,7 @@ def refuse_by_name(checkpoint: Checkpoint) -> None:
         raise FormatError(
             f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
             where=checkpoint.source.path,
-            hint=f"vLLM ≥ {kind.since} loads such drafts as they are, with method {kind.method}" if kind.method else None,
+            hint=kind.hint,
         )
 
 

@@ -244,7 +244,7 @@ def test_the_command_line_writes_shows_and_measures_one(draftkit: Command, tmp_p
 
 def test_a_window_that_llama_cpp_does_not_end_within_a_block_is_refused(tmp_path: Path) -> None:
     """The zoo's block has eight rows, none of which is causal."""
-    with pytest.raises(LayoutError, match="window of 7 ends within its block of 8 rows, and llama.cpp's has no end"):
+    with pytest.raises(LayoutError, match=r"window of 7 ends within its block of 8 rows, and llama.cpp's has no end"):
         written("zoo:dflash", tmp_path / "narrow.gguf", overrides={"sliding_window": "7"})
     file = written("zoo:dflash", tmp_path / "wide.gguf", overrides={"sliding_window": "8"})
     assert read_gguf(file).metadata["dflash.attention.sliding_window"] == 8

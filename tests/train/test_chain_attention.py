@@ -143,7 +143,9 @@ def test_models_with_other_scores_are_refused() -> None:
         model(input_ids=tokens, use_cache=False)
 
 
-@pytest.mark.parametrize("sight", [(None, True, False), (None, False, False), (3, False, False), (2, True, False), (4, True, True)])
+@pytest.mark.parametrize(
+    "sight", [(None, True, False), (None, False, False), (3, False, False), (2, True, False), (4, True, True)]
+)
 def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
     sight: Sight, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ Sizes nested in `transformer_layer_config`, layer ids at the top in convention S
 but for the head of a reduced vocabulary, with `d2t` and `t2d`. Layers with a window are causal unless
 `sliding_window_non_causal`, the others see the whole block. A DSpark file without `sample_from_anchor` is anchor-first
 to the library and filled in to vLLM. The library's windows begin at the anchor's for all rows, and end at none of the
-block; vLLM serves each row's own, to both sides where the layer is not causal. Source: `speculators/models/dflash`, `dspark`, `dflash2`; vLLM 0.32 `configs/speculators/algos.py`.
+block; vLLM serves each row's own, to both sides where the layer is not causal. Source: `speculators/models/dflash`,
+`dspark`, `dflash2`; vLLM 0.32 `configs/speculators/algos.py`.
 """
 
 from __future__ import annotations
