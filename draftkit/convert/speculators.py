@@ -10,7 +10,7 @@ from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.engines.serving import local_name, stated_tokens, usual_tokens
+from draftkit.engines.serving import local_name, stated_tokens
 from draftkit.engines.speculators import KIND, SERVING, serving_config, verifier_name
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.architecture import Architecture
@@ -86,7 +86,7 @@ def serving(outgoing: Outgoing, kind: str) -> object:
     if SERVING in outgoing.draft.provenance.dropped_config:
         return outgoing.draft.provenance.dropped_config[SERVING]
     target = outgoing.need_target("the name and architectures of the target")
-    tokens = stated_tokens(outgoing.draft) or usual_tokens(outgoing.draft.spec)
+    tokens = stated_tokens(outgoing.draft) or outgoing.draft.spec.architecture.usual_tokens
     return serving_config(kind, tokens, local_name(target.name), target.architectures)
 
 

@@ -7,12 +7,13 @@ speculators 0.9, NeMo Automodel, and the MTP and DSpark classes of vLLM 0.32.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.mtp_heads import find_heads
 from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
+from draftkit.layout.mtp import head_kind
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Kind:
     """`tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
-    projector. `method`: vLLM's name for it, if vLLM runs it; `since` its release 0.32, or a later one.
+    projector. `method`: vLLM's name for it, if vLLM runs it; `since` its release 0.32, or a later one. `remedy`: what
+    to do where it does not.
     """
 
     name: str
@@ -28,11 +30,14 @@ class Kind:
     named: str | None = None
     method: str | None = None
     since: str = "0.32"
+    remedy: str | None = None
 
     @property
     def hint(self) -> str | None:
         """What to do with it."""
-        return f"vLLM ≥ {self.since} loads such drafts as they are, with method {self.method}" if self.method else None
+        if self.method is None:
+            return self.remedy
+        return f"vLLM ≥ {self.since} loads such drafts as they are, with method {self.method}"
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
@@ -53,6 +58,10 @@ KINDS = (
     ),
 )  # fmt: skip
 HEADS = Kind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
+NO_TARGET = (
+    "neither architectures nor model_type of the config name a target whose heads draftkit or vLLM 0.32 knows: correct "
+    "them if they are wrong"
+)
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
@@ -87,7 +96,9 @@ def _of_other_target(checkpoint: Checkpoint) -> Kind | None:
     """Heads of a target that draftkit does not know, or without the sizes of one; those of others have a format."""
     own_format = checkpoint.gguf_architecture is not None or checkpoint.config.get(KIND) == LIBRARY_HEADS
     known = own_format or find_heads(checkpoint) is not None
-    return HEADS if not known and HEADS.has_tensors(checkpoint) else None
+    if known or not HEADS.has_tensors(checkpoint):
+        return None
+    return HEADS if head_kind(checkpoint.config) is not None else replace(HEADS, method=None, remedy=NO_TARGET)
 
 
 def _of_other_library(checkpoint: Checkpoint) -> Kind | None:

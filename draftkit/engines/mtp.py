@@ -14,14 +14,15 @@ REPLAYED = ("qwen3_next",)  # whose memory llama.cpp cannot take back by single 
 
 def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]:
     """Engine → how it drafts with `count` heads of a target, and where that differs from vLLM."""
-    settings = f'{{"method": "mtp", "num_speculative_tokens": {count}}}'
-    again = "more tokens than heads use the heads again"
-    if count > 1:
-        again = f"more tokens, a multiple of {count}, use the heads again" + (
-            ", each draft step the next (runner V2; V1 the first alone)"
-            if kind.modules == "in_turn"
-            else "; only the first drafts"
+    tokens, again = count, "more tokens than heads use the heads again"
+    if count > 1 and kind.modules == "first":
+        tokens, again = 1, f"only the first drafts, again for further tokens, beyond {count} a multiple of {count}"
+    elif count > 1:
+        again = (
+            f"more tokens, a multiple of {count}, use the heads again, each draft step the next (runner V2; V1 the "
+            "first alone)"
         )
+    settings = f'{{"method": "mtp", "num_speculative_tokens": {tokens}}}'
     return {
         "vLLM 0.32": f"--speculative-config '{settings}'; {again}",
         "SGLang": "--speculative-algorithm NEXTN",

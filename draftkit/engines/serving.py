@@ -9,9 +9,7 @@ from draftkit import zoo
 from draftkit.engines import llama_cpp, sglang, speculators
 from draftkit.engines.vllm import serve as vllm
 from draftkit.layout.folder import Draft
-from draftkit.layout.spec import DraftSpec
 
-AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS = 3, 8  # usual draft lengths to start from; the best one is measured
 TOKENS_FACT = "speculative_tokens"  # the draft tokens a round that a draft was trained for
 
 
@@ -31,7 +29,7 @@ def serve_commands(
     otherwise names stay as they are, as for a card.
     """
     target = target or draft.provenance.target or "TARGET"
-    tokens = k or stated_tokens(draft) or usual_tokens(draft.spec)
+    tokens = k or stated_tokens(draft) or draft.spec.architecture.usual_tokens
     if local:
         target, folder = local_name(target), folder.absolute()
     engines = {"vLLM": vllm, "SGLang": sglang, "llama.cpp": llama_cpp}
@@ -54,13 +52,6 @@ def local_name(source: str) -> str:
     if source.startswith("zoo:"):
         return str(zoo.path(source.removeprefix("zoo:")))
     return os.path.abspath(source) if os.path.exists(source) else source
-
-
-def usual_tokens(spec: DraftSpec) -> int:
-    """The draft tokens a round to start from: all that the weights are made for, or a usual number."""
-    own = spec.architecture.draft_tokens
-    usual = AUTOREGRESSIVE_TOKENS if spec.architecture.parallel is None else PARALLEL_TOKENS
-    return usual if own is None else own
 
 
 def stated_tokens(draft: Draft) -> int | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_REPEATS = 1_000  # layers or heads; a draft's schema lists the tensors of every one
 MAX_SIZE = 1 << 31
+AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS = 3, 8  # a round, to start from
 
 Kind = TypeVar("Kind", bound="Architecture")
 
@@ -107,6 +108,11 @@ class Architecture(ABC):
     def draft_tokens(self) -> int | None:
         """How many tokens a round its weights are made for; None where any number is as good."""
         return None
+
+    @property
+    def usual_tokens(self) -> int:
+        """The draft tokens a round to start from, before the best number is measured."""
+        return self.draft_tokens or (AUTOREGRESSIVE_TOKENS if self.parallel is None else PARALLEL_TOKENS)
 
     @property
     def most_draft_tokens(self) -> int | None:

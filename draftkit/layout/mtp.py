@@ -128,6 +128,7 @@ LATENT = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_l
 BAILING = replace(PLAIN, run=False)  # some layers are linear, and rotate in part
 SPARSE = replace(DEEPSEEK, run=False)  # with an indexer
 PANGU = replace(DEEPSEEK, run=False)  # transformers has no such target
+GLM_OCR = HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES)  # positions in three dimensions
 EXAONE = replace(QWEN, run=False)  # dense, and rotates whatever the target's layers do
 MIMO_V2 = HeadKind(  # its attention has a sink, its second norm another name
     prefix="model.mtp.layers.{index}.",
@@ -159,12 +160,21 @@ INKLING = HeadKind(  # one norm for all heads, which only some checkpoints feed 
     names=("embed_norm", "hidden_norm", "input_proj"),
 )
 
-# By `model_type`, or by the name of a class where types are shared.
+# By `model_type`, and by the name of the class where vLLM looks at that, whatever the type is.
 KINDS: dict[str, HeadKind] = {
     "BailingMoeV3ForCausalLM": HeadKind(prefix=BEHIND, names=PLAIN_NAMES),  # as PLAIN, and zeroes nothing
     "BailingMoeV3VLForConditionalGeneration": HeadKind(prefix=BEHIND, names=PLAIN_NAMES),
+    "BailingMoeV2_5ForCausalLM": BAILING,
+    "Glm4MoeForCausalLM": GLM,
+    "Glm4MoeLiteForCausalLM": GLM,
+    "GlmOcrForConditionalGeneration": GLM_OCR,
+    "MiMoForCausalLM": MIMO,
+    "MiMoV2FlashForCausalLM": MIMO_V2,
     "MiMoV2ForCausalLM": MIMO_V2,
     "MiMoV2OmniForCausalLM": MIMO_V2,
+    "MiniMaxM3SparseForConditionalGeneration": MINIMAX,
+    "Step3p5ForCausalLM": STEP,
+    "Step3p7ForConditionalGeneration": STEP,
     "bailing_hybrid": BAILING,
     "bailing_moe_linear": BAILING,
     "deepseek_v3": DEEPSEEK,
@@ -182,7 +192,7 @@ KINDS: dict[str, HeadKind] = {
     "glm4_moe_lite": GLM,
     "glm5_next": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # shares the indices of its sparse attention
     "glm_moe_dsa": SPARSE,
-    "glm_ocr": HeadKind(prefix=BEHIND, names=DEEPSEEK_NAMES),  # positions in three dimensions
+    "glm_ocr": GLM_OCR,
     "hy_v3": PLAIN,
     "hy_v4": HeadKind(prefix="model.mtp_layers.{index}.", names=PLAIN_NAMES, surplus=1),
     "inkling": INKLING,

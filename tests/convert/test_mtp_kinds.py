@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,29 @@ def test_a_sound_target(kind: Kind, folder: Path) -> None:
     heads = seen[1]
     assert (heads.promised, heads.count) == (kind.modules, kind.modules)
     assert {f"{name}.weight" for name in kind.heads} == heads.tensors.keys()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("mimo", "MiMoForCausalLM"), ("mimo_v2_flash", "MiMoV2FlashForCausalLM"), ("step3p5", "Step3p5ForCausalLM"),
+        ("glm4_moe", "Glm4MoeForCausalLM"), ("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
+        ("glm_ocr", "GlmOcrForConditionalGeneration"), ("bailing_hybrid", "BailingMoeV2_5ForCausalLM"),
+        ("minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration"),
+    ],
+)  # fmt: skip
+def test_a_class_that_vllm_looks_at_tells_the_kind_whatever_the_type_is(
+    model_type: str, name: str, tmp_path: Path
+) -> None:
+    kind = next(k for k in KINDS if k.config["model_type"] == model_type and k.vllm != "bailing_hybrid_v3_mtp")
+    typed = replace(kind, config=kind.config | {"architectures": ["Other"]})
+    classed = replace(kind, config=kind.config | {"model_type": "other", "architectures": [name]})
+    by_type = target_with_heads(str(save(typed, tmp_path / "typed")))
+    by_class = target_with_heads(str(save(classed, tmp_path / "classed")))
+    assert by_type is not None
+    assert by_class is not None
+    assert (by_class[1].kind, by_class[1].promised) == (by_type[1].kind, by_type[1].promised)
+    assert by_class[1].tensors.keys() == by_type[1].tensors.keys()
 
 
 def test_a_norm_that_is_gone_is_named(kind: Kind, folder: Path) -> None:

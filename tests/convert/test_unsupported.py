@@ -59,6 +59,13 @@ def test_a_release_of_vllm_that_loads_them_is_named(layers: str, release: str | 
     assert str(refused.value).endswith(hint) is (release is not None)
 
 
+def test_heads_of_an_unknown_target_are_refused_alike_whatever_is_asked(tmp_path: Path) -> None:
+    pico.write_checkpoint(tmp_path, {"model_type": "rnnt"}, {"model.mtp_layers.0.input_proj.weight": torch.ones(2, 2)})
+    for asked in (None, "mtp"):
+        with pytest.raises(FormatError, match=r"kind MTP; (.|\n)*next: neither architectures nor model_type"):
+            inspect_checkpoint(str(tmp_path), format=asked)
+
+
 def test_an_unknown_layout_is_called_what_its_config_calls_it(tmp_path: Path) -> None:
     config = {"architectures": ["HSpecDraftModel"], "dflash_config": {"projector_type": "dflash"}}
     pico.write_checkpoint(tmp_path, config, {"hspec.fc.weight": torch.ones(2, 2)})

@@ -10,8 +10,11 @@ from fixtures.eval_results import cell, write
 from fixtures.mtp_targets import Saved, proposal, proposals_in_turn, save_with_head
 
 from draftkit.checks.measurement import heads_used_again
-from draftkit.convert.api import convert_checkpoint
+from draftkit.convert.api import convert_checkpoint, target_with_heads
+from draftkit.engines.mtp import uses_of_heads
+from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.serve import method_note, serve_command
+from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter
@@ -102,6 +105,21 @@ def test_modules_that_draft_again_are_a_warning(modules: str, k: int, words: lis
     for message in found:
         assert all(part in message for part in words or [])
         assert ("vLLM refuses" in message) == (k % MODULES > 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules", "tokens"), [("mimo", 1, 1), ("mimo", 2, 1), ("glm4_moe", 1, 1), ("glm4_moe", 2, 2)]
+)
+def test_no_more_tokens_are_advised_than_modules_draft(kind: str, modules: int, tokens: int, tmp_path: Path) -> None:
+    """In the command for a head's folder as in what is said of its target, so that `eval` has nothing to warn of."""
+    saved = save_with_head(kind, tmp_path / "target", modules)
+    draft = read_draft(convert_checkpoint(str(saved.folder), tmp_path / "head", format="mtp"))
+    assert f'"num_speculative_tokens": {tokens}}}' in serve_commands(draft, draft.path)["vLLM"]
+    seen = target_with_heads(str(saved.folder))
+    assert seen is not None
+    assert f'"num_speculative_tokens": {tokens}}}' in uses_of_heads(seen[1].kind, modules, kind)["vLLM 0.32"]
+    (made,) = read_result(write(tmp_path / "result.json", cell("mtp", num_speculative_tokens=tokens))).cells
+    assert not [*heads_used_again.find(made, facts_of(draft.spec.architecture))]
 
 
 def test_of_mimo_the_first_alone_drafts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.mtp_heads import TargetHeads, find_heads
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan
+from draftkit.convert.unsupported import refuse_by_name
 from draftkit.errors import FormatError
 from draftkit.layout.families.mtp import MtpSpec, StoredTensor
 from draftkit.layout.mtp import COUNTS
@@ -25,6 +26,8 @@ def recognize(checkpoint: Checkpoint) -> int:
 
 def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Plan:
     heads = find_heads(checkpoint)
+    if heads is None:
+        refuse_by_name(checkpoint)
     if heads is None or not heads.tensors:
         promised = "" if heads is None else f": its config promises {heads.promised}, and the weights hold none"
         raise FormatError(

@@ -64,6 +64,11 @@ class MtpSpec(Architecture):
         return self.num_modules if self.modules == "in_turn" else 1
 
     @property
+    def usual_tokens(self) -> int:
+        """One for each module that drafts: most were trained for no further one, on states of their own."""
+        return self.modules_run
+
+    @property
     def method(self) -> str:
         return "mtp"
 
