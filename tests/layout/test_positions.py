@@ -13,6 +13,7 @@ from draftkit.checks.checkpoint import findings_of_draft
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.folder import Draft
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import open_draft
@@ -127,16 +128,36 @@ def test_short_drafts_are_told(name: str) -> None:
     facts = read_target_facts(zoo.path("target"), "zoo:target", None)
     assert facts.max_position_embeddings is not None
     with open_draft(f"zoo:{name}", "zoo:target") as draft:
-        architecture = draft.spec.architecture
-        if isinstance(architecture, CausalLMSpec):
-            architecture = replace(architecture, config=architecture.config | {"max_position_embeddings": 64})
-        elif isinstance(architecture, EagleSpec | DFlashSpec):
-            rope = replace(architecture.decoder.rope, max_position_embeddings=64)
-            architecture = replace(architecture, decoder=replace(architecture.decoder, rope=rope))
-        short = replace(draft, spec=replace(draft.spec, architecture=architecture))
+        short = shortened(draft)
         assert short.spec.architecture.max_positions == (64 if name in LIMITED else None)
         assert not any(f.name == "short-draft" for f in findings_of_draft(draft, facts))
         found = {f.name: f for f in findings_of_draft(short, facts)}
         assert ("short-draft" in found) == (name in LIMITED)
         if name in LIMITED:
             assert "the draft ends at 64 tokens" in found["short-draft"].message
+
+
+def shortened(draft: Draft) -> Draft:
+    """With 64 positions, where it has any."""
+    architecture = draft.spec.architecture
+    if isinstance(architecture, CausalLMSpec):
+        architecture = replace(architecture, config=architecture.config | {"max_position_embeddings": 64})
+    elif isinstance(architecture, EagleSpec | DFlashSpec):
+        rope = replace(architecture.decoder.rope, max_position_embeddings=64)
+        architecture = replace(architecture, decoder=replace(architecture.decoder, rope=rope))
+    return replace(draft, spec=replace(draft.spec, architecture=architecture))
+
+
+@pytest.mark.xfail(strict=True, reason="step 3: a finding names the runner whose rule it tells")
+def test_that_drafting_stops_is_told_of_vllms_first_runner() -> None:
+    """`_input_fits_in_drafter` is in its `gpu_model_runner.py`; the second one drafts on."""
+    with open_draft("zoo:dflash", "zoo:target") as draft:
+        found = findings_of_draft(shortened(draft), read_target_facts(zoo.path("target"), "zoo:target", None))
+    assert "V1" in next(f.message for f in found if f.name == "short-draft")
+
+
+@pytest.mark.xfail(strict=True, reason="step 6: drafts that the second runner alone runs have no such limit")
+def test_a_draft_of_vllms_second_runner_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DSpark is its alone."""
+    (generation,) = generate(limited("dspark", 32, monkeypatch))
+    assert not any(r.beyond for r in generation.rounds)
