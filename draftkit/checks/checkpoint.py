@@ -348,8 +348,8 @@ def causality_in_vllm(config: Config, architecture: Architecture, facts: Facts) 
         yield Finding(
             "causality-in-vllm",
             "warning",
-            f"sliding_window_non_causal {stated}: of the layers {layers}, those trained with rows that do not see the "
-            f"later ones of their block are {trained}, and vLLM 0.32 serves {served} so",
+            f"sliding_window_non_causal {stated}: causal within the block are layers {served or 'none'} in vLLM 0.32, "
+            f"and {trained or 'none'} in training",
             cost="vLLM drafts other tokens than the draft was trained to",
             fix="serve the folder that draftkit convert writes, whose config says it as vLLM reads it"
             + ("; or write sliding_window_non_causal true into this one's" if mends else ""),

@@ -110,19 +110,18 @@ FULL, MIXED = dflash_speculators.FULL, dflash_speculators.MIXED
 @pytest.mark.parametrize(
     ("method", "layers", "said", "differs"),
     [
-        ("dflash", FULL, False, "trained with rows that do not see the later ones of their block are [], and vLLM "
-                                "0.32 serves [0, 1] so"),
+        ("dflash", FULL, False, "layers [0, 1] in vLLM 0.32, and none in training"),
         ("dflash", FULL, True, ""),
         ("dflash", FULL, None, ""),
-        ("dflash", MIXED, False, "are [0], and vLLM 0.32 serves [0, 1]"),
-        ("dflash", MIXED, None, "are [0], and vLLM 0.32 serves []"),
+        ("dflash", MIXED, False, "layers [0, 1] in vLLM 0.32, and [0] in training"),
+        ("dflash", MIXED, None, "layers none in vLLM 0.32, and [0] in training"),
         ("dflash", MIXED, True, ""),
         ("dflash", MIXED | {"is_causal": False}, False, ""),
         ("dflash", dflash_speculators.WINDOWS, False, ""),
-        ("dflash2", FULL, False, "serves [0, 1]"),
+        ("dflash2", FULL, False, "layers [0, 1] in vLLM 0.32, and none in training"),
         ("dflash2", MIXED, True, ""),
         ("dspark", MIXED, False, ""),
-        ("dspark", MIXED, True, "are [], and vLLM 0.32 serves [0]"),
+        ("dspark", MIXED, True, "layers [0] in vLLM 0.32, and none in training"),
     ],
 )  # fmt: skip
 def test_causality_as_the_library_writes_it_and_as_vllm_reads_it(
