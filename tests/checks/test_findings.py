@@ -87,7 +87,7 @@ CASES = {
 # These need layouts of their own, and are tested beside them.
 ELSEWHERE = {
     *("contradiction", "medusa-head-count", "unstated-residual", "short-draft", "vocabulary-map", "not-run"),
-    *("causality-in-vllm", "narrow-window"),
+    *("causality-in-vllm", "merged-adapter", "narrow-window"),
 }
 SOUND = (
     Case(),
