@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from conftest import Command
+from fixtures.llama_program import write_program
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_server import llama_server
@@ -18,62 +17,10 @@ from draftkit.engines.servers.connect import server_at
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.requests import Request
 
-# Two drafts of 3 for each request: all of the first stand, none of the second. `FLAGS` are the arguments.
-PROGRAM = """#!{python}
-import json, sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-FLAGS = sys.argv[1:]
-SAID = dict(speculates="--spec-type" in FLAGS, counts="silent" not in FLAGS, asked=0)
-TIMINGS = {{"predicted_n": 6, "draft_n": 6, "draft_n_accepted": 3}}
-if "broken" in FLAGS:
-    sys.exit("error: the model is broken")
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        n = SAID["asked"]
-        name, each = "llamacpp:spec_decode_num_", (("drafts", 2), ("draft_tokens", 6), ("accepted_tokens", 3))
-        metrics = [f"{{name}}{{k}}_total {{v * n}}" for k, v in each]
-        metrics += [name + 'accepted_tokens_per_pos_total{{position="%d"}} %d' % (p, n) for p in range(3)]
-        pages = {{
-            "/health": {{}}, "/props": {{"build_info": "b11434"}}, "/slots": [{{"speculative": SAID["speculates"]}}],
-            "/v1/models": {{"data": [{{"id": "m", "owned_by": "llamacpp"}}]}}, "/metrics": "\\n".join(metrics),
-        }}
-        self.answer(pages[self.path])
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/apply-template":
-            return self.answer({{"prompt": asked["messages"][0]["content"]}})
-        SAID["asked"] += 1
-        assert asked["cache_prompt"] is False
-        events = [{{"tokens": [token], "content": "x", "stop": False}} for token in range(10, 16)]
-        timings = TIMINGS if SAID["counts"] and SAID["speculates"] else {{"predicted_n": 6}}
-        events.append({{"tokens": [], "content": "", "stop": True, "timings": timings}})
-        self.answer("".join(f"data: {{json.dumps(event)}}\\n\\n" for event in events))
-
-    def answer(self, value):
-        data = (value if isinstance(value, str) else json.dumps(value)).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-ThreadingHTTPServer(("127.0.0.1", int(FLAGS[FLAGS.index("--port") + 1])), Handler).serve_forever()
-"""
-
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    path = tmp_path / "llama-server"
-    path.write_text(PROGRAM.format(python=sys.executable))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
+    return write_program(tmp_path / "llama-server")
 
 
 @contextmanager

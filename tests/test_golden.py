@@ -1,0 +1,167 @@
+"""Golden files: what the ways to measure, the help pages and conversions give, so that a rebuilt house gives the same.
+
+What a machine decides (times, speeds, versions, its paths) is left out. `DRAFTKIT_GOLDEN=write` writes the files anew,
+which is done on purpose only: a difference is a fault, or it is named in the note of the change that makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from conftest import Command
+from fixtures.llama_program import write_program
+from fixtures.servers import SpeakingServer, simulated
+from fixtures.vllm_server import VllmTestServer
+
+from draftkit import zoo
+from draftkit.cli import app
+
+GOLDEN = Path(__file__).parent / "fixtures" / "golden"
+FAKE_VLLM = Path(__file__).parent / "fixtures" / "fake_vllm"
+K = 3
+SHORT = ("--target", "zoo:target", "--limit", 4, "--max-new-tokens", 16, "--device", "cpu", "--repeats", 0)
+# What the machine decides: figures of time and what is made of them, and what says where and when.
+TIMES = {
+    "runtime_s", "tokens_per_second", "baseline_tokens_per_second", "speedup", "speedup_interval", "pace_error",
+    "ttft_ms", "tpot_ms", "itl_ms", "baseline_ttft_ms", "ttft_quantiles_ms", "tpot_quantiles_ms", "itl_quantiles_ms",
+    "seconds", "plain_seconds", "speed_models", "verdicts", "memory",
+    "expected_acceptance_length",
+}  # fmt: skip
+OF_TIMES = {"latency-disagrees", "speed-unexplained", "speed-disturbed", "no-warm-up"}
+PLACES = {
+    "date",
+    "hardware",
+    "threads",
+    "versions",
+    "torch",
+    "transformers",
+    "draftkit",
+    "python",
+    "platform",
+    "path",
+    "url",
+}
+
+OWN: dict[str, tuple[object, ...]] = {
+    "own-greedy": ("--draft", "zoo:eagle3", "--draft", "zoo:dflash", "--draft", "ngram", "--k", "2,4"),
+    "own-sampled": ("--draft", "zoo:p-eagle", "--temperature", "1", "--concurrency", "1,4", "--slice", "category"),
+    "own-coupled": ("--draft", "zoo:draft-model", "--verification", "coupled", "--temperature", 0.7, "--context", 128),
+    "own-synthetic": (
+        "--draft", "zoo:mlp-speculator", "--verification", "synthetic", "--acceptance-rates", "0.8,0.6,0.5,0.4",
+    ),
+}  # fmt: skip
+
+
+def steady(value: Any) -> Any:
+    """A JSON value without what the machine decides."""
+    if isinstance(value, dict):
+        return {key: steady(part) for key, part in value.items() if key not in TIMES | PLACES}
+    if isinstance(value, list):
+        return [steady(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, str) and ("127.0.0.1" in value or value.startswith("/")):
+        return "(a place)"
+    return value
+
+
+def compare(name: str, found: object) -> None:
+    """Hold `found` against the golden file of this name, or write it."""
+    path = GOLDEN / name
+    text = found if isinstance(found, str) else json.dumps(found, indent=1, sort_keys=True) + "\n"
+    if os.environ.get("DRAFTKIT_GOLDEN") == "write":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def measured(draftkit: Command, *arguments: object) -> Any:
+    outcome = draftkit("eval", *arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    found = steady(json.loads(outcome.out))
+    found["warnings"] = [warning for warning in found["warnings"] if warning["name"] not in OF_TIMES]
+    return found
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_own_engine(name: str, draftkit: Command) -> None:
+    compare(f"{name}.json", measured(draftkit, *SHORT, *OWN[name]))
+
+
+def test_vllm_that_is_started_beside_the_own_engine(
+    draftkit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_VLLM))
+    monkeypatch.setenv("FAKE_VLLM_JOURNAL", str(tmp_path / "journal"))
+    options = ("--draft", "zoo:eagle3", "--draft", "zoo:p-eagle", "--engine", "vllm", "--vllm-python", sys.executable)
+    compare("vllm-beside.json", measured(draftkit, *SHORT, *options, "--k", "2,3"))
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "tensorrt_llm", "openai"])
+def test_a_server(dialect: Any, draftkit: Command) -> None:
+    with SpeakingServer(dialect, simulated(K), K) as drafting, SpeakingServer(dialect, simulated(0)) as plain:
+        options = ("--server", drafting.url, "--server-baseline", plain.url, "--concurrency", "1,2")
+        compare(f"server-{dialect}.json", measured(draftkit, *SHORT, *options, "--k", K))
+
+
+def test_a_server_of_vllm_with_the_counts_of_each_request(draftkit: Command) -> None:
+    with ExitStack() as stack:
+        drafting = stack.enter_context(VllmTestServer(k=K, by_request=True))
+        plain = stack.enter_context(VllmTestServer(k=0))
+        options = ("--server", drafting.url, "--server-baseline", plain.url, "--draft", "zoo:eagle3", "--k", K)
+        compare("server-vllm-by-request.json", measured(draftkit, *SHORT, *options))
+
+
+def test_llama_cpp(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = write_program(tmp_path / "llama-server")
+    options = (
+        "--engine",
+        "llama.cpp",
+        "--llama-server",
+        program,
+        "--draft",
+        "zoo:eagle3",
+        "--draft",
+        "zoo:draft-model",
+    )
+    compare("llama-cpp.json", measured(draftkit, *SHORT, *options, "--k", K))
+
+
+def commands() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        found += [(name,), *((name, part) for part in getattr(command, "commands", {}))]
+    return found
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: "-".join(("draftkit", *command)))
+def test_help(command: tuple[str, ...], draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    compare(f"help/{'-'.join(('draftkit', *command))}.txt", draftkit(*command, "--help").out)
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.names() if name != "target"])
+def test_a_conversion_and_the_way_back(name: str, draftkit: Command, tmp_path: Path) -> None:
+    """The configuration of the unified folder, the digest of its weights, and those of what vLLM takes."""
+    there, back = tmp_path / "unified", tmp_path / "vllm"
+    found: dict[str, object] = {}
+    for source, out, options in ((f"zoo:{name}", there, ()), (there, back, ("--to", "vllm"))):
+        outcome = draftkit("convert", source, out, "--target", "zoo:target", *options)
+        if outcome.code:
+            found[out.name] = {"refused": outcome.err.replace(str(tmp_path), "(a place)")}
+            continue
+        found[out.name] = {
+            "config": steady(json.loads((out / "config.json").read_text())),
+            "files": sorted(path.name for path in out.iterdir()),
+            "weights": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
+        }
+    compare(f"convert-{name}.json", found)
