@@ -167,7 +167,7 @@ def entered() -> Iterator[set[str]]:
         yield found
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 @contextmanager
