@@ -11,7 +11,7 @@ from draftkit.train.recipes.recipe import Origin
 @dataclass(frozen=True, kw_only=True)
 class DFlashOptions(BlockOptions):
     """Those of all block drafters, with the published defaults, but for how a draft begins: as the target's last layers
-    its loss is lower after equal steps (benchmarks/2026-11-22-training.md)."""
+    its loss is lower after equal steps (benchmarks/training.md)."""
 
 
 class DFlash(BlockRecipe):

@@ -20,7 +20,7 @@ class DSparkOptions(BlockOptions):
     - `loss`: DeepSpec's 0.1·CE + 0.9·‖p − q‖₁, which is twice `tv`.
     - `markov_type`, `markov_rank`: as in `MarkovHead`. `confidence`: whether there is a confidence head, with what
       weight `confidence_weight` of its cross-entropy with the chance of acceptance.
-    - `begin`: at random, since the target's layers were not seen to help here (benchmarks/2026-11-22-training.md).
+    - `begin`: at random, since the target's layers were not seen to help here (benchmarks/training.md).
     """
 
     loss: LossText = "0.1*ce + 1.8*tv"
