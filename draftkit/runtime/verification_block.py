@@ -13,8 +13,7 @@ from torch.nn.functional import pad
 
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.distribution import Distribution, distribution
-from draftkit.runtime.ops.noise import uniform
-from draftkit.runtime.ops.random import acceptance_stream, target_stream
+from draftkit.runtime.ops.random import acceptance_stream, target_stream, uniform
 from draftkit.runtime.ops.residual_mass import residual_mass
 from draftkit.runtime.verdict import Drafted, Verdict, emit
 from draftkit.runtime.verification import draft_probs, recover_token, target_probs

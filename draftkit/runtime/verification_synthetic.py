@@ -10,8 +10,7 @@ from torch import Tensor
 
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.distribution import distribution
-from draftkit.runtime.ops.noise import uniform
-from draftkit.runtime.ops.random import acceptance_stream, target_stream
+from draftkit.runtime.ops.random import acceptance_stream, target_stream, uniform
 from draftkit.runtime.ops.sample import sample
 from draftkit.runtime.verdict import Drafted, Verdict, emit
 

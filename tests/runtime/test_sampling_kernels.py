@@ -19,7 +19,7 @@ from draftkit.requests import SamplingParameters
 from draftkit.runtime import verification
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
-from draftkit.runtime.ops import noise, random, residual_mass, sample
+from draftkit.runtime.ops import random, residual_mass, sample
 from draftkit.runtime.ops import row_statistics as statistics
 from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
 from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
@@ -68,10 +68,10 @@ def test_noise_is_equal_bit_for_bit() -> None:
     @triton.jit
     def store_noise(race, gumbel, seed, position, origin, purpose, COUNTERS: tl.constexpr):  # type: ignore[no-untyped-def]
         counters = tl.arange(0, COUNTERS)
-        drawn = noise.exponential(seed, position, origin, purpose, counters)
+        drawn = random.kernel_exponential(seed, position, origin, purpose, counters)
         token = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
         tl.store(race + token, drawn)
-        tl.store(gumbel + token, -noise.natural_log(drawn))
+        tl.store(gumbel + token, -random.kernel_log(drawn))
 
     seed, counters = -(2**40) - 5, 1 << 14
     race, gumbel = (torch.empty(4 * counters, device=DEVICE) for _ in range(2))
@@ -84,7 +84,7 @@ def test_noise_is_equal_bit_for_bit() -> None:
 @pytest.mark.interpreter
 def test_uniform_numbers_are_equal_bit_for_bit() -> None:
     stream = acceptance_stream(torch.arange(60) * 2**33 - 5, torch.arange(60), 7)
-    assert torch.equal(with_kernels(noise.uniform, stream), random.uniform(stream))
+    assert torch.equal(with_kernels(random.uniform, stream), random.uniform_by_torch(stream))
 
 
 cuts = st.builds(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl
 from draftkit.runtime.ops.distribution import Distribution, distribution_arguments, load_log_weights
-from draftkit.runtime.ops.noise import exponential, natural_log, stream_arguments, to_uniform
-from draftkit.runtime.ops.random import Stream
+from draftkit.runtime.ops.random import Stream, kernel_exponential, kernel_log, kernel_uniform, stream_arguments
 from draftkit.runtime.ops.sample import first_maximum, vocabulary_blocks
 from draftkit.runtime.verdict import Drafted
 
@@ -84,7 +83,7 @@ def _rejection_kernel(
     seed = tl.load(seeds + draft, mask=valid, other=0)
     position = tl.load(positions + draft, mask=valid, other=0)
     origin = tl.load(origins + draft, mask=valid, other=0)
-    stands = to_uniform(seed, position, origin, purpose) * q < p
+    stands = kernel_uniform(seed, position, origin, purpose) * q < p
     tl.store(counts + request, first_failure(stands, index, length))
     tl.store(target + draft, tl.where(valid, p, 0.0), mask=index < k)
 
@@ -155,8 +154,8 @@ def _recovered_kernel(
     token = counters[:, None] * 4 + tl.arange(0, 4)[None, :]
     log_p = load_log_weights(logits, peaks, floors, scale, row, token, size)
     seed, position, origin = tl.load(seeds + request), tl.load(positions + request), tl.load(origins + request)
-    race = exponential(seed, position, origin, purpose, counters)
-    score = log_p - natural_log(race)
+    race = kernel_exponential(seed, position, origin, purpose, counters)
+    score = log_p - kernel_log(race)
     if tl.load(rejected + request):
         if tl.load(one_hot + request):
             score = tl.where(token == tl.load(tokens + draft), -float("inf"), score)

@@ -18,8 +18,7 @@ from draftkit.runtime.ops.distribution import (
     log_weights,
     probabilities,
 )
-from draftkit.runtime.ops.noise import exponential, natural_log, stream_arguments
-from draftkit.runtime.ops.random import Stream, gumbel
+from draftkit.runtime.ops.random import Stream, gumbel, kernel_exponential, kernel_log, stream_arguments
 
 _MAX_BLOCK = 1024  # eight tokens per thread: more noise arithmetic would outgrow the instruction cache
 
@@ -103,8 +102,8 @@ def _sample_kernel(
     if out is not None:
         drawn_from = tl.exp(weights - tl.load(log_sums + row))
         tl.store(out + request * out_stride + token, drawn_from, mask=token < size)
-    race = exponential(tl.load(seeds + row), tl.load(positions + row), tl.load(origins + row), purpose, counters)
-    score, winner = first_maximum(weights - natural_log(race), token, size)
+    race = kernel_exponential(tl.load(seeds + row), tl.load(positions + row), tl.load(origins + row), purpose, counters)
+    score, winner = first_maximum(weights - kernel_log(race), token, size)
     result = row * tl.num_programs(1) + block
     tl.store(scores + result, score)
     tl.store(winners + result, winner)
