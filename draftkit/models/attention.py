@@ -73,6 +73,14 @@ class Latents:
         return self._store_index(layer, key)
 
 
+def leave_temperatures(model: nn.Module) -> None:
+    """Have Llama 4's layers without rope leave it to draftkit's attention function to scale their queries, which they
+    would do by positions that they count in transformers' cache."""
+    for module in model.modules():
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = False  # type: ignore[assignment]
+
+
 def compresses(model: nn.Module) -> bool:
     """Whether layers of a model cache latents."""
     return any(hasattr(module, "expand_kv") for module in model.modules())

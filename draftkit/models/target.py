@@ -14,7 +14,15 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError, UnsupportedTarget
-from draftkit.models.attention import SUPPORTED, KeyValues, Latents, check_attention, chooses, compresses
+from draftkit.models.attention import (
+    SUPPORTED,
+    KeyValues,
+    Latents,
+    check_attention,
+    chooses,
+    compresses,
+    leave_temperatures,
+)
 from draftkit.models.footprint import Footprint, footprint
 from draftkit.models.positions import Positions
 from draftkit.models.pretrained import describe, load_pretrained, model_class, read_config
@@ -52,6 +60,7 @@ class Target(TappedModel):
         super().__init__(model, aux_layers)
         self.positions = Positions.of(model.config)
         self._ropes = give_rows_their_rope(model)
+        leave_temperatures(model)
         self._compresses = compresses(model)
         self.chooses = chooses(model.config)
         self._recurrences: list[Recurrence] = []
@@ -150,10 +159,13 @@ def check_config(config: PretrainedConfig) -> None:
 def check_class(model: type[PreTrainedModel], config: PretrainedConfig) -> None:
     """Raise `UnsupportedTarget` for models that do not say that they attend through transformers' AttentionInterface.
 
-    Of multi-modal ones, the language model says so. Those with recurrent modules say nothing, and are seen at work.
+    Of multi-modal ones, the language model says so. Those that may have recurrent layers say nothing, and are seen at
+    work where their configuration tells what their layers are.
     """
-    decodes = model_class(config.get_text_config()) or model
-    if not decodes.is_backend_compatible() and not layers_with_states(config):
+    text = config.get_text_config()
+    decodes = model_class(text) or model
+    hybrid = decodes._is_stateful and bool(getattr(text, "layer_types", None))
+    if not decodes.is_backend_compatible() and not hybrid and not layers_with_states(config):
         raise UnsupportedTarget(
             f"{model.__name__} does not attend through transformers' AttentionInterface", expected=SUPPORTED
         )

@@ -46,6 +46,7 @@ def slot_attention(
     Raises `TargetError` for a model that does not hand `kv` down, or whose scores depend on further tensors.
     """
     kv = required(kv, module, attention_mask, rest)
+    query = _tempered(module, query, kv)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     chunk = chunk_of(module)
     scoring = Scoring(scale, sliding_window, softcap, s_aux, bidirectional, anchored, chunk, indices)
@@ -71,6 +72,15 @@ def chunk_of(module: nn.Module) -> int | None:
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     return config.attention_chunk_size if kinds and kinds[module.layer_idx] == "chunked_attention" else None
+
+
+def _tempered(module: Any, query: Tensor, kv: CacheRows) -> Tensor:
+    """The queries of a layer without rope, which Llama 4 scales by their positions (arXiv 2501.19399)."""
+    if not getattr(getattr(module, "config", None), "attn_temperature_tuning", False) or module.use_rope:
+        return query
+    positions = kv.rows.on(query.device).positions.view(len(query), 1, -1, 1).clamp(min=0).float()
+    scales = torch.log1p(((positions + 1.0) / module.floor_scale).floor()) * module.attn_scale + 1.0
+    return (query * scales).to(query.dtype)
 
 
 def _attend_latents(module: Any, query: Tensor, kv: CacheRows, layer: int, scoring: Scoring) -> Tensor:

@@ -134,6 +134,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_chunk_size": WINDOW,
         "layer_types": ["chunked_attention", "chunked_attention", FULL, "chunked_attention"],
         "no_rope_layers": [1, 1, 0, 1],
+        "floor_scale": WINDOW,  # from the eighth position on, queries of the layer without rope grow with it
+        "attn_scale": 0.5,
     },
     "qwen2_5_vl": {
         "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}},
