@@ -22,6 +22,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.chat import load_tokenizer
 from draftkit.models.spreading import spreads_targets
 from draftkit.models.target import load_target, read_target_config
+from draftkit.runtime.architecture_check import require_equal_decoding
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
@@ -34,6 +35,7 @@ def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrai
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
     tokenizer = load_target_tokenizer(source)
     folder = locate(source).path
+    require_equal_decoding(read_target_config(folder))
     model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets())
     return model, tokenizer
 
@@ -72,7 +74,7 @@ def runtime_refusal(target: str) -> UnsupportedTarget | None:
     Raises `DraftkitError` for what is no target of any engine.
     """
     try:
-        read_target_config(locate(target, weights=False).path)
+        require_equal_decoding(read_target_config(locate(target, weights=False).path))
     except UnsupportedTarget as refusal:
         return refusal
     return None
@@ -139,7 +141,9 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     """The drafter that runs a draft, on the target's device and in its dtype.
 
     With the target's `tokenizer`, a causal language model may have another one: it drafts the tokens that both share.
-    Raises `TargetError` when draft and target do not fit.
+    Raises `TargetError` when draft and target do not fit, and for a causal language model that draftkit does not run.
     """
+    if draft.spec.architecture.own_model:
+        require_equal_decoding(read_target_config(draft.path))
     drafter: Drafter = family_of(draft).load_drafter(draft, target, tokenizer)
     return drafter

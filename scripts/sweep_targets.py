@@ -1,11 +1,12 @@
 """Does every architecture of the installed transformers decode through draftkit as through `generate`?
 
-`python scripts/sweep_targets.py --out FILE.jsonl [--only TYPE …] [--again] [--table]`
+`python scripts/sweep_targets.py --out FILE.jsonl [--only TYPE …] [--again]`
 
 For each type of configuration that transformers has a causal LM or a multi-modal one for: a tiny random model
-(`tiny_targets.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
+(`models/tiny.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
 the time, so that drafts are rejected and several are accepted at once: one sequence at a time, and four together with
-prompts in chunks. Every token must be that of `generate(do_sample=False)`. Each type runs in a process of its own, with
+prompts in chunks. Every token must be that of `generate(do_sample=False)`. Beside it stands what draftkit itself finds
+out about a type before it runs a target (`runtime/architecture_check.py`). Each type runs in a process of its own, with
 a time limit; results are kept in FILE, one line each, and what is there is not run again. Exits with 1 when any is
 wrong.
 """
@@ -18,40 +19,90 @@ import logging
 import multiprocessing
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from tiny_targets import TEXT, VOCABULARY, auto_class, model_types, tiny_config, tiny_model
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from draftkit.errors import DraftkitError, TargetError
+from draftkit.models.pretrained import auto_class
 from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target, load_target, read_target_config
+from draftkit.models.tiny import TEXT, draw_weights, tiny_config
 from draftkit.requests import Request
+from draftkit.runtime.architecture_check import Known, decoding_of
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 
 K = 3
 PROMPTS = ((5, 24), (21, 17), (3, 24), (9, 12), (33, 20), (14, 24))  # tokens, and new ones
-SPOILT = 0.3  # of the draft tokens
 SECONDS = 240
 TRIES = ((0, 0.2), (1, 0.2), (2, 0.4), (3, 0.1))  # seeds, and how large weights are
 CLEAR = 1e-4  # how far apart the logits of the first two tokens must be
+SLIDING, FULL = "sliding_attention", "full_attention"
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MROPE = {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}
+GEMMA4 = {"num_kv_shared_layers": 15}
+# What configurations have in published models and not by default, by their type.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}},
+    "cohere_compass_text": {
+        "layer_types": [SLIDING, FULL] * 20,
+        "rope_parameters": dict.fromkeys((SLIDING, FULL), MROPE["rope_parameters"]),
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 6},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "diffusion_gemma_text": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "ernie4_5_vl_moe_text": {"rope_parameters": ROPE | {"mrope_section": [22, 22, 20]}},
+    "gemma3n_text": {"num_kv_shared_layers": 15},
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
+    "glm4v_text": MROPE,
+    "glm4v_moe_text": {"rope_parameters": ROPE | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}},
+    "glm_ocr_text": MROPE,
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
+    "hunyuan_vl_text": {"rope_parameters": ROPE | {"mrope_section": [16, 16, 16, 16]}},
+    "lfm2_moe": {"layer_types": ["conv", FULL] * 16},
+    "paddleocr_vl_text": MROPE,
+    "qwen2_vl_text": MROPE,
+    "qwen2_5_vl_text": MROPE,
+    "qwen2_5_omni_text": MROPE,
+    "qwen3_omni_moe_text": MROPE,
+    "qwen3_vl_text": MROPE,
+    "qwen3_vl_moe_text": MROPE,
+    "step3p7_text": {"sliding_window": 512},
+}
 BUILT_NOT, EQUAL, REFUSED, WRONG, BROKEN, LATE = "not built", "equal", "refused", "wrong", "error", "time limit"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a type. `stage`: where it was refused. `drafts`: accepted in how many rounds, by their number."""
+    """What became of a type. `stage`: where it was refused. `accepted`: drafts in how many rounds, by their number.
+    `checked`: what draftkit's own check says, as `outcome: why`."""
 
     model_type: str
     outcome: str
@@ -60,50 +111,32 @@ class Finding:
     model: str = ""
     distinct: int = 0
     accepted: dict[str, int] | None = None
+    checked: str = ""
 
 
-class SpoiltOracle:
-    """Drafts the tokens that `generate` gave, some of them replaced by another."""
+def model_types() -> list[str]:
+    """Every type of configuration that transformers has a causal LM for, or one of several kinds of input to text."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
 
-    max_tokens = None
-    max_positions = None
-    module = None
-    aux_layers: AuxLayers | None = AuxLayers((1,))
 
-    def __init__(self, texts: dict[tuple[int, ...], list[int]]):
-        self.texts = texts
-        self.coming: dict[int, list[int]] = {}
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return 0
-
-    def allocate(self, num_slots: int, capacity: int, k: int) -> None:
-        self.coming = {}
-
-    def prefill(self, prompts: Sequence[NewSequence]) -> None:
-        for slot, prompt, _ in prompts:
-            tokens = tuple(prompt.tolist())
-            self.coming[slot] = [*tokens, *self.texts[tokens]]
-
-    def propose(self, committed: Committed, k: int, draw: Draw) -> Proposal:
-        known = (committed.start + committed.counts).tolist()
-        rows = []
-        for slot, begin in zip(committed.slots.tolist(), known, strict=True):
-            text = self.coming[slot]
-            rows.append([self._spoilt(text[i] if i < len(text) else TEXT.start, i) for i in range(begin, begin + k)])
-        tokens = torch.tensor(rows)
-        logits = torch.full((k, len(rows), VOCABULARY), -torch.inf).scatter(2, tokens.T[..., None], 0.0)
-        return Proposal(torch.stack([draw(step, logits[step]) for step in range(k)], dim=1))
-
-    def _spoilt(self, token: int, position: int) -> int:
-        spoilt = position * 7919 % 100 < 100 * SPOILT
-        return TEXT.start + (token + 1) % len(TEXT) if spoilt else token
+def published(kind: type[PretrainedConfig]) -> PretrainedConfig:
+    """The class's default, with what published models say beside it."""
+    parts = {name: published(type(part)) for name, part in vars(kind()).items() if isinstance(part, PretrainedConfig)}
+    return kind(**parts | PUBLISHED.get(kind.model_type, {}))
 
 
 def prompts() -> list[Request]:
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randint(TEXT.start, TEXT.stop, (length,), generator=generator) for length, _ in PROMPTS]
     return [Request(str(i), tuple(d.tolist()), new) for i, (d, (_, new)) in enumerate(zip(drawn, PROMPTS, strict=True))]
+
+
+def whole_model(config: PretrainedConfig, seed: int, scale: float) -> PreTrainedModel:
+    """As it is published: of several kinds of input, with the parts that read them."""
+    several = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+    model: PreTrainedModel = (AutoModelForMultimodalLM if several else AutoModelForCausalLM).from_config(config)
+    draw_weights(model, seed, scale)
+    return model.eval()
 
 
 def reference(folder: Path, config: PretrainedConfig) -> tuple[dict[tuple[int, ...], list[int]], float]:
@@ -128,20 +161,30 @@ def reference(folder: Path, config: PretrainedConfig) -> tuple[dict[tuple[int, .
 
 
 def run(model_type: str) -> Finding:
-    """One type, in this process."""
+    """One type, in this process, and what draftkit's check says of it."""
+    finding = decoded(model_type)
+    if finding.outcome not in (EQUAL, WRONG, BROKEN):
+        return finding
+    begin = time.process_time()
+    answer = decoding_of(published(CONFIG_MAPPING[model_type]))
+    said = f"{answer.outcome} in {time.process_time() - begin:.1f} s {answer.why}".strip()
+    return replace(finding, checked=said, outcome=finding.outcome if answer.outcome != "different" else WRONG)
+
+
+def decoded(model_type: str) -> Finding:
     finding = Finding(model_type, BUILT_NOT)
     for seed, scale in TRIES:
         with tempfile.TemporaryDirectory(prefix="draftkit-sweep-") as scratch:
             folder = Path(scratch)
             try:
-                config = tiny_config(model_type)
+                config = tiny_config(published(CONFIG_MAPPING[model_type]))
                 config.save_pretrained(folder)
             except Exception as error:
                 return Finding(model_type, BUILT_NOT, _line(error))
             if (refusal := _refusal(folder)) is not None:
                 return Finding(model_type, REFUSED, refusal, "config")
             try:
-                model = tiny_model(config, seed, scale)
+                model = whole_model(config, seed, scale)
                 name = type(model).__name__
                 model.save_pretrained(folder)
                 del model
@@ -176,7 +219,7 @@ def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, .
         model = load_target(folder, device="cpu", dtype=torch.float32, attention=NAME)
         stage = "forward"
         for slots, chunk in ((1, 2048), (4, 6)):
-            drafter = SpoiltOracle(texts)
+            drafter = Known([(*prompt, *text) for prompt, text in texts.items()], AuxLayers((1,)))
             if note := _untold(model, drafter.aux_layers):
                 drafter.aux_layers = None
             engine = Engine(
@@ -246,7 +289,8 @@ def sweep(types: list[str], out: Path) -> None:
         process.join()
         with out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(finding)) + "\n")
-        print(f"{number}/{len(types)} {model_type}: {finding.outcome} {finding.why[:150]}", flush=True)
+        said = f"{finding.why[:150]} {finding.checked}"
+        print(f"{number}/{len(types)} {model_type}: {finding.outcome} {said}", flush=True)
 
 
 def read(out: Path) -> dict[str, Finding]:

@@ -107,7 +107,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype, attention: str | N
         model: PreTrainedModel = auto_class(config).from_config(
             deepcopy(config),  # which keeps the name of its attention
             dtype=dtype,
-            attn_implementation=_of_language_model(config, attention),
+            attn_implementation=of_language_model(config, attention),
             trust_remote_code=trusts_remote_code(),
         )
         model.tie_weights()
@@ -149,7 +149,7 @@ def load_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
-                attn_implementation=_of_language_model(config, attention),
+                attn_implementation=of_language_model(config, attention),
                 device_map=places,
                 output_loading_info=True,
                 trust_remote_code=trusts_remote_code(),
@@ -193,7 +193,7 @@ def _dequantizing(file: Path | None) -> dict[str, Any]:
     return {"gguf_file": file.name} | ({} if settings is None else {"quantization_config": settings(dequantize=True)})
 
 
-def _of_language_model(config: PretrainedConfig, attention: str | None) -> dict[str, str] | None:
+def of_language_model(config: PretrainedConfig, attention: str | None) -> dict[str, str] | None:
     """An attention function for the language model alone: what reads images may know none but transformers' own."""
     if attention is None:
         return None

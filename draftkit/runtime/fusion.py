@@ -60,7 +60,7 @@ def _take_over(model: nn.Module) -> None:
         if fused is not None:
             vars(module)["forward"] = fused
     for module in model.modules():
-        layers = [child for child in module.children() if isinstance(child, nn.ModuleList)]
+        layers = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child)]
         for one in layers:
             _tell_what_follows(module, list(one))
 

@@ -13,6 +13,10 @@ from conftest import Command
 from transformers import dynamic_module_utils
 
 import draftkit as package
+from draftkit.models.pretrained import read_config
+from draftkit.models.remote_code import trust_remote_code
+from draftkit.runtime import architecture_check
+from draftkit.runtime.architecture_check import Answer, decoding_of
 
 TOKENIZER_CODE = """
 from pathlib import Path
@@ -109,6 +113,18 @@ def test_no_code_of_a_model_runs(draftkit: Command, modules: Path, own_model: Pa
     assert (ran.code, has_run(modules)) == (0, True), ran.err
     ran = draftkit(*arguments)
     assert ran.code == 1, "trust ends with the command"
+
+
+def test_a_class_that_comes_with_a_model_is_held_against_generate(
+    modules: Path, own_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each text of its code."""
+    monkeypatch.setattr(architecture_check, "_ANSWERS", {})
+    with trust_remote_code():
+        assert decoding_of(read_config(own_model)) == Answer("equal")
+        (own_model / "own.py").write_text(MODEL_CODE + "    # changed\n")
+        assert decoding_of(read_config(own_model)) == Answer("equal")
+    assert len(architecture_check._ANSWERS) == 2
 
 
 def test_candidates_run_no_code(draftkit: Command, modules: Path, own_model: Path, running_target: Path) -> None:

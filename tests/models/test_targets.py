@@ -18,7 +18,6 @@ import pytest
 import torch
 from fixtures import pico
 from fixtures.precision import LAYER, assert_close
-from fixtures.recurrent_targets import Remembering
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -41,6 +40,7 @@ from draftkit.models.pretrained import model_class
 from draftkit.models.states import FINAL, AuxLayers, decoder_of
 from draftkit.models.target import Target, check_class, load_target
 from draftkit.requests import Request
+from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME, slot_attention
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -241,7 +241,7 @@ def test_entries_after_rejections_are_those_of_a_fresh_prefill(family: Family) -
     """Keys and values, latents and what indexers compare."""
     texts = [[*request.prompt, *tokens] for request, tokens in zip(REQUESTS, family.output, strict=True)]
     target = Target(family.model)
-    run = Engine(target, Remembering(texts), num_speculative_tokens=3, num_slots=len(texts))
+    run = Engine(target, Known(texts), num_speculative_tokens=3, num_slots=len(texts))
     rounds = [r for generation in run.generate(REQUESTS) for r in generation.rounds]
     assert {r.accepted for r in rounds} == {0, 1, 2, 3}
     for slot, text in enumerate(texts):

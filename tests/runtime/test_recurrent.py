@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 from fixtures.precision import LAYER, assert_close
-from fixtures.recurrent_targets import KINDS, Remembering, prompts, recurrent_model
+from fixtures.recurrent_targets import FULL, KINDS, prompts, recurrent_model
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from draftkit.evaluate.certificate.poisoned import PoisonedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft
-from draftkit.models.target import Target
+from draftkit.models.target import Target, load_target
 from draftkit.report.memory_cost import cost_of
 from draftkit.requests import DraftSampling, Request, SamplingParameters
+from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -64,7 +65,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def engine(case: Case, drafter: Any = None, k: int = K, target: type[Target] = Target, **options: Any) -> Engine:
-    drafter = drafter or Remembering(case.texts)
+    drafter = drafter or Known(case.texts)
     return Engine(target(case.model), drafter if k else None, num_speculative_tokens=k, **{"num_slots": 4} | options)
 
 
@@ -172,6 +173,28 @@ def test_caches_take_what_was_planned(case: Case) -> None:
     states = sum(pool.nbytes * 2 * (K + 1) // len(pool) for pool in run._cache.states.pools.values())
     assert positions + states == 2 * run.target.slot_bytes(capacity, K)
     assert states == 2 * run.target.slot_bytes(0, K) > 0
+
+
+# Of classes that have recurrent layers beside others, and of which a configuration may have none.
+WITHOUT: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"layer_types": [FULL] * 4},
+    "kimi_linear": {"layer_types": [FULL] * 4},
+    "nemotron_h": {"layer_types": [FULL, "mlp", FULL, "moe", FULL]},
+    "jamba": {"attn_layer_period": 1, "attn_layer_offset": 0},
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_hybrid_classes_run_without_a_recurrent_layer(kind: str, tmp_path: Path) -> None:
+    model = recurrent_model(kind, **WITHOUT[kind])
+    model.save_pretrained(tmp_path)
+    prompt = torch.tensor([REQUESTS[0].prompt])
+    text = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16)[0]
+    target = Target(load_target(tmp_path, device="cpu", dtype=torch.float32, attention=NAME))
+    run = Engine(target, Known([text.tolist()]), num_speculative_tokens=K, num_slots=1)
+    (generation,) = run.generate([REQUESTS[0].prompt], max_new_tokens=16)
+    assert generation.tokens == text[len(REQUESTS[0].prompt) :].tolist()
+    assert any(r.accepted for r in generation.rounds)
 
 
 def test_plans_tell_states_from_keys_and_values(tmp_path: Path) -> None:
