@@ -44,6 +44,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils.logging import disable_progress_bar
 
 from draftkit.errors import DraftkitError, TargetError
+from draftkit.models.positions import Positions
 from draftkit.models.pretrained import auto_class
 from draftkit.models.states import AuxLayers
 from draftkit.models.target import Target, load_target, read_target_config
@@ -73,7 +74,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_parameters": dict.fromkeys((SLIDING, FULL), MROPE["rope_parameters"]),
     },
     "dbrx": {"attn_config": {"kv_n_heads": 8, "rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "deepseek_ocr2_text": {"num_experts_per_tok": 6},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 6, "mlp_layer_types": ["dense", *["sparse"] * 11]},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "diffusion_gemma_text": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
@@ -84,10 +85,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "glm4v_text": MROPE,
     "glm4v_moe_text": {"rope_parameters": ROPE | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}},
     "glm_ocr_text": MROPE,
+    "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "hunyuan_vl_text": {"rope_parameters": ROPE | {"mrope_section": [16, 16, 16, 16]}},
     "lfm2_moe": {"layer_types": ["conv", FULL] * 16},
     "paddleocr_vl_text": MROPE,
+    "phi4_multimodal": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 48,
+            "long_factor": [1 + i / 4 for i in range(48)],
+            "original_max_position_embeddings": 4096,
+        }
+    },
     "qwen2_vl_text": MROPE,
     "qwen2_5_vl_text": MROPE,
     "qwen2_5_omni_text": MROPE,
@@ -125,10 +136,13 @@ def published(kind: type[PretrainedConfig]) -> PretrainedConfig:
     return kind(**parts | PUBLISHED.get(kind.model_type, {}))
 
 
-def prompts() -> list[Request]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randint(TEXT.start, TEXT.stop, (length,), generator=generator) for length, _ in PROMPTS]
-    return [Request(str(i), tuple(d.tolist()), new) for i, (d, (_, new)) in enumerate(zip(drawn, PROMPTS, strict=True))]
+def prompts(config: PretrainedConfig) -> list[Request]:
+    generator, room = torch.Generator().manual_seed(0), Positions.of(config).room
+    drawn = [torch.randint(TEXT.start, TEXT.stop, (length,), generator=generator).tolist() for length, _ in PROMPTS]
+    return [
+        Request(str(length), tuple(tokens), min(new, room(length)))
+        for tokens, (length, new) in zip(drawn, PROMPTS, strict=True)
+    ]
 
 
 def whole_model(config: PretrainedConfig, seed: int, scale: float) -> PreTrainedModel:
@@ -143,7 +157,7 @@ def reference(folder: Path, config: PretrainedConfig) -> tuple[dict[tuple[int, .
     """What `generate` makes of each prompt, and how clear its closest decision is."""
     model = auto_class(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     texts, clear = {}, float("inf")
-    for request in prompts():
+    for request in prompts(config):
         tokens = torch.tensor([request.prompt])
         out = model.generate(
             tokens,
@@ -177,12 +191,14 @@ def decoded(model_type: str) -> Finding:
         with tempfile.TemporaryDirectory(prefix="draftkit-sweep-") as scratch:
             folder = Path(scratch)
             try:
-                config = tiny_config(published(CONFIG_MAPPING[model_type]))
+                whole = published(CONFIG_MAPPING[model_type])
+                whole.save_pretrained(folder)
+                if (refusal := _refusal(folder)) is not None:
+                    return Finding(model_type, REFUSED, refusal, "config")
+                config = tiny_config(whole)
                 config.save_pretrained(folder)
             except Exception as error:
                 return Finding(model_type, BUILT_NOT, _line(error))
-            if (refusal := _refusal(folder)) is not None:
-                return Finding(model_type, REFUSED, refusal, "config")
             try:
                 model = whole_model(config, seed, scale)
                 name = type(model).__name__
@@ -229,7 +245,7 @@ def _compared(model_type: str, name: str, folder: Path, texts: dict[tuple[int, .
                 num_slots=slots,
                 prefill_chunk=chunk,
             )
-            generations = engine.generate(prompts())
+            generations = engine.generate(prompts(model.config))
             accepted.update(str(r.accepted) for g in generations for r in g.rounds)
             if [g.tokens for g in generations] != expected:
                 return Finding(model_type, WRONG, _difference(generations, expected, slots), model=name)

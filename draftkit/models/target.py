@@ -117,9 +117,7 @@ class Target(TappedModel):
         draftkit does not know.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
-        keep: Tensor | int = 0
-        if last_only:
-            keep = tokens.new_full((1,), tokens.shape[1] - 1) if ends is None else ends
+        last = tokens.new_full((1,), tokens.shape[1] - 1) if ends is None else ends
         with self.captured() as states, sequences_of(self._ropes, lengths):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
@@ -127,14 +125,17 @@ class Target(TappedModel):
                 attention_mask=kv.mask if self.chooses else None,
                 position_ids=positions,
                 use_cache=False,
-                logits_to_keep=keep,
+                logits_to_keep=last if last_only else 0,
                 kv=kv,
                 **{self._cache_argument: self._cache(kv)},
             )
         if not self._attention_checked:
             check_attention(self.model, self.num_layers, kv.windows)
             self._attention_checked = True
-        return TargetOutput(output.logits, self.features(states, tokens))
+        logits = output.logits
+        if last_only and logits.shape[1] != len(last):  # some models of several kinds of input give those of all rows
+            logits = logits.index_select(1, last.to(logits.device))
+        return TargetOutput(logits, self.features(states, tokens))
 
     def _cache(self, kv: KeyValues) -> Latents | StateCache | None:
         """What the model takes for transformers' cache."""
@@ -144,10 +145,11 @@ class Target(TappedModel):
 
 def check_config(config: PretrainedConfig) -> None:
     """Raise `UnsupportedTarget` for architectures whose attention draftkit's runtime cannot take over yet."""
+    if config.is_encoder_decoder:  # no engine drafts for those
+        kind = config.model_type
+        raise TargetError(f"targets with an encoder are not supported ({kind})", expected="a decoder alone")
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
-    if config.is_encoder_decoder:  # no engine drafts for those
-        raise TargetError(f"targets with an encoder are not supported ({text.model_type})", expected="a decoder alone")
     with_states = {kind for kind in kinds if keeps_states(kind)}
     if unknown := kinds - LAYER_TYPES - with_states - (set() if with_states else {ALONE}):
         raise UnsupportedTarget(

@@ -35,7 +35,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
     (r"(un)?padded_vocab_size|.*vocab_size(_per_layer_input)?|ngram_vocab_size_base|codebook_size", VOCABULARY),
     (r"pad_token_id", 0),
     (r"bos_token_id|decoder_start_token_id", 1),
-    (r"eos_token_id|forced_eos_token_id|sep_token_id|eod_token_id", None),
+    (r"eos_token_id|forced_eos_token_id|eod_token_id", None),
     (r"initializer_range", 0.2),
     (
         r"(num_hidden|num|n|num_decoder|decoder|encoder|num_encoder|num_blocks)_?layers?|layers|depth|num_blocks",
@@ -79,7 +79,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
         r"(.*_)?hidden_size|d_model|n_embd|emb_dim|embedding_(dim|size)|.*embed_dim|word_embed_proj_dim|lru_width",
         HIDDEN,
     ),
-    (r"projection_dim|projector_.*_dim|out_hidden_size|output_dim|vision_output_dim|projection_hidden_dim", HIDDEN),
+    (r"projection_dim|(projector|adapter)_.*_dim|out_hidden_size|output_dim|vision_output_dim|projection_hidden_dim", HIDDEN),
     (r"image_size|img_size", 28),
     (r"patch_size", 14),
 )
@@ -95,11 +95,7 @@ LEFT_OUT = (
 
 # What the rules do not know, by the type of a configuration.
 DETAILS: dict[str, dict[str, Any]] = {
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
-    "dots3_note_vision_encoder": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN},
-    "dots3_note_text": {
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
+    "dots3_note_text": {  # whose layers with a window have sizes of their own
         "head_dim": 24,
         "swa_num_attention_heads": HEADS,
         "swa_num_key_value_heads": HEADS,
@@ -109,22 +105,8 @@ DETAILS: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 12,
     },
-    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "glm5_next_text": {"qk_rope_head_dim": 0},
-    "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
-    "longcat_flash": {"qk_nope_head_dim": 16, "qk_rope_head_dim": ROTARY, "v_head_dim": 12, "head_dim": 8},
-    "mamba2": {"num_heads": 8, "head_dim": 32},
-    "modernbert-decoder": {"sep_token_id": 3, "cls_token_id": 2},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 32,
-        "indexer_budget": 64,
-        "indexer_compress_ratio": 4,
-    },
-    "reformer": {"is_decoder": True, "axial_pos_shape": [16, 16], "axial_pos_embds_dim": [64, 64]},
-    "zamba": {"layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"], "num_hidden_layers": 6},
-    "zaya": {"num_experts_per_tok": 1},
+    "longcat_flash": {"head_dim": ROTARY},
+    "mamba2": {"num_heads": 8},
 }
 
 

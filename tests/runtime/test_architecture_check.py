@@ -182,6 +182,13 @@ def test_multi_modal_models_are_asked_whole(kind: str) -> None:
     assert compare(tiny).outcome == "equal"
 
 
+@pytest.mark.parametrize("kind", ["chameleon", "qwen2_audio"])
+def test_models_of_several_kinds_of_input(kind: str) -> None:
+    """One has lists of layers without any, the other gives the logits of all rows whatever it is asked for."""
+    details = {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}} if kind == "chameleon" else {}
+    assert compare(tiny_config(CONFIG_MAPPING[kind](**details))) == Answer("equal")
+
+
 # The answer
 
 
