@@ -19,6 +19,7 @@ import typer
 from draftkit.cli import data, prepare
 from draftkit.cli.adapt import adapt
 from draftkit.cli.card import card
+from draftkit.cli.completion import join_words
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import evaluate
@@ -70,6 +71,7 @@ def options(
 def main() -> None:
     """The `draftkit` command."""
     replace_what_streams_lack()
+    join_words()
     try:
         with _ending_by_signals(), native_failures():
             app()

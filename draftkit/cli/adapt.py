@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from draftkit.cli.completion import models, training_settings
 from draftkit.cli.shared import (
     ConcurrencyOption,
     DeviceOption,
@@ -25,7 +26,7 @@ from draftkit.cli.shared import (
 
 
 def adapt(
-    draft: Annotated[str, typer.Option(help="The draft to go on with, of any format.")],
+    draft: Annotated[str, typer.Option(autocompletion=models, help="The draft to go on with, of any format.")],
     target: TargetOption,
     traffic: Annotated[
         str, typer.Option(help="Logs of requests: OpenAI chat or completion records, or rows as `data` takes them.")
@@ -49,7 +50,12 @@ def adapt(
     seed: Annotated[int, typer.Option(min=0, help="Of answers, prompts and training.")] = 0,
     lora: LoraOption = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="SETTING=VALUE of training, as optimization.lr=1e-4; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            autocompletion=training_settings,
+            help="SETTING=VALUE of training, as optimization.lr=1e-4; repeatable.",
+        ),
     ] = None,
     concurrency: ConcurrencyOption = 16,
     endpoint: EndpointOption = None,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftkit.cli.completion import facts as known_facts
+from draftkit.cli.completion import models
 from draftkit.cli.shared import (
     FormatOption,
     JsonOption,
@@ -54,12 +56,14 @@ def convert(
     into: Annotated[
         str | None,
         typer.Option(
+            autocompletion=models,
             help="Put heads (the source) back into this target: there, or in OUT, which shares its weights; of a GGUF "
-            "file in OUT.gguf."
+            "file in OUT.gguf.",
         ),
     ] = None,
     facts: Annotated[
-        list[str] | None, typer.Option("--set", help="FACT=VALUE instead of what was found; repeatable.")
+        list[str] | None,
+        typer.Option("--set", autocompletion=known_facts, help="FACT=VALUE instead of what was found; repeatable."),
     ] = None,
     ignored_keys: Annotated[
         list[str] | None,

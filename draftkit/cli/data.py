@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
+from draftkit.cli.completion import models
 from draftkit.cli.panels import PanelCommand
 from draftkit.cli.shared import (
     ConcurrencyOption,
@@ -287,7 +288,9 @@ def synthesize(
 def check(
     samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
     target: TargetOption,
-    draft: Annotated[str | None, typer.Option(help="A draft of any format that is to be trained on.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(autocompletion=models, help="A draft of any format that is to be trained on.")
+    ] = None,
     row: Annotated[str | None, typer.Option(help="The id of the sample to show; default: the first.")] = None,
     skip_model: Annotated[
         bool, typer.Option("--skip-model", help="Leave out the checks that load the target's weights.")

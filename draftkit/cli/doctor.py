@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftkit.cli.completion import drafts
 from draftkit.cli.shared import (
     DeviceMapOption,
     DeviceOption,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def doctor(
     target: TargetOption,
-    draft: Annotated[str, typer.Option(help="The draft to examine, of any format.")],
+    draft: Annotated[str, typer.Option(autocompletion=drafts, help="The draft to examine, of any format.")],
     k: Annotated[
         int | None,
         typer.Option("--k", min=1, help="Draft tokens a round; default: those it is made for, or 4."),

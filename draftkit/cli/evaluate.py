@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from draftkit.cli.completion import drafts, models
 from draftkit.cli.shared import (
     MACHINE,
     OUTPUT,
@@ -54,14 +55,16 @@ def evaluate(
     target: Annotated[
         str | None,
         typer.Option(
+            autocompletion=models,
             help="The target model: a folder, org/name[@revision] or zoo:target. With --server only its tokenizer, or "
-            "none: the server renders messages."
+            "none: the server renders messages.",
         ),
     ] = None,
     draft: Annotated[
         list[str] | None,
         typer.Option(
-            help="A draft of any format, ngram[:MIN-MAX] or suffix; repeat to compare. With --server only its name."
+            autocompletion=drafts,
+            help="A draft of any format, ngram[:MIN-MAX] or suffix; repeat to compare. With --server only its name.",
         ),
     ] = None,
     k: Annotated[

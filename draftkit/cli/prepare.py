@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from draftkit.cli.completion import models
 from draftkit.cli.panels import PanelCommand
 from draftkit.cli.shared import JsonOption, TargetOption, TrustOption, console, print_json, quiet_transformers, say_next
 
@@ -16,9 +17,15 @@ app = typer.Typer(help="Make and find models that can draft.", no_args_is_help=T
 
 @app.command(cls=PanelCommand)
 def transplant(
-    donor: Annotated[str, typer.Argument(help="A small causal LM: a folder, org/name[@revision] or zoo:NAME.")],
+    donor: Annotated[
+        str, typer.Argument(autocompletion=models, help="A small causal LM: a folder, org/name[@revision] or zoo:NAME.")
+    ],
     tokenizer_of: Annotated[
-        str, typer.Option(help="The model whose tokenizer it gets: a folder, org/name[@revision] or zoo:target.")
+        str,
+        typer.Option(
+            autocompletion=models,
+            help="The model whose tokenizer it gets: a folder, org/name[@revision] or zoo:target.",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     weighting: Annotated[
@@ -70,7 +77,11 @@ def candidates(
     ] = None,
     sources: Annotated[
         list[str] | None,
-        typer.Option("--candidate", help="A model to judge: org/name[@revision], a folder or zoo:NAME; repeatable."),
+        typer.Option(
+            "--candidate",
+            autocompletion=models,
+            help="A model to judge: org/name[@revision], a folder or zoo:NAME; repeatable.",
+        ),
     ] = None,
     acceptance: Annotated[
         float, typer.Option(help="The chance that a draft token is accepted, for the expected speed-up.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from draftkit.cli.completion import models
 from draftkit.cli.shared import (
     JsonOption,
     SourceArgument,
@@ -25,7 +26,8 @@ def prune_vocab(
     size: Annotated[int | None, typer.Option(min=1, help="Tokens that the draft shall propose, as 32000.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="The target model, whose head a draft without one gets rows of.")
+        str | None,
+        typer.Option(autocompletion=models, help="The target model, whose head a draft without one gets rows of."),
     ] = None,
     keep: Annotated[
         list[str] | None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.cli.shared import refuse_inputs
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 from draftkit.io.html import is_as_written
 
 if TYPE_CHECKING:
@@ -95,9 +95,20 @@ def _holds_profiles(folder: Path) -> bool:
 
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:
     from draftkit.io.atomic import atomic_file
+    from draftkit.layout.folder import is_unified
     from draftkit.report.training import training_figures, training_page
     from draftkit.train.curve import read_curve
 
+    for folder in runs:
+        if is_unified(folder):
+            measured = sorted((folder / "eval").glob("*.json"))
+            measure = command("draftkit", "eval", "--target", "TARGET", "--draft", folder, "--out", "result.json")
+            raise DraftkitError(
+                "this is the folder of a draft, not of a training run",
+                where=folder,
+                expected="files that eval --json wrote, or the OUT of a run",
+                hint=command("draftkit", "report", *measured) if measured else f"{measure}, and report that file",
+            )
     if len(runs) > 1:
         raise DraftkitError("a training run has a page of its own", hint="give one folder, or result files")
     curve = read_curve(runs[0])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
+from draftkit.cli.completion import models
 from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ def _formats() -> list[str]:
     return [format.NAME for format in all_formats()]
 
 
-SourceArgument = Annotated[str, typer.Argument(help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")]
-TARGET = typer.Option(help="The target model: a folder, org/name[@revision] or zoo:target.")
+SourceArgument = Annotated[
+    str, typer.Argument(autocompletion=models, help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")
+]
+TARGET = typer.Option(autocompletion=models, help="The target model: a folder, org/name[@revision] or zoo:target.")
 TargetOption = Annotated[str, TARGET]
 OptionalTargetOption = Annotated[str | None, TARGET]
 DeviceOption = Annotated[

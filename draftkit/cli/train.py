@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from draftkit.cli.completion import models, training_settings
 from draftkit.cli.shared import (
     DeviceMapOption,
     JsonOption,
@@ -44,7 +45,9 @@ def train(
     target: OptionalTargetOption = None,
     data: Annotated[str | None, typer.Option(help="Samples that `draftkit data prepare` wrote.")] = None,
     out: Annotated[str | None, typer.Option(help="A folder for the checkpoints and the final draft.")] = None,
-    draft: Annotated[str | None, typer.Option(help="A checkpoint to go on with, of any format.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(autocompletion=models, help="A checkpoint to go on with, of any format.")
+    ] = None,
     states: Annotated[str | None, typer.Option(help="Hidden states that `draftkit data states` wrote.")] = None,
     states_from: Annotated[
         Literal["vllm"] | None,
@@ -60,7 +63,11 @@ def train(
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE, as optimization.lr=1e-4 or options.steps=3; repeatable."),
+        typer.Option(
+            "--set",
+            autocompletion=training_settings,
+            help="SETTING=VALUE, as optimization.lr=1e-4 or options.steps=3; repeatable.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT.")] = False,
     plan_vocab: Annotated[

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
 from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to
-from draftkit.convert.detect import detect, format_named
+from draftkit.convert.detect import Format, detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
-from draftkit.convert.formats import mtp_gguf
+from draftkit.convert.formats import mtp, mtp_gguf
 from draftkit.convert.gguf_target import gguf_target_facts
 from draftkit.convert.gguf_writing import file_tensors, write_file
 from draftkit.convert.mtp_heads import TargetHeads, find_heads
@@ -21,7 +21,7 @@ from draftkit.convert.mtp_put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
-from draftkit.errors import DraftkitError, LayoutError, command
+from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
 from draftkit.io.html import said_html
@@ -207,8 +207,25 @@ def describe_foreign(
         recognized = recognized or detect(checkpoint)
         plan = recognized.plan(checkpoint, facts, target_facts)
     except DraftkitError as error:
-        plan = planned_so_far(recognized.NAME if recognized else UNKNOWN, facts, error)
+        refusal = error if recognized is None or format is None else _misnamed(error, recognized, checkpoint)
+        plan = planned_so_far(recognized.NAME if recognized else UNKNOWN, facts, refusal)
     return Reading(checkpoint, target_facts, plan)
+
+
+def _misnamed(error: DraftkitError, named: Format, checkpoint: Checkpoint) -> DraftkitError:
+    """What to say of a checkpoint that cannot be read as the format that the user names: what it is, where another
+    format recognizes it and that one does not. The heads of a target are none of its own format."""
+    if named is mtp or named.recognize(checkpoint):
+        return error
+    try:
+        found = detect(checkpoint)
+    except DraftkitError:
+        return error
+    return FormatError(
+        f"this is a checkpoint of the format {found.NAME}, and cannot be read as {named.NAME}",
+        where=checkpoint.source.path,
+        hint=f"leave out --from {named.NAME}",
+    )
 
 
 def convert_checkpoint(

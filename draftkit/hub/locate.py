@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftkit import zoo
-from draftkit.errors import SourceError
+from draftkit.errors import SourceError, command
 from draftkit.hub.gguf import folder_of_gguf
 from draftkit.hub.local_paths import looks_like_path
 from draftkit.hub.token import keep_token
@@ -118,13 +118,23 @@ def _in_folder(source: str, as_file: bool) -> Located:
     if os.path.isfile(path) and path.suffix == ".gguf":
         return Located(path if as_file else folder_of_gguf(path), source)
     if os.path.isfile(path):
-        raise SourceError(f"{source} is a file", where=path, hint=f"pass the folder: {path.parent}")
+        raise SourceError(f"{source} is a file", where=path, hint=_instead_of(path))
     if not os.path.isdir(path):  # unlike the method of a path, False for a name that is too long
         raise SourceError(f"there is no folder {source}", where=path, hint="check the path; a Hub id is org/name")
     file = gguf_file(path)
     if file is None:
         return Located(path, source)
     return Located(file if as_file else folder_of_gguf(file), source)
+
+
+def _instead_of(file: Path) -> str:
+    """What to do instead of giving a file where a model is wanted."""
+    if gguf_file(file.parent) is not None or (file.parent / "config.json").is_file():
+        return f"pass the folder: {command(file.parent)}"
+    if file.suffix == ".json":
+        report = command("draftkit", "report", file)
+        return f"pass the folder of a model, a GGUF file or org/name; a result is shown by {report}"
+    return "pass the folder that holds config.json and weights, a GGUF file or org/name"
 
 
 def _on_hub(source: str, revision: str | None, *, weights: bool, tokenizer: bool) -> Located:

@@ -238,8 +238,8 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
     given = _merged(given, {name: value for name, value in flags.items() if value is not None})
     for setting in settings:
         given = _merged(given, by_current_names(_setting(setting)))
-    if isinstance(given.get("report_to"), str):
-        given["report_to"] = [given["report_to"]]
+    if isinstance(trackers := given.get("report_to"), str):
+        given["report_to"] = [name.strip() for name in trackers.split(",") if name.strip()]
     required = {"recipe", "target", "data", "out"}
     if missing := sorted(required - set(given)):
         raise DraftkitError(

@@ -21,6 +21,11 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
         ),
         ((*CONVERT, "--set", "rope_theta=abc"), ["--set rope_theta: 'abc' is not a number"]),
         ((*CONVERT, "--from", "eagel"), ["there is no format eagel, did you mean eagle?"]),
+        ((*CONVERT, "--from", "dflash"), ["a checkpoint of the format eagle3", "next: leave out --from dflash"]),
+        (
+            ("convert", "zoo:target", "OUT", "--part", "mtp"),
+            ["there are no multi-token prediction heads in zoo:target"],
+        ),
         (
             ("convert", "zoo:target", "OUT", "--target", "zoo:eagle3"),
             ["zoo:target is larger than its target zoo:eagle3", "did you swap them?"],
@@ -75,6 +80,23 @@ def test_a_mistake_is_named(
     assert done.code == 1
     assert all(word in done.err for word in words), done.err
     assert not out.exists()
+
+
+def test_a_result_is_no_model_and_a_draft_no_training_run(draftkit: Command, tmp_path: Path) -> None:
+    result, draft = tmp_path / "result.json", tmp_path / "draft"
+    result.write_text("{}")
+    assert f"a result is shown by draftkit report {result}" in draftkit("inspect", result).err
+    assert draftkit("convert", "zoo:eagle3", draft).code == 0
+    assert f"pass the folder: {draft}" in draftkit("inspect", draft / "config.json").err
+    page = tmp_path / "page.html"
+    refused = draftkit("report", draft, "--out", page)
+    assert refused.code == 1
+    assert "the folder of a draft, not of a training run" in refused.err
+    assert f"next: draftkit eval --target TARGET --draft {draft} --out result.json" in refused.err
+    (draft / "eval").mkdir()
+    (draft / "eval" / "one.json").write_text("{}")
+    assert f"next: draftkit report {draft}/eval/one.json" in draftkit("report", draft, "--out", page).err
+    assert not page.exists()
 
 
 @pytest.mark.parametrize(

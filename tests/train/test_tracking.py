@@ -20,6 +20,7 @@ FLAGS = {"recipe": "eagle3", "target": "zoo:target", "data": "samples.jsonl", "o
 def test_one_tracker_is_taken_as_typed() -> None:
     assert read_config(None, ["report_to=tensorboard"], FLAGS).report_to == ("tensorboard",)
     assert read_config(None, ["report_to=[wandb, trackio]"], FLAGS).report_to == ("wandb", "trackio")
+    assert read_config(None, ["report_to=wandb, trackio"], FLAGS).report_to == ("wandb", "trackio")
 
 
 def test_a_missing_tracker_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
