@@ -219,7 +219,6 @@ class Measuring:
             before = keys.pop(name, None)
             if value is not None:
                 keys[name] = Typed(value, before.type, before.items) if isinstance(before, Typed) else value
-        keys = {name: value for name, value in keys.items() if not name.startswith("GGUF.")}
         architecture = keys["general.architecture"]
         assert isinstance(architecture, Typed)
         keys["general.architecture"] = architecture.value

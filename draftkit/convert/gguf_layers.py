@@ -22,6 +22,7 @@ from draftkit.errors import FormatError
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.gguf_file import TOKENS, TYPES
 from draftkit.io.handles import TensorHandle, memory_handle
+from draftkit.io.records import excerpt
 from draftkit.layout.decoder import Decoder, Rope
 
 Value = TypeVar("Value", int, float, str, bool)
@@ -45,7 +46,8 @@ ROTATED = ("attn_q", "attn_k")
 ROPE_FACTORS = "rope_freqs.weight"
 FACTORED = "llama3"  # the kind of scaling that llama.cpp takes as a factor of each frequency
 SCALED_BY_KEY = ("linear",)
-ROPE_SCALING = "draftkit.rope_scaling"  # the parameters that the factors were computed from
+OWN = "draftkit"  # what keys that only draftkit reads begin with
+ROPE_SCALING = f"{OWN}.rope_scaling"  # the parameters that the factors were computed from
 LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
@@ -213,16 +215,19 @@ def read_layers(checkpoint: Checkpoint, facts: Facts, *, hidden_act: str = "silu
 
 
 def stated(facts: Facts, key: str, kind: type[Value], fact: str) -> Value:
-    """A key that llama.cpp does not load a file without, under its name in the layout. Raises `FormatError`."""
+    """A key that llama.cpp does not load a file without, under its name in the layout; integers are sizes. Raises
+    `FormatError`."""
     value = facts.optional(key, kind)
     if value is None:
         raise FormatError(f"the file has no {key}, and llama.cpp does not load it", expected=kind.__name__)
+    if kind is int and isinstance(value, int) and value <= 0:
+        raise FormatError(f"{key} is {value}", expected="a positive integer")
     return facts.record(fact, value, "stated", f"GGUF key {key}")
 
 
 def vocabulary_of(checkpoint: Checkpoint, facts: Facts) -> int:
     """How many tokens the file's tokenizer has, which llama.cpp goes by."""
-    facts.optional("vocab_size", int)
+    said = facts.optional("vocab_size", int)
     tokenizer = checkpoint.config.get("tokenizer")
     count = tokenizer.get(TOKENS.partition(".")[2]) if isinstance(tokenizer, dict) else None
     if not isinstance(count, int):
@@ -231,7 +236,8 @@ def vocabulary_of(checkpoint: Checkpoint, facts: Facts) -> int:
             where=checkpoint.source.path,
             hint="convert the draft again with --target",
         )
-    return facts.record("vocab_size", count, "stated", f"the length of {TOKENS}")
+    other = "" if said in (None, count) else f"; its vocab_size, {said}, is another"
+    return facts.record("vocab_size", count, "stated", f"the length of {TOKENS}{other}")
 
 
 def begin_reading(checkpoint: Checkpoint, facts: Facts) -> str | None:
@@ -240,32 +246,53 @@ def begin_reading(checkpoint: Checkpoint, facts: Facts) -> str | None:
     ones of the file are to have again; None where it made another, or where quantizing has changed them.
     """
     facts.lift(str(checkpoint.gguf_architecture))
-    general, own = facts.mapping("general") or {}, facts.mapping("draftkit") or {}
+    general, own = facts.mapping("general") or {}, facts.mapping(OWN) or {}
     facts.mapping("tokenizer")
     facts.mapping("quantize")  # llama-quantize's notes
-    stored = {number: name for name, (_, number) in TYPES.items()}.get(cast("int", general.get("file_type")))
-    facts.record("stored as", stored or str(general.get("file_type")), "stated", "general.file_type")
+    number = facts.optional("file_type", int, general)
+    stored = next((name for name, (_, own) in TYPES.items() if own == number), None)
+    facts.record("stored as", stored or str(number), "stated", "general.file_type")
     before = own.get("dtype")
     found = common_dtype(checkpoint)
     plain = stored is not None and TYPES[stored][0] == found
     return str(before) if before in FLOATS and plain and found in (before, "F32") else None
 
 
+def own_json(checkpoint: Checkpoint, key: str) -> object:
+    """What draftkit has put under a key of its own, None where it has not. Raises `FormatError` for what is no JSON."""
+    own = checkpoint.config.get(OWN)
+    said = own.get(key.removeprefix(f"{OWN}.")) if isinstance(own, dict) else None
+    if said is None:
+        return None
+    try:
+        return json.loads(cast("str", said))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError(
+            f"GGUF key {key} is {excerpt(said)}", where=checkpoint.source.path, expected="JSON, as draftkit writes it"
+        ) from error
+
+
+def own_object(checkpoint: Checkpoint, key: str) -> dict[str, object] | None:
+    """The same of an object."""
+    found = own_json(checkpoint, key)
+    if found is not None and not isinstance(found, dict):
+        raise FormatError(f"GGUF key {key} is {excerpt(found)}", where=checkpoint.source.path, expected="an object")
+    return found
+
+
 def _read_rope(checkpoint: Checkpoint, facts: Facts) -> Rope:
     base = facts.stated_or("rope.freq_base", float, 10000.0, DEFAULT, "rope_theta")
     length = stated(facts, "context_length", int, "max_position_embeddings")
-    own = checkpoint.config.get("draftkit")
     kind, factor = facts.optional("rope.scaling.type", str), facts.optional("rope.scaling.factor", float)
     scaling: dict[str, object] | None = None
     if ROPE_FACTORS in checkpoint.tensors:
-        said = own.get("rope_scaling") if isinstance(own, dict) else None
-        if not isinstance(said, str):
+        scaling = own_object(checkpoint, ROPE_SCALING)
+        if scaling is None:
             raise FormatError(
                 f"{ROPE_FACTORS} scales the rotary positions, and the file does not say by which parameters",
                 where=checkpoint.source.path,
                 hint="convert the checkpoint that the file was made from",
             )
-        scaling = json.loads(said)
     elif kind in SCALED_BY_KEY:
         scaling = {"rope_type": kind, "factor": factor}
     elif kind not in (None, "none"):

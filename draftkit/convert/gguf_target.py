@@ -7,7 +7,7 @@ from pathlib import Path
 from draftkit.convert.gguf_heads import HEADS
 from draftkit.errors import FormatError
 from draftkit.hub.gguf import folder_of_gguf
-from draftkit.io.gguf_file import ARCHITECTURE, TOKENS, read_gguf
+from draftkit.io.gguf_file import ARCHITECTURE, TOKENS, read_header
 from draftkit.layout.target import TargetFacts, read_target_facts
 
 
@@ -17,12 +17,11 @@ def gguf_target_facts(file: Path, name: str) -> TargetFacts:
     try:
         return read_target_facts(folder_of_gguf(file), name, None)
     except FormatError:
-        metadata = read_gguf(file).metadata
-        own = str(metadata.get(ARCHITECTURE))
+        header = read_header(file)
+        own = str(header.value(ARCHITECTURE, str))
         kind = next((kind for kind, names in HEADS.items() if names.architecture == own), None)
-        hidden_size, vocab_size, blocks = (
-            metadata.get(key) for key in (f"{own}.embedding_length", TOKENS, f"{own}.block_count")
-        )
+        hidden_size, blocks = (header.value(f"{own}.{key}", int) for key in ("embedding_length", "block_count"))
+        vocab_size = header.length(TOKENS)
         if kind is None or hidden_size is None or vocab_size is None or blocks is None:
             raise
     return TargetFacts(
@@ -30,8 +29,8 @@ def gguf_target_facts(file: Path, name: str) -> TargetFacts:
         revision=None,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
-        num_hidden_layers=blocks - metadata.get(f"{own}.nextn_predict_layers", 0),
-        max_position_embeddings=metadata.get(f"{own}.context_length"),
+        num_hidden_layers=blocks - (header.value(f"{own}.nextn_predict_layers", int) or 0),
+        max_position_embeddings=header.value(f"{own}.context_length", int),
         architectures=(),
         config={"model_type": kind},
     )

@@ -10,15 +10,12 @@ import logging
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftkit.errors import FormatError
 from draftkit.io.atomic import temporary_folder
-from draftkit.io.gguf_file import open_reader, value_of
+from draftkit.io.gguf_file import Header, read_header
 from draftkit.io.jsonfile import dump
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 ORIGINAL = "pass the folder or Hub id of the model that the file was made from"
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # llama.cpp ends a generation with each of them
@@ -44,13 +41,13 @@ def folder_of_gguf(file: Path) -> Path:
 
 @cache
 def _folder_of(file: Path, changed: int, size: int) -> Path:
-    reader = open_reader(file)
+    header = read_header(file)
     folder = _folders.enter_context(temporary_folder()) / file.stem
     folder.mkdir()
     (folder / file.name).symlink_to(file)
-    _write_config(reader, file, folder)
-    _write_tokenizer(reader, file, folder)
-    ends = {value_of(reader, f"tokenizer.ggml.{name}") for name in ENDS} - {None}
+    _write_config(header, file, folder)
+    _write_tokenizer(header, file, folder)
+    ends = {end for name in ENDS if (end := header.value(f"tokenizer.ggml.{name}", int)) is not None}
     (folder / "generation_config.json").write_text(
         dump({"eos_token_id": sorted(ends)} if ends else {}), encoding="utf-8"
     )
@@ -64,11 +61,11 @@ def generation_config(keys: dict[str, object]) -> Path:
     return path
 
 
-def _write_config(reader: GGUFReader, file: Path, folder: Path) -> None:
+def _write_config(header: Header, file: Path, folder: Path) -> None:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    architecture = value_of(reader, "general.architecture")
+    architecture = header.value("general.architecture", str)
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # what is missing in a file shows in many types
@@ -77,8 +74,8 @@ def _write_config(reader: GGUFReader, file: Path, folder: Path) -> None:
             where=file,
             hint=ORIGINAL,
         ) from error
-    stated = value_of(reader, f"{architecture}.rope.scaling.type") not in (None, "none")
-    scaled = stated or any(tensor.name in ROPE_FACTORS for tensor in reader.tensors)
+    stated = header.value(f"{architecture}.rope.scaling.type", str) not in (None, "none")
+    scaled = stated or any(region.name in ROPE_FACTORS for region in header.regions)
     if scaled and not _scales_rope(getattr(config.get_text_config(), "rope_parameters", None) or {}):
         raise FormatError(
             f"{file.name} scales its rope, which transformers does not read from GGUF", where=file, hint=ORIGINAL
@@ -94,7 +91,7 @@ def _scales_rope(rope: dict[str, Any]) -> bool:
     return any(kind.get("rope_type", "default") != "default" for kind in kinds)
 
 
-def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
+def _write_tokenizer(header: Header, file: Path, folder: Path) -> None:
     from tokenizers.pre_tokenizers import Digits, Sequence
     from transformers import AutoTokenizer
 
@@ -102,7 +99,7 @@ def _write_tokenizer(reader: GGUFReader, file: Path, folder: Path) -> None:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as known
     except ImportError:  # of older releases, which split texts as the class of tokenizer does
         known = {}
-    splits = value_of(reader, "tokenizer.ggml.pre")
+    splits = header.value("tokenizer.ggml.pre", str)
     if splits not in (None, "default", "gpt-2", *DIGIT_BY_DIGIT, *known):
         _log.warning("%s: transformers does not know how %s splits text, and may tokenize otherwise", file.name, splits)
     try:

@@ -50,8 +50,7 @@ def rewritten(file: Path, out: Path, keys: dict[str, object], tensors: dict[str,
 
 def with_keys(file: Path, out: Path, keys: dict[str, object], tensors: dict[str, np.ndarray] | None = None) -> Path:
     """A copy of a file with more or other keys and tensors."""
-    stated = dict(read_typed(file, "")) | keys
-    metadata = {k: v for k, v in stated.items() if not k.startswith("GGUF.")}
+    metadata = dict(read_typed(file, "")) | keys
     metadata["general.architecture"] = read_gguf(file).metadata["general.architecture"]
     handles = {handle.name: handle for handle in read_gguf(file).tensors}
     handles |= {n: memory_handle(n, torch.from_numpy(values), file) for n, values in (tensors or {}).items()}

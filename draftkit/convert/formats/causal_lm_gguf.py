@@ -16,6 +16,7 @@ from draftkit.convert.gguf_layers import (
     Names,
     begin_reading,
     layer_metadata,
+    own_object,
     read_layers,
     reading_moves,
     rope_factors,
@@ -103,9 +104,8 @@ def _names(kind: str) -> Names:
 
 def _original(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, object] | None:
     """The configuration that draftkit made the file of, where the keys still say the same of its layers."""
-    own = checkpoint.config.get("draftkit")
-    said = json.loads(str(own.get("config", "null"))) if isinstance(own, dict) else None
-    if not isinstance(said, dict):
+    said = own_object(checkpoint, CONFIG)
+    if said is None:
         return None
     before = decoder_of_config(said)
     same = replace(before, rope=replace(before.rope, declared_base=decoder.rope.declared_base)) == decoder

@@ -266,7 +266,8 @@ def _heads(checkpoint: Checkpoint, facts: Facts) -> Mapping[str, Any]:
     tensors = checkpoint.tensors
     markov = "markov_w1.weight" in tensors
     anchor = facts.optional("sample_from_anchor", bool)
-    facts.optional("has_confidence_head", bool)
+    if facts.optional("has_confidence_head", bool) and "conf_proj.weight" not in tensors:
+        raise FormatError("has_confidence_head is true, and the file has none", where=checkpoint.source.path)
     taps, group = facts.optional("conv_kernel_size", int), facts.optional("conv_group_size", int)
     rank, top = facts.optional("selector_rank", int), facts.optional("selector_top_k", int)
     first = markov if anchor is None else anchor

@@ -15,11 +15,20 @@ from typing import Any, cast
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
-from draftkit.convert.gguf_layers import ROPE_FACTORS, Names, begin_reading, reading_moves, vocabulary_of, writing_moves
+from draftkit.convert.gguf_layers import (
+    ROPE_FACTORS,
+    Names,
+    begin_reading,
+    own_object,
+    reading_moves,
+    vocabulary_of,
+    writing_moves,
+)
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.errors import FormatError, LayoutError
 from draftkit.hub.gguf import generation_config
 from draftkit.io.handles import TensorHandle, memory_handle
+from draftkit.io.records import excerpt
 from draftkit.layout.families.gemma4_assistant import Gemma4AssistantSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts, language_model
@@ -98,6 +107,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
         hidden_state="after_norm",
         position="state",
     )
+    _check_keys(checkpoint, spec)
     moves = reading_moves(checkpoint, _names(spec), None, dtype)
     files = [generation_config({"suppress_tokens": list(suppressed)})] if suppressed else []
     return make_plan(
@@ -105,18 +115,31 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
     )
 
 
+def _check_keys(checkpoint: Checkpoint, spec: Gemma4AssistantSpec) -> None:
+    """Raise `FormatError` where the file's own keys, by which llama.cpp computes, are not those of the configuration
+    that draftkit has kept."""
+    own = checkpoint.config.get(ARCHITECTURE)
+    stated = {f"{ARCHITECTURE}.{key}": value for key, value in own.items()} if isinstance(own, dict) else {}
+    for key, value in _metadata(spec).items():
+        if key in stated and stated[key] != value:
+            raise FormatError(
+                f"{key} is {excerpt(stated[key])}, and the configuration that draftkit has kept says {value}",
+                where=checkpoint.source.path,
+                hint="take the assistant's own checkpoint",
+            )
+
+
 def _stored_config(checkpoint: Checkpoint) -> tuple[dict[str, object], tuple[str, ...]]:
     """The assistant's configuration, and the kinds of its layers. Raises `FormatError` where the file has none."""
-    stored: Any = checkpoint.config.get("draftkit") or {}
-    try:
-        config: dict[str, object] = json.loads(stored["config"])
-        return config, tuple(map(str, _text(config)["layer_types"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    config = own_object(checkpoint, CONFIG)
+    kinds = None if config is None else _text(config).get("layer_types")
+    if config is None or not isinstance(kinds, list):
         raise FormatError(
             "the file does not hold the assistant's configuration, which only draftkit writes there",
             where=checkpoint.source.path,
             hint="take the assistant's own checkpoint",
-        ) from error
+        )
+    return config, tuple(map(str, kinds))
 
 
 def export(outgoing: Outgoing) -> Export:

@@ -8,7 +8,6 @@ table, last norm and output layer besides. Source: llama.cpp b11434 `common/spec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +16,15 @@ from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.mtp import plan_heads
 from draftkit.convert.gguf_heads import COPIED, HEADS, GgufHeads, HeadNames
+from draftkit.convert.gguf_layers import own_json, own_object
 from draftkit.convert.mtp_heads import TargetHeads
 from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
 from draftkit.engines.llama_cpp import refusal_of_heads
 from draftkit.errors import FormatError, LayoutError, TargetError
-from draftkit.io.gguf_file import ARCHITECTURE, TOKENIZER, Typed, read_typed, stored_tensors
+from draftkit.io.dtypes import DTYPES
+from draftkit.io.gguf_file import ARCHITECTURE, TOKENIZER, Header, read_header, stored_tensors
+from draftkit.io.records import excerpt
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.mtp import head_kind
 from draftkit.layout.target import TargetFacts, language_model
@@ -35,7 +37,6 @@ METHODS = ("mtp",)
 CONFIG, WEIGHTS = "draftkit.config", "draftkit.weights"  # the target's, and what the checkpoint had of the heads
 COPIES = "copies of the target's tables"  # the name of that fact
 ENDS = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
-NOT_KEPT = (TOKENIZER, "GGUF.")  # which is copied for every draft, and what the writer says itself
 PROJECTION = ".nextn.eh_proj.weight"
 PER_LAYER = {"attention.recurrent_layers": False}  # lists of one value for each layer, and that of a head's
 
@@ -56,8 +57,13 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
             where=checkpoint.source.path,
             hint="pass the target that the heads are of with --target",
         )
-    stored: Any = checkpoint.config.get("draftkit") or {}
-    dtypes = {name: dtype for name, dtype, _ in json.loads(stored.get("weights", "[]"))}
+    if own.get("embedding_length") != text.get("hidden_size"):
+        raise FormatError(
+            f"the file is {own.get('embedding_length')} wide, and its target {text.get('hidden_size')}",
+            where=checkpoint.source.path,
+            hint="pass the target that the heads are of with --target",
+        )
+    dtypes = _stored_dtypes(checkpoint)
     known = head_kind(config)
     assert known is not None
     assert known.parts is not None
@@ -99,16 +105,16 @@ def _export(outgoing: Outgoing, *, whole: bool) -> Export:
     names = _written_as(outgoing, spec)
     text: dict[str, Any] = language_model(spec.config)
     file = _target_file(outgoing)
-    found, architecture = read_typed(file, ""), names.architecture
-    layers = _layers(found, architecture)
+    header, architecture = read_header(file), names.architecture
+    found, layers = header.metadata, _layers(header, architecture)
     if layers is None or layers != text["num_hidden_layers"]:
         raise TargetError(
-            f"the target's file is of type {found[ARCHITECTURE].value}"
+            f"the target's file is of type {header.value(ARCHITECTURE, str)}"
             + ("" if layers is None else f" with {layers} layers"),
             where=file,
             expected=f"{architecture} with {text['num_hidden_layers']} layers, as the heads were taken from",
         )
-    width = found[f"{architecture}.embedding_length"].value
+    width = header.value(f"{architecture}.embedding_length", int)
     if width != spec.target_hidden_size:
         raise TargetError(f"the heads are {spec.target_hidden_size} wide, and the target {width} wide", where=file)
     latent = (int(text["num_attention_heads"]), int(text.get("qk_nope_head_dim", 0)))
@@ -118,7 +124,7 @@ def _export(outgoing: Outgoing, *, whole: bool) -> Export:
     if unknown:
         raise LayoutError(f"llama.cpp's graph has no {', '.join(unknown)}", where=outgoing.draft.path)
     kept = {
-        k: v for k, v in found.items() if (whole and not k.startswith(NOT_KEPT)) or k.startswith(f"{architecture}.")
+        k: v for k, v in found.items() if (whole and not k.startswith(TOKENIZER)) or k.startswith(f"{architecture}.")
     }
     stored = [(t.name, t.dtype, t.shape) for t in outgoing.draft.tensors.values()]
     metadata: dict[str, object] = kept | {
@@ -129,9 +135,9 @@ def _export(outgoing: Outgoing, *, whole: bool) -> Export:
         WEIGHTS: json.dumps(stored),
     }
     for key, value in PER_LAYER.items():
-        if (each := found.get(f"{architecture}.{key}")) is not None:
-            longer = [*each.value[:layers], *[value] * spec.num_modules]
-            metadata[f"{architecture}.{key}"] = each._replace(value=longer)
+        if (each := header.value(f"{architecture}.{key}", list)) is not None:
+            longer = [*each[:layers], *[value] * spec.num_modules]
+            metadata[f"{architecture}.{key}"] = found[f"{architecture}.{key}"]._replace(value=longer)
     beside = [t for t in stored_tensors(file) if t.handle.name in ENDS or (whole and heads.index(t.handle.name) < 0)]
     return Export(metadata, tuple(moves), beside=tuple(beside))
 
@@ -164,10 +170,21 @@ def _target_file(outgoing: Outgoing) -> Path:
     return file
 
 
-def _layers(found: Mapping[str, Typed], architecture: str) -> int | None:
+def _layers(header: Header, architecture: str) -> int | None:
     """The target's own layers, by its file."""
-    count, heads = (found.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
-    return None if count is None else int(count.value) - (0 if heads is None else int(heads.value))
+    count, heads = (header.value(f"{architecture}.{key}", int) for key in ("block_count", "nextn_predict_layers"))
+    return None if count is None else count - (heads or 0)
+
+
+def _stored_dtypes(checkpoint: Checkpoint) -> dict[str, str]:
+    """What the heads' tensors were stored in, by their names in the layout, where draftkit made the file."""
+    stored: Any = own_json(checkpoint, WEIGHTS) or []
+    try:
+        return {name: dtype for name, dtype, _ in stored if dtype in DTYPES}
+    except (TypeError, ValueError) as error:
+        raise FormatError(
+            f"GGUF key {WEIGHTS} is {excerpt(stored)}", where=checkpoint.source.path, expected="names, dtypes, shapes"
+        ) from error
 
 
 def _target_config(checkpoint: Checkpoint, target: TargetFacts | None) -> dict[str, object]:
@@ -175,8 +192,7 @@ def _target_config(checkpoint: Checkpoint, target: TargetFacts | None) -> dict[s
     if target is not None and target.architectures:
         config = dict(target.config)
     else:
-        own = checkpoint.config.get("draftkit")
-        config = json.loads(str(own.get("config", "{}"))) if isinstance(own, dict) else {}
+        config = own_object(checkpoint, CONFIG) or {}
     if checkpoint.gguf_architecture not in {names.architecture for names in HEADS.values()}:
         raise FormatError(
             f"draftkit reads no heads of {checkpoint.gguf_architecture} targets from GGUF",
