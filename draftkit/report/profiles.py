@@ -14,6 +14,7 @@ rounds that had a draft, as a simulated engine skips the others by itself. Where
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -22,6 +23,7 @@ from draftkit.results.record import Cell, Result
 FILES = {"speculation_profile.json", "vllm.json", "dynamo.sh", "sglang.sh", "golden_length.yaml"}
 SCHEMA_VERSION = "1.0"
 DYNAMO_MOST = 5  # draft tokens that its simulation knows
+NAME_BYTES = 100  # of a draft's name in that of its folder, which has 255
 TOLERANCE = 0.02  # of the mean that the marginal rates imply, as Model-Optimizer has it
 
 
@@ -121,7 +123,7 @@ def _groups(cells: Iterable[Cell]) -> dict[str, dict[int, Cell]]:
     counted = [c for c in cells if c.num_drafts and c.num_accepted_tokens_per_pos and c.verification != "synthetic"]
     for cell in sorted(counted, key=lambda c: (c.num_speculative_tokens, c.concurrency)):
         engine = "" if cell.engine == "draftkit" else f"-{cell.engine}"
-        folder = f"{_short(cell.draft).replace('/', '--').replace(':', '-')}-T{cell.temperature:g}{engine}"
+        folder = f"{_in_a_path(_short(cell.draft))}-T{cell.temperature:g}{_in_a_path(engine)}"
         groups.setdefault(folder, {}).setdefault(cell.num_speculative_tokens, cell)
     return groups
 
@@ -133,6 +135,12 @@ def _mean(cell: Cell) -> float:
 def _short(name: str) -> str:
     """The last two parts of a path, which of a Hub id are all, so that no path of this machine is published."""
     return "/".join([part for part in name.split("/") if part][-2:])
+
+
+def _in_a_path(name: str) -> str:
+    """A name from a result, which may be any text, as part of a folder's; of a long one, its end."""
+    safe = re.sub(r"[^\w.-]", "-", name.replace("/", "--"))
+    return safe.encode()[-NAME_BYTES:].decode(errors="ignore")
 
 
 def _dynamo(cell: Cell) -> str:
@@ -151,9 +159,10 @@ def _sglang(cell: Cell) -> str:
 def _golden(widest: Cell, cells: dict[int, Cell], result: Result) -> str:
     """YAML as text, so that it has its comments."""
     setting = f"temperature_{widest.temperature:g}"
+    version, dataset = json.dumps(result.provenance.get("draftkit")), json.dumps(widest.dataset)
     lines = [
-        f"# Acceptance lengths over the rounds with a draft, by draftkit {result.provenance.get('draftkit')}.",
-        f"# dataset: {widest.dataset} | prompts: {widest.num_prompts} | output_len: {widest.max_new_tokens}",
+        f"# Acceptance lengths over the rounds with a draft, by draftkit {version}.",
+        f"# dataset: {dataset} | prompts: {widest.num_prompts} | output_len: {widest.max_new_tokens}",
         f"# draft: {json.dumps(_short(widest.draft))}",
         "# key = num_speculative_tokens; value = acceptance length",
         f"{json.dumps(_short(widest.target))}:",

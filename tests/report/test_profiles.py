@@ -113,3 +113,17 @@ def test_the_command_writes_them(draftkit: Command, tmp_path: Path) -> None:
     (out / "mine.txt").write_text("mine")
     assert draftkit(*arguments, "--force").code == 1
     assert (out / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "../../x", "a\nb: 1", "a" * 5000, "C:\\x", "ü" * 300])
+def test_names_of_any_text(name: str, draftkit: Command, tmp_path: Path) -> None:
+    source, out = tmp_path / "result.json", tmp_path / "profiles"
+    written = full_result()
+    for cell in written["cells"]:
+        cell |= {"draft": name, "engine": name, "dataset": name}
+    source.write_text(json.dumps(written))
+    outcome = draftkit("report", source, "--out", tmp_path / "report.html", "--profiles", out)
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in out.glob("*/*")} == FILES
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["profiles", "report.html", "result.json"]
+    assert all(len(yaml.safe_load(path.read_text())) == 1 for path in out.glob("*/golden_length.yaml"))
