@@ -19,6 +19,7 @@ from draftkit.convert.gguf_writing import file_tensors, write_file
 from draftkit.convert.mtp_heads import TargetHeads, find_heads
 from draftkit.convert.mtp_put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
+from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
@@ -160,6 +161,7 @@ def plan_conversion(
         if reading.plan.spec is not None or reading.plan.problems:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
         return _plan_destination(located, to, reading.target, reading, draft, stored)
+    draft = read_draft(located.path)
     if to == UNIFIED and not overrides:
         raise LayoutError(
             f"{located.name} is a unified draft already",
@@ -168,7 +170,6 @@ def plan_conversion(
         )
     if ignored_keys:
         raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
-    draft = read_draft(located.path)
     if overrides:
         draft = _overridden(draft, overrides)
     return _plan_destination(located, to, _target_facts(target or draft.provenance.target), None, draft, stored)
@@ -205,6 +206,8 @@ def describe_foreign(
     facts = Facts(checkpoint.config, checkpoint.config_path, overrides, ignored_keys)
     try:
         recognized = recognized or detect(checkpoint)
+        if not getattr(recognized, "VERBATIM", False):
+            refuse_unread_weights(checkpoint)
         plan = recognized.plan(checkpoint, facts, target_facts)
     except DraftkitError as error:
         refusal = error if recognized is None or format is None else _misnamed(error, recognized, checkpoint)
@@ -299,6 +302,7 @@ def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Pat
     if out is None:
         expected = command("OUT.gguf", "--into", target.name)
         raise DraftkitError("heads are put into a GGUF file of its own", expected=expected)
+    check_finite(heads.tensors, heads.path)
     outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), GGUF)
     write_file(out, outgoing, mtp_gguf.export_into(outgoing), None, force=False, on_bytes=None)
     return out, [out.name]

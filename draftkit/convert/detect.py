@@ -10,6 +10,7 @@ from draftkit.convert import formats
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.plan import Plan
+from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.convert.unsupported import refuse_by_name
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
@@ -17,7 +18,10 @@ from draftkit.layout.target import TargetFacts
 
 
 class Format(Protocol):
-    """What a module in `draftkit/convert/formats/` provides."""
+    """What a module in `draftkit/convert/formats/` provides.
+
+    One of weights that are kept as they lie, however they are quantized, has `VERBATIM = True` too.
+    """
 
     NAME: str
     TITLE: str
@@ -59,6 +63,7 @@ def detect(checkpoint: Checkpoint) -> Format:
     matches = [format for format in known if scores[format.NAME] == max(scores.values()) > 0]
     if len(matches) == 1:
         return matches[0]
+    refuse_unread_weights(checkpoint)  # whose names may be those of no format
     if matches:
         names = ", ".join(format.NAME for format in matches)
         raise FormatError(

@@ -21,7 +21,7 @@ from draftkit.io.torch_file import write_torch
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import Draft
-from draftkit.layout.schema import SCALES
+from draftkit.layout.quantization import SCALES
 from draftkit.layout.spec import HF_DTYPES, DraftSpec
 from draftkit.layout.target import TargetFacts
 

@@ -7,8 +7,17 @@ from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError
 from draftkit.io.dtypes import QUANTIZED
 from draftkit.io.jsonfile import read_object
+from draftkit.layout.quantization import MODELOPT_FILE, refuse_unread
 
-MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say it, as vLLM reads it
+
+def refuse_unread_weights(checkpoint: Checkpoint) -> None:
+    """Raise `FormatError` for weights that are quantized otherwise than draftkit reads, before anything else is judged
+    of them: their names and shapes are those of no layout."""
+    tensors = {name: (handle.dtype, handle.shape) for name, handle in checkpoint.tensors.items()}
+    hint = "convert the draft that was quantized"
+    if checkpoint.adapter is not None:
+        hint = "name the model that was quantized as the base, in adapter_config.json"
+    refuse_unread(tensors, _stated(checkpoint), checkpoint.source.path, hint)
 
 
 def read_quantization(checkpoint: Checkpoint, facts: Facts) -> dict[str, object] | None:
@@ -16,10 +25,8 @@ def read_quantization(checkpoint: Checkpoint, facts: Facts) -> dict[str, object]
 
     Raises `FormatError` for fp8 weights that nothing explains, and where some lack a scale of their input.
     """
-    stated = facts.mapping("quantization_config")
-    path = checkpoint.source.path / MODELOPT_FILE
-    if stated is None and path.is_file():
-        stated = read_object(path)
+    facts.mapping("quantization_config")
+    stated = _stated(checkpoint)
     weights = [name for name, handle in checkpoint.tensors.items() if handle.dtype in QUANTIZED]
     if not weights:
         facts.drop("quantization_config", "no weight is in fp8")
@@ -34,6 +41,15 @@ def read_quantization(checkpoint: Checkpoint, facts: Facts) -> dict[str, object]
     method = stated.get("quant_method")
     facts.record("quantization", method if isinstance(method, str) else "modelopt", "stated")
     return stated
+
+
+def _stated(checkpoint: Checkpoint) -> dict[str, object] | None:
+    """What the config, or ModelOpt's file beside it, says of quantized weights."""
+    stated = checkpoint.config.get("quantization_config")
+    path = checkpoint.source.path / MODELOPT_FILE
+    if stated is None and path.is_file():
+        return read_object(path)
+    return dict(stated) if isinstance(stated, dict) else None
 
 
 def _check_input_scales(checkpoint: Checkpoint, weights: list[str]) -> None:

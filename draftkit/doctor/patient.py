@@ -15,7 +15,8 @@ from draftkit.io.handles import memory_handle
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import Draft
-from draftkit.layout.schema import SCALES, TensorSchema
+from draftkit.layout.quantization import SCALES
+from draftkit.layout.schema import TensorSchema
 from draftkit.loading import load_drafter
 from draftkit.models.target import Target
 from draftkit.requests import Request

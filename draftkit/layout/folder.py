@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from draftkit.io.jsonfile import read_object
 from draftkit.io.records import from_dict
 from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.provenance import Provenance, facts_html
+from draftkit.layout.quantization import MODELOPT_FILE, modules_with_scales, name_of_format
+from draftkit.layout.schema import Shape
 from draftkit.layout.spec import DraftSpec
 
 TOKENIZER_FILES = (
@@ -61,7 +64,8 @@ def read_draft(folder: Path) -> Draft:
     """
     restore(folder)
     config_path = folder / "config.json"
-    block = read_object(config_path).get("draftkit")
+    config = read_object(config_path)
+    block = config.get("draftkit")
     if not isinstance(block, dict) or set(block) != {"spec", "provenance"} or not isinstance(block["spec"], dict):
         hint = command("draftkit", "convert", folder, "OUT")
         raise LayoutError("config.json has no draftkit block", where=config_path, hint=hint)
@@ -69,8 +73,32 @@ def read_draft(folder: Path) -> Draft:
     provenance = from_dict(Provenance, block["provenance"], config_path)
     tensors = open_checkpoint(folder)
     found = {name: (handle.dtype, handle.shape) for name, handle in tensors.items()}
+    _refuse_quantized_since(folder, config, spec, provenance, found)
     spec.check_tensors(found, folder, hint="convert the source again")
     return Draft(folder, spec, provenance, tensors, tokenizer_files(folder) if spec.architecture.own_model else ())
+
+
+def _refuse_quantized_since(
+    folder: Path,
+    config: Mapping[str, object],
+    spec: DraftSpec,
+    provenance: Provenance,
+    found: Mapping[str, tuple[str, Shape]],
+) -> None:
+    """Raise `LayoutError` for a draft that another program has quantized since draftkit wrote it."""
+    stated = config.get("quantization_config")
+    if stated is None and (folder / MODELOPT_FILE).is_file():
+        stated = read_object(folder / MODELOPT_FILE)
+    known = spec.quantization or spec.engine_config().get("quantization_config")
+    scaled = set() if known else modules_with_scales(found) - modules_with_scales(spec.tensors())
+    if stated in (None, known) and not scaled:
+        return
+    name = name_of_format(stated) if isinstance(stated, dict) else None
+    raise LayoutError(
+        f"another program quantized this unified draft ({name or 'nothing says how'}), which draftkit does not read",
+        where=folder,
+        hint=f"use the draft that was quantized, or convert {provenance.source} again",
+    )
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from draftkit.errors import LayoutError
 from draftkit.io.dtypes import FLOATS, QUANTIZED
+from draftkit.layout.quantization import SCALES, scales_fit, weight_block
 
 Shape = tuple[int, ...]
-SCALES = ("weight_scale", "weight_scale_inv", "input_scale")  # of an fp8 weight, beside it
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,16 @@ def check_tensors(
     found: Mapping[str, tuple[str, Shape]],
     where: object,
     *,
-    quantized: bool = False,
+    quantization: Mapping[str, object] | None = None,
     hint: str | None = None,
 ) -> None:
-    """Compare tensors (name → dtype, shape) with their schema; `quantized` ones may lie in fp8, with scales beside.
+    """Compare tensors (name → dtype, shape) with their schema; with a `quantization`, they may lie in fp8, with scales
+    beside them.
 
     Raises one `LayoutError` that lists every mismatch.
     """
-    if quantized:
-        schema = {**schema, **_quantized(schema, found)}
+    if quantization is not None:
+        schema = {**schema, **_quantized(schema, found, weight_block(quantization))}
     problems = [f"missing: {name} {list(s.shape)}" for name, s in schema.items() if s.required and name not in found]
     problems += [f"unexpected: {name} {list(found[name][1])}" for name in found if name not in schema]
     for name in schema.keys() & found.keys():
@@ -53,15 +54,19 @@ def check_tensors(
         raise LayoutError(f"the tensors do not fit the draft's spec:\n    {listing}", where=where, hint=hint)
 
 
-def _quantized(schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str, Shape]]) -> dict[str, TensorSchema]:
-    """Weights that lie in fp8, and the scales beside them, whose shapes (tensor, row, block) the quantizer chose."""
+def _quantized(
+    schema: Mapping[str, TensorSchema], found: Mapping[str, tuple[str, Shape]], block: tuple[int, int] | None
+) -> dict[str, TensorSchema]:
+    """Weights that lie in fp8, and the scales beside them: for the tensor, its rows, or its blocks."""
     tensors: dict[str, TensorSchema] = {}
     for name, tensor in schema.items():
         module = name.removesuffix(".weight")
         if found.get(name, ("", ()))[0] in QUANTIZED and module != name:
             tensors[name] = TensorSchema(tensor.shape, QUANTIZED)
-            scales = [scale for suffix in SCALES if (scale := f"{module}.{suffix}") in found]
-            tensors |= {scale: TensorSchema(found[scale][1]) for scale in scales}
-            if not any("weight_scale" in scale for scale in scales):
+            for scale in (f"{module}.{suffix}" for suffix in SCALES):
+                if scale in found:
+                    shape = found[scale][1]
+                    tensors[scale] = TensorSchema(shape if scales_fit(tensor.shape, shape, block) else ())
+            if not any(scale.startswith(f"{module}.weight_scale") for scale in tensors):
                 tensors[f"{module}.{SCALES[0]}"] = TensorSchema(())
     return tensors

@@ -79,7 +79,7 @@ class DraftSpec:
 
     def check_tensors(self, found: Mapping[str, tuple[str, Shape]], where: object, hint: str | None = None) -> None:
         """Compare tensors (name → dtype, shape) with these facts. Raises one `LayoutError` listing every mismatch."""
-        check_tensors(self.tensors(), found, where, quantized=self.quantization is not None, hint=hint)
+        check_tensors(self.tensors(), found, where, quantization=self.quantization, hint=hint)
 
     def engine_config(self) -> dict[str, object]:
         """The keys of `config.json` around the `draftkit` block: what engines read for this kind of draft."""

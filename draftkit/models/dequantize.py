@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from draftkit.io.dtypes import QUANTIZED, torch_dtype
-from draftkit.layout.schema import SCALES
+from draftkit.layout.quantization import SCALES, weight_block
 
 
 def dequantized(tensors: Mapping[str, Tensor], quantization: Mapping[str, object] | None) -> dict[str, Tensor]:
@@ -18,20 +18,20 @@ def dequantized(tensors: Mapping[str, Tensor], quantization: Mapping[str, object
     if quantization is None:
         return dict(tensors)
     fp8 = [torch_dtype(name) for name in QUANTIZED]
-    block = quantization.get("weight_block_size")
+    block = weight_block(quantization)
     plain = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         if tensor.dtype in fp8:
             scales = (f"{module}.{scale}" for scale in SCALES if "weight_scale" in scale)
             scale = next(tensors[name] for name in scales if name in tensors)
-            plain[name] = tensor.float() * _expanded(scale.float(), tensor, block if isinstance(block, list) else None)
+            plain[name] = tensor.float() * _expanded(scale.float(), tensor, block)
         elif kind not in SCALES:
             plain[name] = tensor
     return plain
 
 
-def _expanded(scale: Tensor, weight: Tensor, block: list[int] | None) -> Tensor:
+def _expanded(scale: Tensor, weight: Tensor, block: tuple[int, int] | None) -> Tensor:
     """A scale for all of the weight, for each row [out] or [out, 1], or for each block, as a factor that broadcasts."""
     if scale.numel() == 1:
         return scale.view(())

@@ -403,7 +403,7 @@ def test_fp8_keeps_its_scales_and_says_so(tmp_path: Path) -> None:
 
 def test_packed_weights_are_refused_by_the_name_of_their_quantizer(tmp_path: Path) -> None:
     config = ALL["llama-tied"].config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    with pytest.raises(FormatError, match="quantized by gptq, which packs them in a way of its own"):
+    with pytest.raises(FormatError, match=r"says that the weights are quantized \(gptq 4-bit\), and they are plain"):
         plan_conversion(str(write("llama-tied", tmp_path, config=config)))
 
 

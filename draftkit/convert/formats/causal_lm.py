@@ -19,6 +19,7 @@ from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.folder import Draft, tokenizer_files
+from draftkit.layout.quantization import name_of_format
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
@@ -126,11 +127,11 @@ def exported_losses(draft: Draft) -> tuple[str, ...]:
 
 
 def _check_quantizer(checkpoint: Checkpoint, facts: Facts) -> None:
+    """The config is kept verbatim: raise `FormatError` where it says that plain weights are quantized."""
     stated = facts.mapping("quantization_config")
     if stated is not None and not any(handle.dtype in QUANTIZED for handle in checkpoint.tensors.values()):
         raise FormatError(
-            f"the weights are quantized by {stated.get('quant_method')}, which packs them in a way of its own",
-            where=checkpoint.source.path,
-            expected="weights in a floating-point dtype, or in fp8 beside their scales",
-            hint="convert the model that was quantized",
+            f"the config says that the weights are quantized ({name_of_format(stated)}), and they are plain",
+            where=checkpoint.config_path,
+            hint="take quantization_config out of a copy of it, if the weights are the right ones",
         )

@@ -9,6 +9,7 @@ from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan
 from draftkit.convert.unsupported import refuse_by_name
 from draftkit.errors import FormatError
+from draftkit.io.records import excerpt
 from draftkit.layout.families.mtp import MtpSpec, StoredTensor
 from draftkit.layout.mtp import COUNTS
 from draftkit.layout.spec import DraftSpec
@@ -17,6 +18,7 @@ from draftkit.layout.target import TargetFacts, language_model
 NAME = "mtp"
 SHOWN = 6  # names in a message
 TITLE = "multi-token prediction heads of a target (--part mtp)"
+VERBATIM = True
 
 
 def recognize(checkpoint: Checkpoint) -> int:
@@ -56,24 +58,22 @@ def plan_heads(
 
     Raises `FormatError` for heads that are not whole.
     """
-    if heads.missing:
-        raise FormatError(
-            f"the heads lack {len(heads.missing)} tensors: {', '.join(heads.missing[:SHOWN])}",
-            where=checkpoint.source.path,
-            hint="take them from the original checkpoint of the target; draftkit inspect says what else is damaged",
-        )
-    text = language_model(config)
-    sizes = {key: text.get(key) for key in ("vocab_size", "hidden_size")}
-    if missing := [key for key, value in sizes.items() if not isinstance(value, int)]:
-        raise FormatError(f"the target's config has no {' and '.join(missing)}", where=checkpoint.config_path)
+    for wrong, what in ((heads.missing, "lack {}"), (heads.misshapen, "have {} of other shapes than the target's")):
+        if wrong:
+            raise FormatError(
+                f"the heads {what.format(f'{len(wrong)} tensors')}: {', '.join(wrong[:SHOWN])}",
+                where=checkpoint.source.path,
+                hint="take them from the original checkpoint of the target; draftkit inspect says what else is damaged",
+            )
+    vocab_size, hidden_size = (_size(checkpoint, config, key) for key in ("vocab_size", "hidden_size"))
     facts.record("config", str(config.get("model_type")), "stated", "the target's, kept verbatim")
     facts.record("weights", f"{len(heads.tensors)} tensors", "from tensors", "kept verbatim")
     facts.record("num_modules", max(heads.promised, 1), "stated")
     architecture = MtpSpec(
         config=config,
         weights=tuple(StoredTensor(stored, t.dtype, t.shape) for stored, t in heads.tensors.items()),
-        vocab_size=int(str(sizes["vocab_size"])),
-        target_hidden_size=int(str(sizes["hidden_size"])),
+        vocab_size=vocab_size,
+        target_hidden_size=hidden_size,
         num_modules=max(heads.promised, 1),
         prefixes=heads.prefixes,
         parts=heads.kind.parts_run,
@@ -85,3 +85,13 @@ def plan_heads(
     )
     spec = DraftSpec(architecture=architecture, dtype=common_dtype(checkpoint))
     return make_plan(name, checkpoint, facts, spec, moves)
+
+
+def _size(checkpoint: Checkpoint, config: dict[str, object], key: str) -> int:
+    """A size of the target's. Raises `FormatError` for what is none."""
+    value = language_model(config).get(key)
+    if type(value) is not int or value <= 0:
+        raise FormatError(
+            f"the target's {key} is {excerpt(value)}", where=checkpoint.config_path, expected="a positive integer"
+        )
+    return value

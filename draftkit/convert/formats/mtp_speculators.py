@@ -23,6 +23,7 @@ from draftkit.layout.target import TargetFacts
 
 NAME = "speculators-mtp"
 TITLE = "multi-token prediction head (speculators 0.9 layout)"
+VERBATIM = True
 KINDS = ("mtp",)
 
 RENAMES = {
