@@ -102,11 +102,7 @@ def surplus_tensors(heads: TargetHeads) -> Iterator[Finding]:
 
 @check
 def wrong_shapes(heads: TargetHeads) -> Iterator[Finding]:
-    wrong = [
-        f"{name} is {list(heads.tensors[name].shape)}, the target's are {list(shape)}"
-        for name, shape in heads.wanted.items()
-        if shape is not None and name in heads.tensors and heads.tensors[name].shape != shape
-    ]
+    wrong = heads.misshapen
     if wrong and not _quantized_otherwise(heads):
         yield Finding(
             "head-shapes",

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.errors import LayoutError
+from draftkit.io.dtypes import FLOATS
 from draftkit.io.handles import TensorHandle
+from draftkit.io.records import excerpt
 from draftkit.layout.mtp import MOST, HeadKind, HeadParts, head_kind, heads_promised
 from draftkit.layout.target import language_model
 
@@ -68,6 +71,16 @@ class TargetHeads:
         return wanted
 
     @property
+    def misshapen(self) -> list[str]:
+        """Plain tensors of the heads that have other shapes than they must, in words."""
+        plain = [name for name in self.wanted if name in self.tensors and self.tensors[name].dtype in FLOATS]
+        return [
+            f"{name} is {list(self.tensors[name].shape)}, the target's are {list(shape)}"
+            for name in plain
+            if (shape := self.wanted[name]) not in (None, self.tensors[name].shape) and shape is not None
+        ]
+
+    @property
     def missing(self) -> list[str]:
         """Those of them that are not there, nor under the name of a packed weight."""
         modules = {name.rpartition(".")[0] for name in self.tensors if name.endswith(PACKED)}
@@ -88,12 +101,15 @@ def _shape(name: str, width: int) -> tuple[int, ...] | None:
 
 
 def find_heads(checkpoint: Checkpoint) -> TargetHeads | None:
-    """The heads of a target, which may be none; None where its kind has none that draftkit knows."""
+    """The heads of a target, which may be none; None where its kind has none that draftkit knows. Raises `LayoutError`
+    for a config that says how many heads or layers there are, and no number."""
     known = head_kind(checkpoint.config)
     text = language_model(checkpoint.config)
     layers = text.get("num_hidden_layers", text.get("num_layers"))
-    if known is None or not isinstance(layers, int):
+    if known is None or layers is None:
         return None
+    if type(layers) is not int or layers < 0:
+        raise LayoutError(f"the target's num_hidden_layers is {excerpt(layers)}", where=checkpoint.config_path)
     kind = next((k for k in known.spellings() if _held(checkpoint, k, layers)), known)
     promised = heads_promised(checkpoint.config, kind, _held(checkpoint, kind, layers))
     prefixes = kind.prefixes(max(promised, 1), layers)

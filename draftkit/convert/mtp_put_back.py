@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from draftkit.convert.mtp_heads import TargetHeads, find_heads
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.io.atomic import atomic_folder
 from draftkit.io.dtypes import FLOATS, torch_dtype
+from draftkit.io.finite import check_finite
 from draftkit.io.handles import TensorHandle, TensorToWrite, memory_handle
 from draftkit.io.jsonfile import MAX_BYTES, dump, read_object
 from draftkit.io.safetensors_file import read_regions, read_safetensors, write_safetensors
@@ -28,8 +30,11 @@ from draftkit.io.tensors import SAFETENSORS, read_weight_map
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import LEFT_ALONE, heads_stated
+from draftkit.layout.schema import TensorSchema, check_tensors
+from draftkit.layout.target import language_model
 
 NEW_SHARD = "model-mtp.safetensors"
+TAKEN_FROM = "put them into the target that they were taken from, or a fine-tuned copy of it"
 
 Write = Callable[[Path], object]  # writes a file that is not there yet
 
@@ -39,8 +44,8 @@ def put_back(draft: Draft, target: Checkpoint, out: Path) -> list[str]:
     files that changed.
 
     Raises `LayoutError` for heads of another target, and where the target's are stored in a way that the heads are not;
-    `FormatError` for what in the target is no file and no folder; `DraftkitError` for an `out` within the target, and
-    as `atomic_folder` does.
+    `FormatError` for heads with numbers that are not finite, and for what in the target is no file and no folder;
+    `DraftkitError` for an `out` within the target, and as `atomic_folder` does.
     """
     source = Path(os.path.realpath(target.source.path))
     place = Path(os.path.realpath(out))
@@ -115,14 +120,27 @@ def _fitting(draft: Draft, target: Checkpoint, shards: Mapping[str, list[str]]) 
             where=target.source.path,
             expected=f"a target of type {spec.config.get('model_type')}, as the one that the heads were taken from",
         )
-    width = next((handle.shape[-1] for name, handle in found.like.items() if name.endswith("norm.weight")), None)
-    if width not in (None, spec.target_hidden_size):
+    own, theirs = (language_model(config).get("model_type") for config in (spec.config, target.config))
+    if own != theirs:
         raise LayoutError(
-            f"the heads are {spec.target_hidden_size} wide, and {target.source.name} {width}",
+            f"the heads are of a target of type {own}, and {target.source.name} is of type {theirs}",
             where=target.source.path,
-            hint="put them into the target that they were taken from, or a fine-tuned copy of it",
+            hint=TAKEN_FROM,
         )
+    _check_sizes(draft, spec, found, target)
+    check_finite(draft.tensors, draft.path)
     return {name: _stored_alike(handle, found, target) for name, handle in draft.tensors.items()}
+
+
+def _check_sizes(draft: Draft, spec: MtpSpec, found: TargetHeads, target: Checkpoint) -> None:
+    """Raise `LayoutError` for heads that are not of the sizes that the target's config states, or, of kinds that
+    draftkit does not run, that its layers have."""
+    tensors = {name: (handle.dtype, handle.shape) for name, handle in draft.tensors.items()}
+    schema = replace(spec, config=target.config).tensors()
+    for prefix in spec.prefixes if spec.parts is None else ():
+        like = {prefix + name: handle for name, handle in found.like.items() if handle.dtype in FLOATS}
+        schema |= {n: TensorSchema(h.shape) for n, h in like.items() if n in tensors and tensors[n][0] in FLOATS}
+    check_tensors(schema, tensors, target.source.path, hint=TAKEN_FROM)
 
 
 def _same_kind(found: TargetHeads, spec: MtpSpec) -> bool:

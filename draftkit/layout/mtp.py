@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from draftkit.errors import LayoutError
+from draftkit.io.records import excerpt
+from draftkit.layout.architecture import MAX_REPEATS
 from draftkit.layout.target import WRAPPERS, language_model
 
 # Config keys that say how many heads there are, in the order in which engines look.
@@ -56,6 +59,9 @@ class HeadKind:
       `feedback`: the state that the next step reads, after the head's last norm or before. `zero_first_embedding`: the
       embedding beside the state of position 0 is zero. `modules`: the one for each draft step, of several: the next in
       turn, over all rows, each with the tokens one later; or always the first, over the newest row.
+    - Of its decoder layer: `gated` attention, whose queries come with gates; `qk_norm`: norms of queries and keys,
+      whatever the config says; `qkv_bias`, likewise; `divided`: heads share the width where the config says nothing of
+      theirs; `routing_bias`: what is added to the experts' scores.
     """
 
     prefix: str
@@ -70,6 +76,11 @@ class HeadKind:
     feedback: Feedback = "post_norm"
     zero_first_embedding: bool = False
     modules: Modules = "in_turn"
+    gated: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    divided: bool = False
+    routing_bias: str | None = None
 
     def prefixes(self, count: int, num_hidden_layers: int) -> tuple[str, ...]:
         """Those of `count` heads of a target with so many layers; one where all heads share it."""
@@ -108,10 +119,12 @@ MIMO_PARTS = HeadParts(
     final_norm="final_layernorm",
 )
 
-DEEPSEEK = HeadKind(prefix=BEHIND, parts=DEEPSEEK_PARTS, zero_first_embedding=True)
+DEEPSEEK = HeadKind(
+    prefix=BEHIND, parts=DEEPSEEK_PARTS, zero_first_embedding=True, routing_bias="mlp.gate.e_score_correction_bias"
+)
 GLM = replace(DEEPSEEK, feedback="pre_norm")
-PLAIN = replace(DEEPSEEK, parts=PLAIN_PARTS)
-QWEN = HeadKind(prefix="mtp.", parts=QWEN_PARTS)
+PLAIN = replace(DEEPSEEK, parts=PLAIN_PARTS, qk_norm=True, routing_bias="mlp.expert_bias")
+QWEN = HeadKind(prefix="mtp.", parts=QWEN_PARTS, gated=True, qk_norm=True)
 MIMO = HeadKind(
     prefix="model.mtp_layers.{index}.",
     parts=MIMO_PARTS,
@@ -119,6 +132,8 @@ MIMO = HeadKind(
     hidden_state="before_norm",
     zero_first_embedding=True,
     modules="first",
+    qkv_bias=True,
+    divided=True,
 )
 QWEN_FIRST = replace(QWEN, modules="first")  # whose count vLLM's runner does not look at
 PLAIN_NAMES = ("enorm", "hnorm", "eh_proj", "final_layernorm")
@@ -233,12 +248,14 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
 
 def heads_stated(config: Mapping[str, object]) -> tuple[str | None, str, int] | None:
     """Where the configuration of a target says how many heads there are: the key of an object within it, None for
-    itself, the key there, and the number. None where it does not."""
+    itself, the key there, and the number. None where it does not. Raises `LayoutError` for what is no number of heads.
+    """
     for holder in (None, *WRAPPERS, "mtp_config"):
         values: Any = config if holder is None else config.get(holder)
         for key in COUNTS if isinstance(values, Mapping) else ():
-            count = values.get(key)
-            if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+            if (count := values.get(key)) is not None:
+                if type(count) is not int or not 0 <= count <= MAX_REPEATS:
+                    raise LayoutError(f"the target's {key} is {excerpt(count)}", expected=f"0 to {MAX_REPEATS:,}")
                 return holder, key, count
     return None
 

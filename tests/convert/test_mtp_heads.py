@@ -364,3 +364,67 @@ def test_a_damaged_head_is_not_taken_out(copy: Path, tmp_path: Path) -> None:
 def test_a_model_with_a_head_is_still_a_draft_of_its_own(with_experts: Path, tmp_path: Path) -> None:
     out = convert_checkpoint(str(with_experts), tmp_path / "draft")
     assert not any(name.startswith(HEADS[EXPERTS].layer) for name in load_file(out / FILE))
+
+
+# --- the schema of heads, wherever they are read
+
+WRONG = {
+    "transposed": lambda t: t.T.contiguous(),
+    "bool": lambda t: t.bool(),
+    "int8": lambda t: t.to(torch.int8),
+    "a row less": lambda t: t[:-1].clone(),
+    "missing": lambda t: None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("part", ["projection", "attention"])
+def test_heads_are_read_by_a_schema(target: Path, part: str, wrong: str, tmp_path: Path) -> None:
+    """In a target, alone, and in the layout, of every kind that draftkit runs."""
+    heads = convert_checkpoint(str(target), tmp_path / "heads", format="mtp")
+    whole, own = load_file(target / FILE), load_file(heads / FILE)
+    ends = {"projection": ("eh_proj.weight", "fc.weight", "input_proj.weight"),
+            "attention": ("kv_b_proj.weight", "k_proj.weight", "q_proj.weight")}[part]  # fmt: skip
+    name = next(name for name in own if name.endswith(ends) and own[name].shape[0] != own[name].shape[1])
+    changed = WRONG[wrong](own[name])
+    for source, tensors, how in ((target, whole, "mtp"), (target, own, None), (heads, own, None)):
+        folder = tmp_path / f"{source.name}-{len(tensors)}-{how}"
+        folder.mkdir()
+        (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+        rest = {n: t for n, t in tensors.items() if n != name}
+        save_file(rest | ({} if changed is None else {name: changed}), folder / FILE, {"format": "pt"})
+        with pytest.raises(DraftkitError) as refused:
+            convert_checkpoint(str(folder), tmp_path / "out", format=how)
+        assert name in str(refused.value)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", True), ("vocab_size", True), ("num_hidden_layers", True),
+                                            ("num_nextn_predict_layers", True), ("num_nextn_predict_layers", 10**9),
+                                            ("n_routed_experts", 10**9), ("kv_lora_rank", "32")])  # fmt: skip
+def test_sizes_that_are_none(copy: Path, tmp_path: Path, key: str, value: object) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(DraftkitError):
+        convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+
+
+def test_numbers_that_are_not_finite_are_not_put_back(copy: Path, tmp_path: Path) -> None:
+    head = convert_checkpoint(str(copy), tmp_path / "head", format="mtp")
+    stored, name = load_file(head / FILE), HEADS[EXPERTS].projection + ".weight"
+    stored[name][0, 0] = torch.nan
+    save_file(stored, head / FILE, {"format": "pt"})
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    with pytest.raises(DraftkitError, match="1 NaN"):
+        put_heads_back(str(head), str(copy))
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite"])
+def test_heads_of_another_family_in_the_same_place_are_refused(copy: Path, tmp_path: Path, kind: str) -> None:
+    """Their parts are called as those of the target's own."""
+    other = save_with_head(kind, tmp_path / "other").folder
+    head = convert_checkpoint(str(other), tmp_path / "head", format="mtp")
+    with pytest.raises(DraftkitError, match=f"of a target of type {kind}, and .*copy is of type {EXPERTS}"):
+        put_heads_back(str(head), str(copy), tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftkit.io.dtypes import FLOATS
+from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
-from draftkit.layout.mtp import Concatenation, Feedback, HeadParts, HiddenState, Modules
+from draftkit.layout.mtp import COPIES, Concatenation, Feedback, HeadParts, HiddenState, Modules, head_kind
+from draftkit.layout.mtp_layer import Sizes, shapes_around, shapes_of_layer
+from draftkit.layout.quantization import module_of, modules_with_scales
 from draftkit.layout.schema import Shape, TensorSchema
 
 
@@ -78,13 +81,52 @@ class MtpSpec(Architecture):
         return f"The multi-token prediction {heads} that came with the target"
 
     def tensors(self) -> dict[str, TensorSchema]:
-        return {
-            stored.name: TensorSchema(stored.shape, FLOATS if stored.dtype in FLOATS else (stored.dtype,))
-            for stored in self.weights
-        }
+        """What the target's configuration says that heads of a kind that draftkit runs have; of others, what there is.
+
+        Quantized weights are what they are where their scales lie beside them.
+        """
+        known = self._known()
+        stored = {tensor.name: tensor for tensor in self.weights}
+        scaled = modules_with_scales(stored)
+        schema = {}
+        for name, shape in known.items():
+            if name in stored or module_of(name) not in scaled:
+                schema[name] = _schema(shape, stored.get(name), scaled)
+        for name, tensor in stored.items():
+            if not known or (module_of(name) in scaled and f"{module_of(name)}.weight" in known):
+                schema.setdefault(name, _schema(tensor.shape, tensor, scaled))
+        return schema
+
+    def _known(self) -> dict[str, Sizes]:
+        """The tensors of the heads with their shapes; nothing where draftkit does not know them."""
+        kind = head_kind(self.config)
+        if self.parts is None or kind is None:
+            return {}
+        known: dict[str, Sizes] = {}
+        for index in range(self.num_modules):
+            prefix = self.prefixes[min(index, len(self.prefixes) - 1)]
+            block = prefix + self.parts.block.format(index=index)
+            found = [stored.name.removeprefix(block) for stored in self.weights if stored.name.startswith(block)]
+            around = shapes_around(self.parts, self.target_hidden_size)
+            known |= {prefix + name: shape for name, shape in around.items()}
+            known |= {block + name: shape for name, shape in shapes_of_layer(kind, self.config, found).items()}
+            known |= {block + name: (self.vocab_size, self.target_hidden_size) for name in COPIES if name in found}
+        return known
 
     def engine_config(self) -> dict[str, object]:
         return dict(self.config)
 
     def card_facts(self) -> dict[str, str]:
         return {"heads": str(self.num_modules)}
+
+
+def _schema(sizes: Sizes, stored: StoredTensor | None, scaled: Collection[str]) -> TensorSchema:
+    """What a tensor must be: of these sizes, what is not known as it is stored."""
+    if stored is None:
+        return TensorSchema(tuple(size or 0 for size in sizes))
+    plain = stored.dtype in FLOATS or module_of(stored.name) not in scaled
+    if not plain and stored.dtype not in QUANTIZED:
+        return TensorSchema(stored.shape, (stored.dtype,))  # packed
+    known = len(sizes) == len(stored.shape)
+    shape = tuple(own if size is None else size for size, own in zip(sizes, stored.shape, strict=True)) if known else ()
+    return TensorSchema(shape or tuple(size or 0 for size in sizes), FLOATS if plain else QUANTIZED)
