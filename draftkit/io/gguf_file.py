@@ -55,7 +55,7 @@ class Typed(NamedTuple):
     items: int | None
 
 
-class Region(NamedTuple):
+class GgufRegion(NamedTuple):
     """Where a tensor lies in a file: `nbytes` from byte `start` on. `kind`: GGUF's name of its type."""
 
     name: str
@@ -71,7 +71,7 @@ class Header:
 
     file: Path
     metadata: dict[str, Typed]
-    regions: list[Region]
+    regions: list[GgufRegion]
 
     def value(self, key: str, kind: type[Value]) -> Value | None:
         """What the file says under a key, None where it says nothing. Raises `FormatError` for another type."""
@@ -285,7 +285,7 @@ class GgufNumbers:
         return replace(self, start=self.start + index * nbytes, nbytes=nbytes)
 
 
-def _handle(file: Path, region: Region) -> TensorHandle:
+def _handle(file: Path, region: GgufRegion) -> TensorHandle:
     """A tensor to be read. Raises `FormatError` for a type whose blocks nobody unpacks."""
     if region.kind not in PLAIN and not _is_unpacked(region.kind):
         raise FormatError(
@@ -422,7 +422,7 @@ def _alignment(metadata: Mapping[str, Typed]) -> int:
     return int(stated.value)
 
 
-def _entry(cursor: _Cursor) -> Region:
+def _entry(cursor: _Cursor) -> GgufRegion:
     """What the header says of a tensor, whose dimensions run from the innermost outward; `start`: as it says it."""
     name = cursor.text()
     if not 0 < len(name.encode()) < NAME_BYTES or "\0" in name:
@@ -439,13 +439,13 @@ def _entry(cursor: _Cursor) -> Region:
         raise ValueError(f"tensor {name!r} is of the unknown type {number}")
     if shape[-1] % _block(kind)[0]:
         raise ValueError(f"tensor {name!r} has rows of {shape[-1]} numbers, and {kind} blocks of {_block(kind)[0]}")
-    return Region(name, kind, shape, start, _nbytes(kind, shape))
+    return GgufRegion(name, kind, shape, start, _nbytes(kind, shape))
 
 
-def _regions(entries: Sequence[Region], cursor: _Cursor, alignment: int) -> list[Region]:
+def _regions(entries: Sequence[GgufRegion], cursor: _Cursor, alignment: int) -> list[GgufRegion]:
     """The tensors where they lie in the file, each behind the one before: no byte is shared or hidden."""
     begin, size = _padded(cursor.at, alignment), len(cursor.data)
-    found: dict[str, Region] = {}
+    found: dict[str, GgufRegion] = {}
     offset = end = 0
     for entry in entries:
         if entry.name in found:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Sound:
 
     def made(self, file: Path, folder: Path) -> tuple[Any, dict[str, bytes]]:
         """The facts and tensors of what a file becomes."""
-        out = convert_checkpoint(str(file), folder / "out", target=self.target and str(self.target))
+        out = convert_checkpoint(str(file), folder / "out", target=None if self.target is None else str(self.target))
         describe_checkpoint(str(out))
         tensors = {h.name: b"".join(map(bytes, h.chunks())) for h in open_checkpoint(out).values()}
         return without_source(json.loads((out / "config.json").read_text())), tensors
@@ -168,15 +169,17 @@ def headers(parts: Parts) -> Iterator[tuple[str, Change]]:
         ("a text of 2^64 - 1 bytes", STRING, struct.pack("<Q", MOST)),
         ("a text that is not UTF-8", STRING, text(b"\xff\xfe")),
     ):
-        yield f"a key with {name}", lambda p, kind=kind, value=value: p.with_key("a.b", kind, value)
-    for value in (0, 3, 33, 1 << 31):
-        yield f"alignment {value}", lambda p, v=value: p.with_key("general.alignment", UINT32, struct.pack("<I", v))
+        yield f"a key with {name}", partial(Parts.with_key, name="a.b", kind=kind, value=value)
+    for size in (0, 3, 33, 1 << 31):
+        stated = partial(Parts.with_key, name="general.alignment", kind=UINT32, value=struct.pack("<I", size))
+        yield f"alignment {size}", stated
     yield "alignment as text", lambda p: p.with_key("general.alignment", STRING, text(b"32"))
-    for name in (b"", parts.keys[0][0], b"\xff"):
-        yield f"one more key {name!r}", lambda p, name=name: p.keys.append((name, UINT32, bytes(4)))
+    for key in (b"", parts.keys[0][0], b"\xff"):
+        yield f"one more key {key!r}", of_file(keys=[*parts.keys, (key, UINT32, bytes(4))])
     for place in sorted({0, 1, len(parts.tensors) // 2, len(parts.tensors) - 1}):
         for name, entry in entries(parts, parts.tensors[place]):
-            yield f"tensor {place} {name}", lambda p, i=place, e=entry: p.tensors.__setitem__(i, e)
+            changed = [*parts.tensors[:place], entry, *parts.tensors[place + 1 :]]
+            yield f"tensor {place} {name}", of_file(tensors=changed)
 
 
 def entries(parts: Parts, entry: Entry) -> Iterator[tuple[str, Entry]]:
@@ -213,7 +216,7 @@ def before(parts: Parts, entry: Entry) -> list[Entry]:
 def cuts(sound: Sound) -> Iterator[tuple[str, Callable[[bytes], bytes]]]:
     size = sound.file.stat().st_size
     for end in (0, 3, 8, 20, 24, 40, size // 8, size // 2, size - 4000, size - 33):
-        yield f"cut at {end}", lambda data, end=end: data[:end]
+        yield f"cut at {end}", itemgetter(slice(end))
     yield "not GGUF", lambda data: b"GGUX" + data[4:]
     yield "twice", lambda data: data + data
 

@@ -120,12 +120,16 @@ def changes(tensor: Tensor) -> Iterator[tuple[str, Callable[[str, Tensor], Tenso
     yield "under another name", lambda name, t: {f"{name}s": t}
     yield "twice, once under another name", lambda name, t: {name: t, f"{name}x": t.clone()}
     for dtype in (torch.bool, torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.complex64):
-        yield f"as {dtype}", lambda name, t, dtype=dtype: {name: t.to(dtype)}
+        yield f"as {dtype}", partial(as_dtype, dtype)
     yield "a row more", lambda name, t: {name: torch.cat((t, t[:1]))}
     yield "a row less", lambda name, t: {name: t[:-1]}
     yield "a dimension more", lambda name, t: {name: t[None]}
     yield "empty", lambda name, t: {name: t[:0]}
     yield "a number", lambda name, t: {name: t.flatten()[0].clone()}
+
+
+def as_dtype(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensors:
+    return {name: tensor.to(dtype)}
 
 
 def refused(heads: Heads, name: str, change: Callable[[str, Tensor], Tensors], folder: Path) -> None:
