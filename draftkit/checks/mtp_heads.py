@@ -296,13 +296,17 @@ def _quantized_otherwise(heads: TargetHeads) -> list[str]:
 def _left_alone(config: Mapping[str, object], heads: TargetHeads, name: str) -> bool:
     """Whether a quantizer's list names the module of a tensor, one that holds it, or a pattern for it."""
     settings = _settings(config)
-    listed = [str(entry) for key in (*LEFT_ALONE, GPTQ_RULES) for entry in settings.get(key) or ()]
+    stated = [settings.get(key) for key in (*LEFT_ALONE, GPTQ_RULES)]
+    listed = [str(entry) for entries in stated if isinstance(entries, list | dict) for entry in entries]
     return any(_names(entry, name) or _names(entry, heads.prefixes[0] + "x") for entry in listed)
 
 
 def _names(entry: str, name: str) -> bool:
     if entry.startswith("re:"):
-        return re.match(entry.removeprefix("re:"), name) is not None
+        try:
+            return re.match(entry.removeprefix("re:"), name) is not None
+        except re.error:  # which quantizers do not take either
+            return False
     plain = entry.removeprefix("-:").strip("^$.*").replace("\\.", ".")
     return bool(plain) and (name == plain or f".{plain}." in f".{name}")
 

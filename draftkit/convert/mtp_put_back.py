@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.mtp_heads import TargetHeads, find_heads
@@ -37,6 +37,7 @@ NEW_SHARD = "model-mtp.safetensors"
 TAKEN_FROM = "put them into the target that they were taken from, or a fine-tuned copy of it"
 
 Write = Callable[[Path], object]  # writes a file that is not there yet
+Stated = TypeVar("Stated", dict[str, Any], list[Any])
 
 
 def put_back(draft: Draft, target: Checkpoint, out: Path) -> list[str]:
@@ -234,7 +235,7 @@ def _index(path: Path, added: list[TensorHandle]) -> dict[str, object]:
 
 def _config(draft: Draft, target: Checkpoint, added: list[TensorHandle]) -> dict[str, object] | None:
     """The target's config with the number of heads, and with heads that were added among the modules that are not
-    quantized; None where it says that already."""
+    quantized; None where it says that already. Raises `FormatError` where those have no place."""
     spec = draft.spec.architecture.expect(MtpSpec)
     config: dict[str, Any] = {**target.config}
     stated = heads_stated(spec.config)
@@ -243,14 +244,25 @@ def _config(draft: Draft, target: Checkpoint, added: list[TensorHandle]) -> dict
         if holder is None:
             config[key] = count
         else:
-            config[holder] = {**config.get(holder, {}), key: count}
-    quantization: dict[str, Any] = config.get("quantization_config") or {}
+            config[holder] = {**_stated(config, holder, dict, target), key: count}
+    quantization = _stated(config, "quantization_config", dict, target) if added else {}
     listed = next((key for key in LEFT_ALONE if key in quantization), None)
-    if added and listed is not None:
+    if listed is not None:
         modules = sorted({h.name.removesuffix(".weight") for h in added if h.dtype in FLOATS and len(h.shape) > 1})
-        missing = [module for module in modules if module not in quantization[listed]]
-        config["quantization_config"] = {**quantization, listed: [*quantization[listed], *missing]}
+        known = _stated(quantization, listed, list, target)
+        missing = [module for module in modules if module not in known]
+        config["quantization_config"] = {**quantization, listed: [*known, *missing]}
     return None if config == target.config else config
+
+
+def _stated(config: Mapping[str, Any], key: str, kind: type[Stated], target: Checkpoint) -> Stated:
+    """The object or list at a key, empty where there is none. Raises `FormatError` for what is neither."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise FormatError(
+            f"{key} is {value!r}", where=target.config_path, expected="an object" if kind is dict else "a list"
+        )
+    return kind() if value is None else value
 
 
 def _write(text: str, path: Path) -> None:

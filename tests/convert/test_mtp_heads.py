@@ -345,6 +345,22 @@ def test_a_head_beside_quantized_layers_is_listed_as_left_alone(copy: Path, with
     assert found_in(folder) == {}
 
 
+@pytest.mark.parametrize("stated", [7, True, "fp8", {"ignore": "lm_head"}, {"ignore": {"a": 1}}])
+def test_a_quantization_that_is_none_is_named(copy: Path, with_experts: Path, tmp_path: Path, stated: object) -> None:
+    head = convert_checkpoint(str(with_experts), tmp_path / "head", format="mtp")
+    without_head(copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    with pytest.raises(DraftkitError, match=r"(quantization_config|ignore) is .*\n.*config.json\n  expected: an? "):
+        put_heads_back(str(head), str(copy))
+
+
+@pytest.mark.parametrize("ignored", [7, "lm_head", ["re:("], None])
+def test_a_list_of_what_is_left_alone_that_is_none_names_nothing(copy: Path, ignored: object) -> None:
+    quantized(copy, head=False, ignore=ignored)  # type: ignore[arg-type]
+    assert set(found_in(copy)) == {"heads-not-quantized"}
+
+
 def test_heads_of_another_target_are_refused(copy: Path, tmp_path: Path) -> None:
     other = save_with_head("qwen3_next", tmp_path / "qwen").folder
     head = convert_checkpoint(str(other), tmp_path / "head", format="mtp")
