@@ -79,7 +79,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
         r"(.*_)?hidden_size|d_model|n_embd|emb_dim|embedding_(dim|size)|.*embed_dim|word_embed_proj_dim|lru_width",
         HIDDEN,
     ),
-    (r"projection_dim|(projector|adapter)_.*_dim|out_hidden_size|output_dim|vision_output_dim|projection_hidden_dim", HIDDEN),
+    (r"projection_dim|(projector|adapter|projection)_.*_dim|out_hidden_size|(vision_)?output_dim", HIDDEN),
     (r"image_size|img_size", 28),
     (r"patch_size", 14),
 )

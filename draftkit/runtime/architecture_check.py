@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Answer:
+class Decoding:
     """Whether draftkit decodes an architecture as `generate` does; `why` it does not, or why that is not known."""
 
     outcome: Outcome
@@ -74,44 +74,44 @@ def require_equal_decoding(config: PretrainedConfig) -> None:
             expected="equal logits of a tiny random model with this configuration",
         )
     if answer.outcome == "not checked":
-        _warn_once(f"not checked whether draftkit decodes {name} as transformers does: {answer.why}")
+        _warn_once(f"{name} was not held against transformers' generate: {answer.why}")
 
 
-def decoding_of(config: PretrainedConfig) -> Answer:
+def decoding_of(config: PretrainedConfig) -> Decoding:
     """The answer for a configuration, from memory, from its file, or by trying it."""
     with _undisturbed():
         try:
             tiny = tiny_config(config)
             key = _key(config, tiny)
         except Exception as error:  # of a configuration's class, which may be code that comes with the model
-            return Answer("not checked", f"no tiny configuration, {_line(error)}")
+            return Decoding("not checked", f"no tiny configuration, {_line(error)}")
         if key not in _ANSWERS:
             file = _folder() / f"{key}.json"
             _ANSWERS[key] = _read(file) or _written(file, compare(tiny))
         return _ANSWERS[key]
 
 
-_ANSWERS: dict[str, Answer] = {}  # by key
+_ANSWERS: dict[str, Decoding] = {}  # by key
 
 
-def compare(tiny: PretrainedConfig) -> Answer:
+def compare(tiny: PretrainedConfig) -> Decoding:
     """Decode with random models of a tiny configuration."""
     requests = _requests(tiny)
-    answer = Answer("not checked")
+    answer = Decoding("not checked")
     for seed in SEEDS:
         try:
             model = random_model(tiny, "eager", seed=seed, scale=SCALE)
             expected = [_generated(model, request) for request in requests]
         except Exception as error:
-            return Answer("not checked", f"no tiny model, {_line(error)}")
+            return Decoding("not checked", f"no tiny model, {_line(error)}")
         try:
             model = random_model(tiny, ATTENTION, seed=seed, scale=SCALE)
             apart = next(filter(None, (_apart(model, requests, expected, *way) for way in WAYS)), None)
         except Exception as error:  # which real weights meet too, if they do
-            return Answer("not checked", f"the tiny model does not run, {_line(error)}")
+            return Decoding("not checked", f"the tiny model does not run, {_line(error)}")
         if apart is None:
-            return Answer("equal")
-        answer = Answer("different", apart)
+            return Decoding("equal")
+        answer = Decoding("different", apart)
     return answer
 
 
@@ -269,16 +269,16 @@ def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "draftkit" / "architectures"
 
 
-def _read(file: Path) -> Answer | None:
+def _read(file: Path) -> Decoding | None:
     """The answer in a file, None without one that can be read."""
     with suppress(OSError, TypeError, ValueError):
-        answer = Answer(**json.loads(file.read_text(encoding="utf-8")))
+        answer = Decoding(**json.loads(file.read_text(encoding="utf-8")))
         if answer.outcome in get_args(Outcome):
             return answer
     return None
 
 
-def _written(file: Path, answer: Answer) -> Answer:
+def _written(file: Path, answer: Decoding) -> Decoding:
     """The answer, in the file too where one can be written."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import draftkit as package
 from draftkit.models.pretrained import read_config
 from draftkit.models.remote_code import trust_remote_code
 from draftkit.runtime import architecture_check
-from draftkit.runtime.architecture_check import Answer, decoding_of
+from draftkit.runtime.architecture_check import Decoding, decoding_of
 
 TOKENIZER_CODE = """
 from pathlib import Path
@@ -121,9 +121,9 @@ def test_a_class_that_comes_with_a_model_is_held_against_generate(
     """Once for each text of its code."""
     monkeypatch.setattr(architecture_check, "_ANSWERS", {})
     with trust_remote_code():
-        assert decoding_of(read_config(own_model)) == Answer("equal")
+        assert decoding_of(read_config(own_model)) == Decoding("equal")
         (own_model / "own.py").write_text(MODEL_CODE + "    # changed\n")
-        assert decoding_of(read_config(own_model)) == Answer("equal")
+        assert decoding_of(read_config(own_model)) == Decoding("equal")
     assert len(architecture_check._ANSWERS) == 2
 
 

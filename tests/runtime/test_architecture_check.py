@@ -22,7 +22,7 @@ from draftkit.loading import load_drafter, load_model, open_draft, runtime_refus
 from draftkit.models import target as targets
 from draftkit.models.tiny import CROSSED, HEADS, tiny_config
 from draftkit.runtime import architecture_check, attention
-from draftkit.runtime.architecture_check import Answer, compare, decoding_of, require_equal_decoding
+from draftkit.runtime.architecture_check import Decoding, compare, decoding_of, require_equal_decoding
 from draftkit.runtime.recurrent import StateRows
 from draftkit.runtime.rows import SlotRows
 
@@ -56,11 +56,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "draftkit" / "architectures"
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[PretrainedConfig]:
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Decoding) -> list[PretrainedConfig]:
     """Every architecture that is asked of gets this answer; returns the tiny configurations that it was given of."""
     asked: list[PretrainedConfig] = []
 
-    def compare(tiny: PretrainedConfig) -> Answer:
+    def compare(tiny: PretrainedConfig) -> Decoding:
         asked.append(tiny)
         return answer
 
@@ -73,7 +73,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[Pretraine
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_architectures_decode_as_generate_does(name: str) -> None:
-    assert compare(tiny_config(published(name))) == Answer("equal")
+    assert compare(tiny_config(published(name))) == Decoding("equal")
 
 
 def by_their_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +186,14 @@ def test_multi_modal_models_are_asked_whole(kind: str) -> None:
 def test_models_of_several_kinds_of_input(kind: str) -> None:
     """One has lists of layers without any, the other gives the logits of all rows whatever it is asked for."""
     details = {"vocabulary_map": {"<image>": 100, "IMGIMGA": 101}} if kind == "chameleon" else {}
-    assert compare(tiny_config(CONFIG_MAPPING[kind](**details))) == Answer("equal")
+    assert compare(tiny_config(CONFIG_MAPPING[kind](**details))) == Decoding("equal")
 
 
 # The answer
 
 
 def test_the_answer_is_kept_in_a_file(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answering(monkeypatch, Answer("equal"))
+    asked = answering(monkeypatch, Decoding("equal"))
     for _ in range(2):
         assert decoding_of(pico.llama().config).outcome == "equal"
         architecture_check._ANSWERS.clear()  # as in another process
@@ -213,7 +213,7 @@ def test_the_answer_is_kept_in_a_file(fresh: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("home", ["/dev/null/cache", "/proc/cache"])
 def test_without_a_file_the_question_is_asked_again(home: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", home)
-    asked = answering(monkeypatch, Answer("equal"))
+    asked = answering(monkeypatch, Decoding("equal"))
     for number in range(2):
         assert decoding_of(pico.llama().config).outcome == "equal"
         assert len(asked) == number + 1
@@ -223,7 +223,7 @@ def test_without_a_file_the_question_is_asked_again(home: str, fresh: Path, monk
 def test_a_model_that_decodes_otherwise_is_refused_by_name(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, running_target: Path, draftkit: Command
 ) -> None:
-    answering(monkeypatch, Answer("different", "the logits of token 3 after a prompt of 21 differ"))
+    answering(monkeypatch, Decoding("different", "the logits of token 3 after a prompt of 21 differ"))
     refusal = runtime_refusal(str(running_target))
     assert refusal is not None
     assert str(refusal).startswith(
@@ -244,7 +244,7 @@ def test_a_draft_that_decodes_otherwise_is_refused(
     draft = shutil.copytree(running_target, tmp_path / "draft")
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-4}))
-    answering(monkeypatch, Answer("different", "the logits differ"))
+    answering(monkeypatch, Decoding("different", "the logits differ"))
     with (
         open_draft(str(draft), str(running_target)) as opened,
         pytest.raises(UnsupportedTarget, match="LlamaForCausal"),
@@ -255,12 +255,12 @@ def test_a_draft_that_decodes_otherwise_is_refused(
 def test_what_cannot_be_found_out_is_said_and_refuses_nothing(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, running_target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answering(monkeypatch, Answer("not checked", "no tiny model, RuntimeError: the sizes do not go together"))
+    answering(monkeypatch, Decoding("not checked", "no tiny model, RuntimeError: the sizes do not go together"))
     for _ in range(2):
         assert runtime_refusal(str(running_target)) is None
     assert caplog.messages == [
-        "not checked whether draftkit decodes LlamaForCausalLM as transformers does: no tiny model, RuntimeError: the "
-        "sizes do not go together"
+        "LlamaForCausalLM was not held against transformers' generate: no tiny model, RuntimeError: the sizes do not go "
+        "together"
     ]
 
 
