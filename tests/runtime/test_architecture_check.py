@@ -259,8 +259,8 @@ def test_what_cannot_be_found_out_is_said_and_refuses_nothing(
     for _ in range(2):
         assert runtime_refusal(str(running_target)) is None
     assert caplog.messages == [
-        "LlamaForCausalLM was not held against transformers' generate: no tiny model, RuntimeError: the sizes do not go "
-        "together"
+        "LlamaForCausalLM was not held against transformers' generate: no tiny model, RuntimeError: the sizes do not "
+        "go together"
     ]
 
 
