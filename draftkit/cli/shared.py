@@ -165,7 +165,8 @@ def replace_what_streams_lack() -> None:
 
 
 def _is_utf8(stream: TextIO) -> bool:
-    return codecs.lookup(stream.encoding).name == "utf-8"
+    """Whether a stream takes every character; one in memory has no encoding, and does."""
+    return stream.encoding is None or codecs.lookup(stream.encoding).name == "utf-8"
 
 
 def say_next(*words: object) -> None:

@@ -112,7 +112,16 @@ def test_without_the_heads_the_promise_is_not_kept(kind: Kind, folder: Path) -> 
 
 
 def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> None:
-    """Over its own, which changes nothing, and into a copy that has lost them and says so."""
+    """Over its own, which changes nothing, and into a copy that has lost them and says so.
+
+    Kinds that are run are read by their schema, which these folders of a few names do not fill: whole ones are taken
+    out and put back in `test_mtp_heads.py`.
+    """
+    if kind.runs:
+        with pytest.raises(LayoutError, match="do not fit the draft's spec"):
+            convert_checkpoint(str(folder), tmp_path / "head", format="mtp")
+        assert not (tmp_path / "head").exists()
+        return
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     head = convert_checkpoint(str(folder), tmp_path / "head", format="mtp")
     own = {f"{name}.weight" for name in kind.heads}
@@ -128,9 +137,8 @@ def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_not_run_is_refused_by_name(kind: Kind, folder: Path, tmp_path: Path) -> None:
-    draft = read_draft(convert_checkpoint(str(folder), tmp_path / "head", format="mtp"))
     if kind.runs:
-        check_runs(draft)
-        return
+        pytest.skip("`tests/runtime/test_mtp.py` runs it")
+    draft = read_draft(convert_checkpoint(str(folder), tmp_path / "head", format="mtp"))
     with pytest.raises(LayoutError, match=f"heads of {kind.config['model_type']}; draftkit cannot run it yet"):
         check_runs(draft)
