@@ -144,7 +144,7 @@ def asking(patient: Patient) -> Patient:
     return replace(patient, requests=[replace(r, prompt=encode_prompt(p, patient.tokenizer)) for r, p in pairs])
 
 
-@pytest.mark.parametrize(("k", "sizes"), [(4, [7, 8, 10, 16]), (3, [5, 7, 8, 10, 16])])
+@pytest.mark.parametrize(("k", "sizes"), [(4, [16, 10, 8, 7]), (3, [5, 16, 10, 8, 7])])
 def test_blocks_of_other_sizes_are_run(tmp_path: Path, k: int, sizes: list[int]) -> None:
     """All sizes but that of the block as it is now: K drafts and the anchor."""
     patient = pico_patient(tmp_path, dflash_draft(tmp_path), k)
