@@ -167,7 +167,7 @@ def test_an_old_output_is_whole_or_replaced(run: Run, new: Content, tmp_path: Pa
             assert entries(tmp_path) == ["out"]
             shutil.rmtree(out)
             make_old(out)
-    assert seen == {"none", "old", "new"}
+    assert seen - {"none"} == {"old", "new"}  # none: only where a system cannot exchange two folders in one step
 
 
 def test_kills_upon_kills(run: Run, new: Content, tmp_path: Path) -> None:
