@@ -74,7 +74,7 @@ def main() -> None:
     join_words()
     try:
         with _ending_by_signals(), native_failures():
-            app()
+            app(prog_name="draftkit")  # also of `python -m draftkit`
     except DraftkitError as error:
         if os.environ.get("DRAFTKIT_DEBUG"):
             raise

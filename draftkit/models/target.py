@@ -117,7 +117,7 @@ class Target(TappedModel):
         draftkit does not know.
         """
         # An index, not a count: given a count, Gemma 4 drops rows before its last layers.
-        last = tokens.new_full((1,), tokens.shape[1] - 1) if ends is None else ends
+        last = tokens.new_full((1,), tokens.shape[1] - 1) if last_only and ends is None else ends
         with self.captured() as states, sequences_of(self._ropes, lengths):
             output = self.model(
                 input_ids=tokens if embeddings is None else None,
@@ -125,7 +125,7 @@ class Target(TappedModel):
                 attention_mask=kv.mask if self.chooses else None,
                 position_ids=positions,
                 use_cache=False,
-                logits_to_keep=last if last_only else 0,
+                logits_to_keep=0 if last is None else last,
                 kv=kv,
                 **{self._cache_argument: self._cache(kv)},
             )
@@ -133,7 +133,7 @@ class Target(TappedModel):
             check_attention(self.model, self.num_layers, kv.windows)
             self._attention_checked = True
         logits = output.logits
-        if last_only and logits.shape[1] != len(last):  # some models of several kinds of input give those of all rows
+        if last is not None and logits.shape[1] != len(last):  # some models of several kinds of input give those of all rows
             logits = logits.index_select(1, last.to(logits.device))
         return TargetOutput(logits, self.features(states, tokens))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,7 +181,8 @@ def test_each_process_of_torchrun_loads_the_target_on_its_own_device(
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(run, "training_arguments", lambda *_: None)  # waits for the other process
+    # The real ones wait for the other process.
+    monkeypatch.setattr(run, "training_arguments", lambda *_: SimpleNamespace(world_size=2))
     with pytest.raises(Loading):
         train(running_target, data, "")
     assert loading_on == [1]
