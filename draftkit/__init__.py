@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from draftkit.loading import load_drafter
     from draftkit.loading import load_model as load_target
     from draftkit.loading import open_draft as load_draft
-    from draftkit.models.target import Target
     from draftkit.publish import push_draft
     from draftkit.requests import DraftSampling, Request, SamplingParameters
     from draftkit.results.record import Cell, Interval, Result
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Settings, Sweep
     from draftkit.runtime.engine import Engine
     from draftkit.runtime.records import Generation
+    from draftkit.targets.target import Target
     from draftkit.train.adapt import Adaptation, AdaptSettings, adapt_draft
     from draftkit.train.config import TrainConfig
     from draftkit.train.run import train_draft
@@ -98,7 +98,7 @@ _HOMES = {
     "ServerSettings": ("draftkit.evaluate.server", "ServerSettings"),
     "Settings": ("draftkit.results.settings", "Settings"),
     "Sweep": ("draftkit.results.settings", "Sweep"),
-    "Target": ("draftkit.models.target", "Target"),
+    "Target": ("draftkit.targets.target", "Target"),
     "TrainConfig": ("draftkit.train.config", "TrainConfig"),
     "VllmSettings": ("draftkit.engines.vllm.settings", "VllmSettings"),
     "WalkedAcceptance": ("draftkit.train.tuner", "WalkedAcceptance"),

@@ -19,13 +19,13 @@ from draftkit.layout.families import families, named
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.spreading import spreads_targets
-from draftkit.models.target import load_target, read_target_config
 from draftkit.runtime.architecture_check import require_equal_decoding
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.spreading import spreads_targets
+from draftkit.targets.target import load_target, read_target_config
 from draftkit.version import __version__
 
 OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the target

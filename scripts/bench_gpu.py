@@ -36,7 +36,6 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.eagle import EagleModel
 from draftkit.models.mlp_speculator import MlpSpeculatorModel
-from draftkit.models.target import Target
 from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
@@ -47,6 +46,7 @@ from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -44,9 +44,9 @@ from draftkit.evaluate.provenance import processor
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 
 K = 4
 DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model")

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
+from draftkit.targets.target import Target
 
 LINEAR, FULL, CONV = "linear_attention", "full_attention", "conv"
 VOCABULARY = 2048

@@ -61,10 +61,10 @@ from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import Target
 from draftkit.report.format import length
 from draftkit.results.record import Interval
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.target import Target
 
 TARGET = "zoo:target"
 LAYERS = (2, 5, 7)

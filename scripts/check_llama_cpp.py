@@ -48,10 +48,10 @@ from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 ASSISTANT = "assistant of gemma4_text"
 COLUMNS = ("draft", "drafted", "accepted", "verifying steps", "mean length", "outputs equal", "counts equal")

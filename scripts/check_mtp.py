@@ -34,10 +34,10 @@ from draftkit.data.tokenizer import load_tokenizer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.results.statistics import gain, is_looping, mean_length, repetition
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 from draftkit.train.config import Optimization, TrainConfig, Validation
 from draftkit.train.run import train_draft
 

@@ -27,12 +27,12 @@ from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import load_prompts
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_model
-from draftkit.models.target import Target
 from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import Pruning, plan_pruning
 from draftkit.report import format
 from draftkit.results.settings import Settings
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 
 TARGET = "zoo:target"
 K = 4

@@ -37,7 +37,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import load_eagle
-from draftkit.models.target import load_target
+from draftkit.targets.target import load_target
 
 TARGET = str(zoo.path("target"))
 EMBEDDED = "zoo:eagle3"

@@ -56,13 +56,13 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.results.statistics import accepted_per_position
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target, load_target
 
 Edit = Callable[[dict[str, object], dict[str, Tensor]], None]
 IN_A_ROW = 25  # steps of one request that are compared at least

@@ -24,9 +24,9 @@ from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.vllm import measure_with_vllm, plain_lane
 from draftkit.hub.locate import locate
-from draftkit.models.chat import load_tokenizer
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.results.settings import Settings
+from draftkit.targets.chat import load_tokenizer
 
 TARGET = "zoo:target"
 DRAFTS = ("zoo:eagle", "zoo:eagle3", "zoo:draft-model", "zoo:p-eagle", "zoo:pard", "ngram:1-3")

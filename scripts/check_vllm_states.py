@@ -39,8 +39,8 @@ from draftkit.engines.vllm.states import extracting_arguments
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.states import FINAL, AuxLayers
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.states import FINAL, AuxLayers
 
 ROUNDING = 3e-5  # of float32, which sums in another order
 GROUP = 32  # numbers of a row that share a scale in 4 bits

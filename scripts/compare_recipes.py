@@ -33,12 +33,12 @@ from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.results.record import Interval
 from draftkit.results.statistics import acceptance_length
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 
 KS = (4, 8)
 MAX_NEW_TOKENS = 128

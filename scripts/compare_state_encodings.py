@@ -30,8 +30,8 @@ from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.states.write import StatesSettings, open_states_job, write_states
 from draftkit.data.vocabulary import token_counts
 from draftkit.layout.folder import read_draft
-from draftkit.models.states import AuxLayers
 from draftkit.results.statistics import bootstrap_length, gain
+from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import Optimization, TrainConfig, Validation
 from draftkit.train.run import start_recipe, train_draft

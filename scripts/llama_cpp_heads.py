@@ -26,9 +26,9 @@ from draftkit.convert.api import plan_conversion
 from draftkit.engines.mtp import REPLAYED
 from draftkit.loading import load_model
 from draftkit.models.mtp import MtpModel, load_mtp, stored_mtp
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.records import Generation, Round
+from draftkit.targets.target import Target
 
 HEAD_TOKENS = 3  # draft tokens a round
 KINDS = ("glm4_moe", "glm4_moe_lite", "hy_v3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, load_training_target
-from draftkit.models.states import AuxLayers
+from draftkit.targets.states import AuxLayers
 
 
 def write_speculators_data(folder: Path, samples: Iterable[Sample], target: str, layers: Sequence[int]) -> None:

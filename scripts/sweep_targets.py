@@ -3,7 +3,7 @@
 `python scripts/sweep_targets.py --out FILE.jsonl [--only TYPE …] [--again]`
 
 For each type of configuration that transformers has a causal LM or a multi-modal one for: a tiny random model
-(`models/tiny.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
+(`targets/tiny.py`) is saved, loaded by draftkit, and decodes six prompts greedily with a draft that is right most of
 the time, so that drafts are rejected and several are accepted at once: one sequence at a time, and four together with
 prompts in chunks. Every token must be that of `generate(do_sample=False)`. Beside it stands what draftkit itself finds
 out about a type before it runs a target (`runtime/architecture_check.py`). Each type runs in a process of its own, with
@@ -44,17 +44,17 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils.logging import disable_progress_bar
 
 from draftkit.errors import DraftkitError, TargetError
-from draftkit.models.positions import Positions
-from draftkit.models.pretrained import auto_class
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target, load_target, read_target_config
-from draftkit.models.tiny import TEXT, draw_weights, tiny_config
 from draftkit.requests import Request
 from draftkit.runtime.architecture_check import Known, decoding_of
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.positions import Positions
+from draftkit.targets.pretrained import auto_class
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target, load_target, read_target_config
+from draftkit.targets.tiny import TEXT, draw_weights, tiny_config
 
 K = 3
 PROMPTS = ((5, 24), (21, 17), (3, 24), (9, 12), (33, 20), (14, 24))  # tokens, and new ones

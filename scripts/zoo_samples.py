@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from draftkit import zoo
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.tokenizer import load_tokenizer
-from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime import attention
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target, load_target
 
 TARGET = "zoo:target"
 WINDOW = 256  # tokens of a sample of source text, and of a prompt at most

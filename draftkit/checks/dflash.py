@@ -14,8 +14,8 @@ from draftkit.finding import Finding
 from draftkit.io.jsonl import read_lines
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.chat import token_ids
 from draftkit.models.dflash import DFlashModel, load_dflash
+from draftkit.targets.chat import token_ids
 
 ROWS = 4  # the first ones of a block, which tell most
 PASSAGES, CHUNK = 1024, 64  # of text, and how many are in memory at a time

@@ -14,8 +14,8 @@ from draftkit.hub.local_paths import public_name
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.tokens import same_vocabulary
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.tokens import same_vocabulary
 
 TARGET_KEYS = ("name_or_path", "base_model_name_or_path", "verifier_name_or_path")  # under which trainers name theirs
 

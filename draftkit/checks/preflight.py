@@ -18,8 +18,8 @@ from draftkit.errors import SourceError, UnsupportedTarget
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.loading import load_model, open_draft, runtime_refusal
-from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.pretrained import describe
+from draftkit.targets.devices import device_named, dtype_named
+from draftkit.targets.pretrained import describe
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import default_aux_layer_ids
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.rope import target_rope
-from draftkit.models.states import FINAL, AuxLayers, TappedModel
-from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.rope import target_rope
+from draftkit.targets.states import FINAL, AuxLayers, TappedModel
+from draftkit.targets.target import Target
 
 GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained
 MAX_TOKENS = 256  # of the sample that is run

@@ -71,7 +71,7 @@ def settled_dtype(dtype: DtypeName | None, device: str | None) -> DtypeName | No
     """The dtype that a user means on a device; of `auto`, it says which that is."""
     if dtype != "auto":
         return dtype
-    from draftkit.models.devices import device_named, fast_dtype
+    from draftkit.targets.devices import device_named, fast_dtype
 
     name, reason = fast_dtype(device_named(device))
     print(f"dtype: {name}, as {reason}", file=sys.stderr)
@@ -79,7 +79,7 @@ def settled_dtype(dtype: DtypeName | None, device: str | None) -> DtypeName | No
 
 
 def _trust(context: typer.Context, trusted: bool) -> bool:
-    from draftkit.models.remote_code import trust_remote_code
+    from draftkit.targets.remote_code import trust_remote_code
 
     context.with_resource(trust_remote_code(trusted))
     return trusted
@@ -117,7 +117,7 @@ StrictOption = Annotated[
 
 
 def _spread(context: typer.Context, kind: str | None) -> str | None:
-    from draftkit.models.spreading import spread_targets
+    from draftkit.targets.spreading import spread_targets
 
     context.with_resource(spread_targets(kind is not None))
     return kind

@@ -19,7 +19,7 @@ from draftkit.data.rows import Message
 from draftkit.data.samples import Span, spans_of
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
-from draftkit.models.chat import render, token_ids
+from draftkit.targets.chat import render, token_ids
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

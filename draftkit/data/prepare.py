@@ -11,8 +11,8 @@ from draftkit.data.rows import Conversation, Refused, Row, Served
 from draftkit.data.samples import Sample, SamplesOrigin, Span, write_samples
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
-from draftkit.models.chat import TemplateRejection
 from draftkit.results.statistics import is_looping, repetition
+from draftkit.targets.chat import TemplateRejection
 
 
 def prepare(

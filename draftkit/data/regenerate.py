@@ -19,8 +19,8 @@ from draftkit.data.rows import Conversation, Message, Row
 from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, require_count
-from draftkit.models.chat import TemplateRejection
 from draftkit.requests import SamplingParameters
+from draftkit.targets.chat import TemplateRejection
 
 TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
 

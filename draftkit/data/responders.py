@@ -17,10 +17,10 @@ from draftkit.errors import SourceError, command
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import weights_sha256
 from draftkit.loading import load_model, require_runtime
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.target import Target
 
 LIMITS = Limits(silence=3600.0)  # one response, of which nothing is to be seen before its end, may wait for others
 PAUSES = (1.0, 5.0, 30.0)  # seconds before an attempt that failed is made again

@@ -23,9 +23,9 @@ from draftkit.data.rows import SYNTHESIZED
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, FormatError, TargetError, require_count, require_setting
 from draftkit.io.jsonl import read_lines
-from draftkit.models.chat import TemplateRejection
 from draftkit.requests import SamplingParameters
 from draftkit.results.statistics import is_looping, repetition
+from draftkit.targets.chat import TemplateRejection
 
 SENTINEL = "draftkitsentinel"  # a user's message that no template contains, and that trimming does not change
 ID = "synthetic-"  # and the number of the attempt

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
 from draftkit.hub.locate import locate
-from draftkit.models.chat import load_tokenizer as load_any_tokenizer
-from draftkit.models.chat import template_sha256
-from draftkit.models.target import end_token_ids
+from draftkit.targets.chat import load_tokenizer as load_any_tokenizer
+from draftkit.targets.chat import template_sha256
+from draftkit.targets.target import end_token_ids
 
 
 @dataclass(frozen=True)

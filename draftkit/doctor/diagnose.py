@@ -27,15 +27,15 @@ from draftkit.io.html import said_html, table_html
 from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import OWN_HEAD, load_model, open_draft, runtime_refusal
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.models.ends import load_ends
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.notebook import interval_text
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
 from draftkit.runtime.engine import check_draft_tokens
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.ends import load_ends
 
 SHOWN_ALIKE = 5  # changes that help as much as the one that is recommended
 NO_REMEDY = "ask its author what it was trained with; more prompts (--limit) tell smaller gains from chance"

@@ -18,9 +18,9 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.quantization import SCALES
 from draftkit.layout.schema import TensorSchema
 from draftkit.loading import load_drafter
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.targets.target import Target
 
 
 class Setup(NamedTuple):

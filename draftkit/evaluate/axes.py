@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from draftkit.data.language import language_of
 from draftkit.evaluate.prompts import Prompt
-from draftkit.models.chat import token_ids
 from draftkit.results.record import Cell, PromptRecord, Slice
 from draftkit.results.statistics import bootstrap_length, contrast, known
+from draftkit.targets.chat import token_ids
 
 
 def paddings(texts: Sequence[str], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -49,10 +49,6 @@ from draftkit.loading import (
     require_runtime,
     runtime_refusal,
 )
-from draftkit.models.chat import template_sha256
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.models.positions import Positions
-from draftkit.models.target import Target, read_target_config
 from draftkit.results.record import Cell, Heading, Predicted, Result, ResultVerdict, ResultWarning, SpeedModel
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
@@ -60,6 +56,10 @@ from draftkit.results.verdict import verdicts
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import check_draft_tokens
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
+from draftkit.targets.chat import template_sha256
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.positions import Positions
+from draftkit.targets.target import Target, read_target_config
 
 T = TypeVar("T", bound=Heading)
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from draftkit.evaluate.measure import Conversations, engine_of
-from draftkit.models.target import Target, TargetOutput
 from draftkit.results.record import Predicted
 from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
+from draftkit.targets.target import Target, TargetOutput
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 FURTHER = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # K that are predicted

@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.evaluate.axes import paddings
 from draftkit.evaluate.by_turns import block_sizes, mean_seconds
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
-from draftkit.models.target import Target
 from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.results.settings import Settings
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
 

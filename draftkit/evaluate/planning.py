@@ -11,16 +11,16 @@ import torch
 from transformers import PretrainedConfig
 
 from draftkit.layout.folder import Draft
-from draftkit.models.device_map import room_from
-from draftkit.models.footprint import Footprint, footprint
-from draftkit.models.packing import kept_twice
-from draftkit.models.pretrained import empty_model
-from draftkit.models.quantized import stays_quantized
-from draftkit.models.spreading import spreads_targets
-from draftkit.models.target import read_target_config
 from draftkit.runtime.drafters import family_of
+from draftkit.runtime.fusion.packing import kept_twice
 from draftkit.runtime.memory import available_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
+from draftkit.targets.device_map import room_from
+from draftkit.targets.footprint import Footprint, footprint
+from draftkit.targets.pretrained import empty_model
+from draftkit.targets.quantized import stays_quantized
+from draftkit.targets.spreading import spreads_targets
+from draftkit.targets.target import read_target_config
 
 
 def plan_memory(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from draftkit.errors import TargetError
-from draftkit.models.chat import TemplateRejection, render, token_ids
+from draftkit.targets.chat import TemplateRejection, render, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

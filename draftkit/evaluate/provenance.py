@@ -13,8 +13,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.datasets import PromptSet
-from draftkit.models.chat import template_sha256
 from draftkit.results.settings import Settings
+from draftkit.targets.chat import template_sha256
 from draftkit.version import __version__
 
 SHOWN_IDS = 16  # of the first prompt

@@ -30,12 +30,12 @@ from draftkit.evaluate.provenance import asked, made_by, seen_by
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.loading import load_target_tokenizer
-from draftkit.models.target import end_token_ids
 from draftkit.requests import DraftSampling, Request
 from draftkit.results.record import Cell, Heading, Result, ResultWarning
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
+from draftkit.targets.target import end_token_ids
 
 
 @dataclass(frozen=True)

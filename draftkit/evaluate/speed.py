@@ -19,7 +19,6 @@ from math import inf
 from statistics import fmean, median
 
 from draftkit.evaluate.measure import engine_of
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.results.record import Cell, RoundTime, SpeedModel, Speedup
 from draftkit.results.settings import Settings
@@ -28,6 +27,7 @@ from draftkit.results.verdict import well_known
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 ROUNDS = 16  # of which the median counts
 PASSES = 2  # over all batch sizes and K, of which the faster counts: other work only ever makes a round slower

@@ -14,10 +14,10 @@ from transformers import PretrainedConfig
 from draftkit.evaluate.planning import weight_bytes
 from draftkit.evaluate.round_cost import PER_LAYER, PER_PASS, PER_ROUND, Device, Forward, RoundCost
 from draftkit.layout.folder import Draft
-from draftkit.models.cost import EXPERTS, Cost, chosen_share, read_cost
-from draftkit.models.footprint import footprint
-from draftkit.models.target import read_target_config
 from draftkit.runtime.drafters import family_of
+from draftkit.targets.cost import EXPERTS, Cost, chosen_share, read_cost
+from draftkit.targets.footprint import footprint
+from draftkit.targets.target import read_target_config
 
 TABLE = re.compile(r"(^|\.)(embed_tokens|emb)\.")  # tensors of which a token reads one row
 HEAD = re.compile(r"(^|\.)(lm_)?heads?\.")

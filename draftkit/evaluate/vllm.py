@@ -35,13 +35,13 @@ from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_target_tokenizer, open_draft
-from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.pretrained import describe
-from draftkit.models.remote_code import trusts_remote_code
-from draftkit.models.target import end_token_ids
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading
 from draftkit.results.settings import Settings, Sweep
+from draftkit.targets.devices import device_named, dtype_named
+from draftkit.targets.pretrained import describe
+from draftkit.targets.remote_code import trusts_remote_code
+from draftkit.targets.target import end_token_ids
 
 BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --vllm-url with a server of it"
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from draftkit.errors import TargetError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.attention import KeyValues
-from draftkit.models.states import FINAL, AuxLayers
-from draftkit.models.target import Target, load_target
 from draftkit.models.weights import check_mask_token, fill, load_weights
+from draftkit.targets.attention import KeyValues
+from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.targets.target import Target, load_target
 
 
 class Pard2Model:

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from draftkit.layout.decoder import Decoder
-from draftkit.models.rope import give_rows_their_rope
+from draftkit.targets.rope import give_rows_their_rope
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines [B, T, head_dim] of the rows' positions
 

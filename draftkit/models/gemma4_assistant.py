@@ -22,9 +22,9 @@ from draftkit.errors import TargetError
 from draftkit.layout.families.gemma4_assistant import ORDERING, Gemma4AssistantSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.chain import ChainOutput
-from draftkit.models.rope import give_rows_their_rope
-from draftkit.models.states import decoder_layers, decoder_of
 from draftkit.models.weights import check_sizes, load_weights
+from draftkit.targets.rope import give_rows_their_rope
+from draftkit.targets.states import decoder_layers, decoder_of
 
 OWN_KEYS = ("k_proj", "v_proj", "k_norm", "v_norm")  # of the target's layers; the assistant's have none
 

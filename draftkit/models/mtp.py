@@ -22,14 +22,14 @@ from draftkit.errors import TargetError
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.mtp import COPIES
-from draftkit.models.attention import compresses
 from draftkit.models.chain import ChainModel, ChainOutput
-from draftkit.models.finite import require_finite
-from draftkit.models.pretrained import empty_model
-from draftkit.models.recurrent import attends
-from draftkit.models.rope import give_rows_their_rope
-from draftkit.models.states import decoder_of
 from draftkit.models.weights import check_sizes, load_stored
+from draftkit.targets.attention import compresses
+from draftkit.targets.finite import require_finite
+from draftkit.targets.pretrained import empty_model
+from draftkit.targets.recurrent import attends
+from draftkit.targets.rope import give_rows_their_rope
+from draftkit.targets.states import decoder_of
 
 OUTER = "embedding_norm", "hidden_norm", "projection", "final_norm"
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.folder import Draft
 from draftkit.models.dequantize import dequantized
-from draftkit.models.finite import require_finite
+from draftkit.targets.finite import require_finite
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -10,11 +10,11 @@ from typing import Literal
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.records import to_dict
-from draftkit.models.cost import Cost, read_cost
-from draftkit.models.tokens import Name, same_vocabulary
 from draftkit.prepare.segmenter import check_kind
 from draftkit.prepare.speedup import SpeedUp, best_speed_up
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
+from draftkit.targets.cost import Cost, read_cost
+from draftkit.targets.tokens import Name, same_vocabulary
 
 Likeness = Literal["same", "same, other padding", "other"]
 

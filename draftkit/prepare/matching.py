@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from draftkit.models.tokens import Name
 from draftkit.prepare.segmenter import Segmenter
 from draftkit.prepare.vocabulary import ROLES, Vocabulary
+from draftkit.targets.tokens import Name
 
 Kind = Literal["exact", "role", "pieces", "average", "unused"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

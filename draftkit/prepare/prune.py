@@ -21,10 +21,10 @@ from draftkit.errors import DraftkitError, FormatError, TargetError, command
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.prepare.head import Head, open_head, with_rows
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.tokens import TOKENIZERS, same_vocabulary
 
 ASKED = "--keep"  # why a token is kept, where no role keeps it
 

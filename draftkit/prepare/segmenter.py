@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import FormatError
-from draftkit.models.tokens import CHARACTER_OF, SPACE, is_byte_level, words_of
+from draftkit.targets.tokens import CHARACTER_OF, SPACE, is_byte_level, words_of
 
 ASCII = set(range(0x20, 0x7F))
 

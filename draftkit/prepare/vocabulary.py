@@ -13,8 +13,8 @@ from draftkit.errors import DraftkitError, FormatError, TargetError
 from draftkit.hub.locate import Located
 from draftkit.io.jsonfile import read_object
 from draftkit.layout.target import class_defaults, language_model
-from draftkit.models.chat import TemplateRejection, load_tokenizer, render, token_ids
-from draftkit.models.tokens import TOKENIZERS, Name, named_tokens
+from draftkit.targets.chat import TemplateRejection, load_tokenizer, render, token_ids
+from draftkit.targets.tokens import TOKENIZERS, Name, named_tokens
 
 ROLES = ("turn end", "turn start", "eos", "bos", "unk", "pad")  # the first that fits a token is its role
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")

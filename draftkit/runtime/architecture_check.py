@@ -1,6 +1,6 @@
 """Does draftkit's engine decode a model as transformers' `generate` does? Asked once of an architecture.
 
-A tiny random model of the model's own class and configuration (`models/tiny.py`) decodes two texts of different lengths
+A tiny random model of the model's own class and configuration (`targets/tiny.py`) decodes two texts of other lengths
 beside each other, once plainly and once with drafts, of which some are rejected, and prompts in pieces; the logits that
 tokens were chosen from are held against `generate`'s. What the answer follows from is its key: that configuration,
 draftkit's code, the releases of transformers and torch. It is kept in a file; where none can be written, the next
@@ -30,15 +30,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from draftkit.errors import UnsupportedTarget
-from draftkit.models.positions import Positions
-from draftkit.models.pretrained import model_class
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target, TargetOutput
-from draftkit.models.tiny import TEXT, random_model, tiny_config
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.engine import Engine
+from draftkit.targets.positions import Positions
+from draftkit.targets.pretrained import model_class
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target, TargetOutput
+from draftkit.targets.tiny import TEXT, random_model, tiny_config
 
 TEXTS = ((21, 19), (5, 24))  # tokens of a prompt, and new ones
 WAYS = ((0, 2048), (3, 6))  # draft tokens a round, and the largest piece of a prompt

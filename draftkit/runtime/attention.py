@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from draftkit.models.attention import required
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.ops.slot_attention import Scoring
+from draftkit.targets.attention import required
 
 NAME = "draftkit"
 

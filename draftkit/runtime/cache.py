@@ -15,12 +15,12 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from draftkit.models.attention import Latents
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.recurrent import SlotStates, StateRows
 from draftkit.runtime.rows import SlotRows
+from draftkit.targets.attention import Latents
 
 
 class SlotCache:

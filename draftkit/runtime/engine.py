@@ -18,9 +18,6 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import DraftkitError, NonFiniteError
-from draftkit.models.finite import has_finite_peak
-from draftkit.models.packing import pack
-from draftkit.models.target import Target
 from draftkit.requests import (
     DraftSampling,
     Request,
@@ -35,12 +32,15 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter, NewSequence
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
+from draftkit.runtime.fusion.packing import pack
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
 from draftkit.runtime.non_finite import explained
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
 from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
+from draftkit.targets.finite import has_finite_peak
+from draftkit.targets.target import Target
 
 MAX_SPECULATIVE_TOKENS = 16
 

@@ -15,10 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from draftkit.models.device_map import is_spread
-from draftkit.models.target import Target
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.rounds import Rounds
+from draftkit.targets.device_map import is_spread
+from draftkit.targets.target import Target
 
 WARM_UPS = 3  # runs before a capture: kernels are compiled and libraries allocate their workspaces in them
 

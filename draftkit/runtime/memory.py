@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from draftkit.models.device_map import DISK, is_spread
-from draftkit.models.target import Target
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
+from draftkit.targets.device_map import DISK, is_spread
+from draftkit.targets.target import Target
 
 
 def require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, capacity: int, k: int) -> None:

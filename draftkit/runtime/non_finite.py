@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from draftkit.errors import NonFiniteError
-from draftkit.models.finite import HINT, first_non_finite
-from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.rounds import Broken
+from draftkit.targets.finite import HINT, first_non_finite
+from draftkit.targets.target import Target
 
 
 def explained(broken: Broken, target: Target, drafter: Drafter | None, tokens: Sequence[int], k: int) -> NonFiniteError:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import NewSequence
 from draftkit.runtime.ops.backend import uses_triton
@@ -23,6 +22,7 @@ from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rows import SlotRows
+from draftkit.targets.target import Target, TargetOutput
 
 PREFILL_CHUNK = 2048  # rows of one forward, which bounds its activations
 

@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from draftkit.models.recurrent import StateKey
 from draftkit.runtime.rows import SlotRows
+from draftkit.targets.recurrent import StateKey
 
 
 class SlotStates:
@@ -39,7 +39,7 @@ class SlotStates:
 
 
 class StateRows:
-    """The states before and after the rows of one forward (`draftkit.models.recurrent.KeptStates`), among those `kept`.
+    """The states before and after the rows of one forward (`targets.recurrent.KeptStates`), among those `kept`.
 
     Rows that are not there come last in their sequence.
     """

@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.errors import DraftkitError
-from draftkit.models.finite import has_finite_peak
-from draftkit.models.target import Target
 from draftkit.requests import SyntheticAcceptance, Verification
 from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
@@ -27,6 +25,8 @@ from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
 from draftkit.runtime.verification_block import verify_block
 from draftkit.runtime.verification_synthetic import verify_synthetic
+from draftkit.targets.finite import has_finite_peak
+from draftkit.targets.target import Target
 
 Broken = Literal["target", "draft"]  # whose logits hold NaN or infinity
 BROKEN: tuple[Broken | None, ...] = (None, "target", "draft")

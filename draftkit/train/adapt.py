@@ -37,11 +37,11 @@ from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.loading import open_draft
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.requests import SamplingParameters
 from draftkit.results.notebook import interval_text
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length, contrast, gain
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import train_draft
 from draftkit.train.tuner import DraftTuner, WalkedAcceptance, recipe_of

@@ -26,8 +26,6 @@ from draftkit.layout.architecture import Architecture
 from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
-from draftkit.models.states import FINAL
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length
@@ -36,6 +34,8 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.states import FINAL
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.validation import acceptance, judge

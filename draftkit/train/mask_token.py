@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import DraftkitError, TargetError
-from draftkit.models.chat import load_tokenizer
+from draftkit.targets.chat import load_tokenizer
 
 RESERVED = re.compile(r"reserved|unused|extra_id|placeholder|mask", re.IGNORECASE)
 HINT = "set mask_token_id to an id of the vocabulary that no text contains"

@@ -10,11 +10,11 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from draftkit.data.samples import Sample
-from draftkit.models.positions import Positions
-from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
+from draftkit.targets.positions import Positions
+from draftkit.targets.target import Target
 
 NUM_SLOTS = 32  # samples that are continued together
 

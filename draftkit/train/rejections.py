@@ -24,11 +24,11 @@ from transformers import PreTrainedModel
 from draftkit.data.regenerate import row_seed
 from draftkit.data.samples import Sample
 from draftkit.loading import load_drafter
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.config import OnPolicy, Validation

@@ -44,11 +44,11 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.loading import open_draft, require_runtime
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.models.pace import token_seconds
-from draftkit.models.pretrained import describe, empty_model, read_model_config
-from draftkit.models.states import FINAL, TappedModel
 from draftkit.runtime.drafters import check_runs
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.pace import token_seconds
+from draftkit.targets.pretrained import describe, empty_model, read_model_config
+from draftkit.targets.states import FINAL, TappedModel
 from draftkit.train.ahead import Ahead
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import StreamSettings, TrainConfig

@@ -19,8 +19,8 @@ from draftkit.errors import command
 from draftkit.hub.locate import locate
 from draftkit.io.lock import sole_writer
 from draftkit.layout.target import read_target_facts
-from draftkit.models.devices import device_named, dtype_named
-from draftkit.models.states import FINAL, AuxLayers
+from draftkit.targets.devices import device_named, dtype_named
+from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train.config import StreamSettings, TrainConfig
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from draftkit.data.states.final_norm import final_norm
 from draftkit.errors import TargetError
 from draftkit.models.dflash import BlockLayer, DFlashModel
-from draftkit.models.ends import TargetEnds
-from draftkit.models.parts import load_parts
-from draftkit.models.states import decoder_layers, decoder_of
+from draftkit.targets.ends import TargetEnds
+from draftkit.targets.parts import load_parts
+from draftkit.targets.states import decoder_layers, decoder_of
 
 NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 has them, Llama has not
 CONVOLUTIONS = ("attention_conv.", "mlp_conv.")  # only drafts have them

@@ -27,11 +27,11 @@ from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import open_draft
-from draftkit.models.chat import load_tokenizer
 from draftkit.models.dflash import load_dflash
-from draftkit.models.ends import TargetEnds, load_ends
 from draftkit.results.record import Result
 from draftkit.results.settings import Settings
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.ends import TargetEnds, load_ends
 
 JETSPEC = dflash.dflash_config({"causal": True})
 

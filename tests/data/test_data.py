@@ -38,7 +38,7 @@ from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
 from draftkit.layout.folder import read_draft
 from draftkit.loading import runtime_refusal
-from draftkit.models import chat
+from draftkit.targets import chat
 
 Message = dict[str, str]
 

@@ -35,10 +35,10 @@ from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.jsonl import dump_line
 from draftkit.loading import load_model
-from draftkit.models.positions import UNLIMITED, Positions
-from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
+from draftkit.targets.positions import UNLIMITED, Positions
+from draftkit.targets.target import Target
 
 TARGET = tokenizer(templates.CHATML)
 END = TARGET.tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -15,8 +15,8 @@ from transformers import CONFIG_MAPPING
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.shards import read_manifest
 from draftkit.data.states.ways import compare_ways
-from draftkit.models.pace import _active_parameters, token_seconds
-from draftkit.models.pretrained import empty_model
+from draftkit.targets.pace import _active_parameters, token_seconds
+from draftkit.targets.pretrained import empty_model
 
 SAMPLES = samples(30)
 TOKENS = sum(map(len, SAMPLES))

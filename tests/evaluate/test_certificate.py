@@ -27,7 +27,6 @@ from draftkit.evaluate.certificate.pair import Pair, ragged_requests
 from draftkit.evaluate.certificate.replay import Replay
 from draftkit.evaluate.certificate.result import Certificate
 from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.models.target import Target
 from draftkit.report.certificate import certificate
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime import rounds
@@ -39,6 +38,7 @@ from draftkit.runtime.ops.random import target_stream
 from draftkit.runtime.rows import SlotRows
 from draftkit.runtime.verdict import Drafted, Verdict, emit_chosen
 from draftkit.runtime.verification import recover_token
+from draftkit.targets.target import Target
 
 torch.set_num_threads(1)
 

@@ -35,8 +35,6 @@ from draftkit.evaluate.measure import Conversations, Lane, Run
 from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.speed import RoundTimes, speed_model
-from draftkit.models.chat import token_ids
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json
 from draftkit.results.saved import ResultFile
@@ -45,6 +43,8 @@ from draftkit.results.statistics import acceptance_length, accepted_per_position
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.records import Generation, Round
+from draftkit.targets.chat import token_ids
+from draftkit.targets.target import Target
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",

@@ -18,8 +18,8 @@ from draftkit.evaluate.round_cost import H100, Device, Forward, RoundCost
 from draftkit.evaluate.time_plan import PlannedRound, plan_time
 from draftkit.hub.locate import locate
 from draftkit.loading import open_draft
-from draftkit.models.cost import read_cost
 from draftkit.runtime.drafters import family_of
+from draftkit.targets.cost import read_cost
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = LlamaConfig(

@@ -211,8 +211,8 @@ def engine_lane(engine: Engine) -> Lane:
 def test_draftkit_s_engine_from_outside() -> None:
     from fixtures import pico
 
-    from draftkit.models.target import Target
     from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+    from draftkit.targets.target import Target
 
     torch.set_num_threads(1)
     target, draft = (pico.llama(num_hidden_layers=2) for _ in range(2))

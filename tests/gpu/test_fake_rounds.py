@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
 from draftkit.runtime import drafters, prefill
 from draftkit.runtime.batch import Batch
@@ -32,6 +31,7 @@ from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
 from draftkit.runtime.rows import SlotRows
+from draftkit.targets.target import Target
 
 pytest.importorskip("triton")
 torch.set_num_threads(1)

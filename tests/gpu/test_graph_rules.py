@@ -13,7 +13,6 @@ from fixtures.drafter_cases import Load, V, dflash_draft, draft_model, eagle3, t
 from fixtures.fake_cuda import Recorder, Work, fake_cuda, moved
 from torch import Tensor
 
-from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime import graphs
@@ -22,6 +21,7 @@ from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import WARM_UPS, CudaCapture, Replay
+from draftkit.targets.target import Target
 
 pytest.importorskip("triton")
 

@@ -18,7 +18,6 @@ from fixtures.started_recipes import batch_of_two, kind_of_target, save_models, 
 from torch import Tensor, nn
 
 from draftkit.data.states.online import load_training_target
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
@@ -26,6 +25,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.prefill import Prefill
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
+from draftkit.targets.target import Target
 
 pytestmark = pytest.mark.gpu
 

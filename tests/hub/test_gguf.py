@@ -21,8 +21,8 @@ from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import target_sha256, weights_sha256
 from draftkit.loading import load_model
-from draftkit.models.target import Target
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 
 PROMPTS = ([4088, 5, 6, 7], [450, 284, 7, 87, 1905], [1633, 75])
 NEW = 12

@@ -17,11 +17,11 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import open_draft
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 K = 4
 LIMITED = ("draft-model", "pard", "p-eagle", "dspark")

@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 
 from draftkit.cli.prepare import app
 from draftkit.errors import DraftkitError
-from draftkit.models.cost import read_cost
 from draftkit.prepare.candidates import Survey, find_candidates, overlap
 from draftkit.prepare.speedup import MAX_K, best_speed_up
+from draftkit.targets.cost import read_cost
 
 BIG = {"hidden_size": 128, "num_hidden_layers": 12}
 

@@ -35,7 +35,6 @@ from draftkit.layout.families.medusa import MedusaSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target
 from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import plan_pruning, prune_vocabulary
 from draftkit.prepare.vocabulary import open_vocabulary
@@ -46,6 +45,7 @@ from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 V, EOS = pico.VOCABULARY, 2
 HEAD, D2T = "lm_head.weight", "d2t"

@@ -26,7 +26,6 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.models.tokens import CHARACTER_OF, same_vocabulary, token_names
 from draftkit.prepare.causal_lm_transplant import plan_transplant, transplant_tokenizer
 from draftkit.prepare.causal_lm_trim import evenly_spread, parse_layers
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
@@ -34,6 +33,7 @@ from draftkit.prepare.rows import BLOCK_ROWS, shares, transplanted_rows
 from draftkit.prepare.segmenter import Segmenter
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.targets.tokens import CHARACTER_OF, same_vocabulary, token_names
 
 Maker = Callable[..., PreTrainedTokenizerFast]
 KINDS = {"byte-level": byte_level, "sentencepiece": sentencepiece, "unigram": unigram}

@@ -25,13 +25,13 @@ from test_drafters import Decoding, Recorder, started
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.states import FINAL
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.states import FINAL
+from draftkit.targets.target import Target
 
 
 def generate(drafter: Drafter | None, k: int, wanted: tuple = (), floor: float = 0.0) -> list[Generation]:

@@ -23,8 +23,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from draftkit.errors import DraftkitError, LayoutError, NonFiniteError, TargetError
 from draftkit.layout.families.ngram import NgramSpec
 from draftkit.layout.families.suffix import SuffixSpec
-from draftkit.models.target import Target
-from draftkit.models.tokens import same_vocabulary, token_names
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime import prefill
 from draftkit.runtime.cache import CacheRows, SlotCache
@@ -37,6 +35,8 @@ from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
+from draftkit.targets.tokens import same_vocabulary, token_names
 
 # --- Made-up decoding: a target whose tokens, features and verdicts are random
 

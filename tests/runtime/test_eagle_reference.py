@@ -13,11 +13,11 @@ from fixtures.draft_references import eagle3_reference, eagle_reference
 from draftkit.convert.api import convert_checkpoint
 from draftkit.layout.folder import read_draft
 from draftkit.models.eagle import load_eagle
-from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed, NewSequence
 from draftkit.runtime.drawing import draw_greedy
+from draftkit.targets.target import load_target
 
 K = 5
 WINDOW = 4

@@ -14,11 +14,11 @@ from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from torch import Tensor
 
 from draftkit.errors import DraftkitError
-from draftkit.models.target import Target, TargetOutput
 from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target, TargetOutput
 
 DRAFTS = ("eagle", "eagle3", "draft-model", "p-eagle", "pard", "mlp-speculator", "dflash", "dspark")
 PROBABILISTIC, GREEDY = DraftSampling(mode="probabilistic"), DraftSampling(mode="greedy")

@@ -22,12 +22,15 @@ from transformers.models.llama import modeling_llama
 
 from draftkit.models.dflash import DFlashModel
 from draftkit.models.eagle import EagleModel
-from draftkit.models.packing import joint_of
-from draftkit.models.target import Target
-from draftkit.runtime import fused_layers, fused_norm, fusion
+from draftkit.runtime import fusion
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.fused_layers import (
+from draftkit.runtime.fusion import FusedRotation, fuse
+from draftkit.runtime.fusion import layers as fused_layers
+from draftkit.runtime.fusion import norms as fused_norm
+from draftkit.runtime.fusion.angles import angles, angles_reference
+from draftkit.runtime.fusion.gated import gated, gated_reference
+from draftkit.runtime.fusion.layers import (
     GATE_UP,
     QUERY_KEY_VALUE,
     FusedAttention,
@@ -35,12 +38,11 @@ from draftkit.runtime.fused_layers import (
     FusedLayer,
     FusedMLP,
 )
-from draftkit.runtime.fused_norm import FusedNorm
-from draftkit.runtime.fusion import FusedRotation, fuse
-from draftkit.runtime.ops.angles import angles, angles_reference
-from draftkit.runtime.ops.gated import gated, gated_reference
-from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
-from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate, rotate_joint, rotate_reference
+from draftkit.runtime.fusion.norms import FusedNorm
+from draftkit.runtime.fusion.packing import joint_of
+from draftkit.runtime.fusion.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
+from draftkit.runtime.fusion.rotation import HeadNorms, normed_heads, rotate, rotate_joint, rotate_reference
+from draftkit.targets.target import Target
 
 torch.set_num_threads(1)
 

@@ -21,7 +21,6 @@ from draftkit.errors import DraftkitError, TargetError
 from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.loading import load_drafter
-from draftkit.models.target import Target, load_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.settings import Settings
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -29,6 +28,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target, load_target
 
 K = 4
 

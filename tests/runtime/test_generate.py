@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftkit.errors import DraftkitError
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation, TextStream
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.target import Target
 from draftkit.zoo import path
 
 TOKENIZER = load_tokenizer(path("target"), "target")

@@ -11,10 +11,10 @@ from fixtures.drafter_cases import Case, target
 from fixtures.zoo_models import zoo_drafter, zoo_target
 
 from draftkit.errors import DraftkitError
-from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.memory_plan import MemoryPlan
+from draftkit.targets.target import Target
 
 psutil = pytest.importorskip("psutil")  # which a day on a GPU does without
 

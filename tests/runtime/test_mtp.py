@@ -16,7 +16,6 @@ from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
-from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.results.settings import Settings
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -24,6 +23,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.runtime.drawing import draw_greedy
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target, load_target
 
 K = 3
 

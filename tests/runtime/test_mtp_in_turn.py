@@ -18,13 +18,13 @@ from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter
-from draftkit.models.target import Target, load_target
 from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.results.record import read_result
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.mtp import MtpDrafter, slot_bytes
 from draftkit.runtime.drafters.mtp_in_turn import MtpInTurnDrafter
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target, load_target
 
 MODULES = 2
 

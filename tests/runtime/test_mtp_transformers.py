@@ -20,10 +20,10 @@ from transformers.generation import candidate_generator
 from draftkit.doctor.patient import changed
 from draftkit.layout.facts import with_facts
 from draftkit.loading import load_drafter, open_draft
-from draftkit.models.target import Target, load_target
 from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target, load_target
 
 PROMPT, LENGTH = (1, 5, 6, 7, 9), 14
 THEIRS = {"feedback": "post_norm", "zero_first_embedding": False}

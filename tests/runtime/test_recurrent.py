@@ -18,7 +18,6 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from draftkit.evaluate.certificate.poisoned import PoisonedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft
-from draftkit.models.target import Target, load_target
 from draftkit.report.memory_cost import cost_of
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.architecture_check import Known
@@ -29,6 +28,7 @@ from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.runtime.recurrent import SlotStates
+from draftkit.targets.target import Target, load_target
 
 torch.set_num_threads(1)
 

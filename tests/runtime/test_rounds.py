@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from draftkit.layout.families.suffix import SuffixSpec
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime import engine as engine_module
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -28,6 +27,7 @@ from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import Replay
 from draftkit.runtime.rounds import Rounds
+from draftkit.targets.target import Target
 
 torch.set_num_threads(1)
 

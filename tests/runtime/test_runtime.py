@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from draftkit import zoo
 from draftkit.errors import DraftkitError
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
@@ -22,6 +21,7 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter, NewSequence
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 DRAFTS = ("eagle", "eagle3", "draft-model", "dspark")
 

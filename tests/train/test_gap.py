@@ -19,10 +19,10 @@ from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, States, load_training_target
 from draftkit.layout.facts import with_facts
 from draftkit.loading import open_draft
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.gap import Gap, report_gap

@@ -22,9 +22,9 @@ from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
-from draftkit.models.target import load_target
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
+from draftkit.targets.target import load_target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config

@@ -14,10 +14,10 @@ from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates
 from draftkit.errors import DraftkitError
-from draftkit.models.target import Target
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.masked_attention import NAME as MASKED
 from draftkit.train.on_policy import continued

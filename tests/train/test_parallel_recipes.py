@@ -35,11 +35,11 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.states import FINAL
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter
 from draftkit.runtime.engine import Engine
+from draftkit.targets.states import FINAL
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config

@@ -19,9 +19,9 @@ from draftkit.data.samples import Sample
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.errors import DraftkitError
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target
 from draftkit.requests import Request
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.config import OnPolicy, Validation, read_config

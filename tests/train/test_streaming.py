@@ -35,7 +35,7 @@ from draftkit.data.states.worker import ATTEMPTS, local_worker, run_worker
 from draftkit.data.states.write import TargetExtractor, write_states
 from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError, TargetError
-from draftkit.models.states import FINAL, AuxLayers
+from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import Trained, check_run, train_draft
 from draftkit.train.streaming import stream_manifest

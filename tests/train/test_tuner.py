@@ -18,8 +18,8 @@ from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
-from draftkit.models.target import Target
 from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
 from draftkit.train.config import LoraSettings, Optimization
 from draftkit.train.run import train_draft
 

@@ -15,11 +15,11 @@ from draftkit.data.states.online import OnlineStates
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.hub.locate import locate
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.target import Target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.recipes import recipe_class

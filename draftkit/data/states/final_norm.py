@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import TargetError
-from draftkit.models.parts import load_parts
-from draftkit.models.states import decoder_of
+from draftkit.targets.parts import load_parts
+from draftkit.targets.states import decoder_of
 
 
 def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:

@@ -16,7 +16,7 @@ from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, decode
 from draftkit.data.states.online import States
 from draftkit.data.states.shards import AGAIN, Manifest, Shard, file_sha256, read_manifest, target_sha256
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
-from draftkit.models.states import FINAL, AuxLayers
+from draftkit.targets.states import FINAL, AuxLayers
 
 
 class Verified(NamedTuple):

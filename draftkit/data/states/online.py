@@ -17,12 +17,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.hub.locate import locate
-from draftkit.models.ends import load_ends
-from draftkit.models.finite import HINT, first_non_finite
-from draftkit.models.positions import Positions
-from draftkit.models.pretrained import load_pretrained, read_model_config
-from draftkit.models.spreading import spreads_targets
-from draftkit.models.states import AuxLayers, TappedModel, decoder_of
+from draftkit.targets.ends import load_ends
+from draftkit.targets.finite import HINT, first_non_finite
+from draftkit.targets.positions import Positions
+from draftkit.targets.pretrained import load_pretrained, read_model_config
+from draftkit.targets.spreading import spreads_targets
+from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples
 TRIED = 8  # tokens of a sample with which a model is tried

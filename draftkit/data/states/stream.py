@@ -34,7 +34,7 @@ from draftkit.errors import DraftkitError, FormatError, TargetError, command
 from draftkit.io.atomic import is_empty, write_file
 from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import to_dict
-from draftkit.models.states import AuxLayers
+from draftkit.targets.states import AuxLayers
 
 WANTED, ROWS, FAILED, DONE = "wanted", "rows", "failed", "done"
 PAUSE = 0.02  # seconds between two looks at the folder

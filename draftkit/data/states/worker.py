@@ -17,8 +17,8 @@ from draftkit.engines.vllm.process import find_python
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.hub.locate import locate
 from draftkit.layout.target import read_target_facts
-from draftkit.models.devices import DTYPES
-from draftkit.models.remote_code import trusts_remote_code
+from draftkit.targets.devices import DTYPES
+from draftkit.targets.remote_code import trusts_remote_code
 
 LOG_LINES = 30  # of a worker that has failed
 ATTEMPTS = 3  # of a worker that ends soon after it was started

@@ -39,9 +39,9 @@ from draftkit.errors import DraftkitError, TargetError, require_count, require_s
 from draftkit.hub.locate import Located, locate
 from draftkit.io.lock import sole_writer
 from draftkit.layout.target import TargetFacts, read_target_facts
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.models.pretrained import describe
-from draftkit.models.states import AuxLayers
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.pretrained import describe
+from draftkit.targets.states import AuxLayers
 
 ON_GPU, ON_CPU = 4096, 1024  # tokens of a row
 FILE_BYTES = 4096  # at most, of a shard's header and its line in the manifest

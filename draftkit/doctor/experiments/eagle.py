@@ -12,12 +12,12 @@ from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.chain import ChainOutput
-from draftkit.models.states import FINAL, AuxLayers
-from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
+from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.targets.target import Target
 
 BIAS_ROUNDS = 2  # of estimating what fc.bias was; the draft's layer answers to it almost linearly
 

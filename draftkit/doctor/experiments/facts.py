@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from draftkit.doctor.patient import Patient
 from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import fact_of
-from draftkit.models.rope import target_rope
+from draftkit.targets.rope import target_rope
 
 BASES = (10_000.0, 500_000.0, 1_000_000.0)  # what trainers take without asking; of Llama 3; of Qwen
 OTHER_NORM = "the checkpoint and the code that trained it disagree about this norm: ask its author which was trained"

@@ -16,10 +16,10 @@ from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors
 from draftkit.evaluate.prompts import encode_prompt
 from draftkit.layout.facts import with_facts as other_facts
-from draftkit.models.chat import load_tokenizer, render, token_ids
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.memory import available_memory
+from draftkit.targets.chat import load_tokenizer, render, token_ids
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target, TargetOutput
 
 MASK_NAMES = ("mask", "reserved", "unused")  # in a special token, the likeliest first
 OTHER_TEXT = "the draft was trained on text of this form: send prompts in it, or train it on the target's chat template"

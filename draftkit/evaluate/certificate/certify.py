@@ -18,8 +18,8 @@ from draftkit.evaluate.certificate.sampler import distributions_of, sampler_fits
 from draftkit.evaluate.certificate.self_draft import measure_self_draft
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.provenance import environment
-from draftkit.models.target import Target
 from draftkit.runtime.rounds import MODES
+from draftkit.targets.target import Target
 
 Progress = Callable[[str, int, int], None]  # what runs now, steps done, steps in all
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from draftkit.evaluate.certificate.goodness import MIN_EXPECTED
 from draftkit.evaluate.certificate.pair import Pair
 from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.models.states import AuxLayers
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, NewSequence, Proposal
+from draftkit.targets.states import AuxLayers
 
 
 @dataclass(frozen=True)

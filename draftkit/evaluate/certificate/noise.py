@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.models.target import Target
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.records import Generation
+from draftkit.targets.target import Target
 
 CANDIDATES = 16  # the most likely tokens of a context, among which its winner will be
 SAFETY = 2.0  # floors are this many quantiles: the sample has not seen the largest shift

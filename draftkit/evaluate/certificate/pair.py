@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.models.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.target import Target
 
 SHARES = (1.0, 0.5, 0.75, 0.35)  # of `max_new_tokens`: sequences of a batch end at different times
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from draftkit.models.attention import KeyValues
-from draftkit.models.target import Target, TargetOutput
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.recurrent import SlotStates
+from draftkit.targets.attention import KeyValues
+from draftkit.targets.target import Target, TargetOutput
 
 
 class PoisonedTarget(Target):

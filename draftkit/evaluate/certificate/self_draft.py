@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from draftkit.evaluate.certificate.goodness import poisson_tail
 from draftkit.evaluate.certificate.noise import NoiseFloor
 from draftkit.evaluate.certificate.pair import Pair
-from draftkit.models.target import Target
 from draftkit.requests import DraftSampling
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.targets.target import Target
 
 SHARE = 0.98  # of K+1, as vLLM asks for
 

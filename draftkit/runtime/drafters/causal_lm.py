@@ -13,17 +13,17 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.positions import longest_sequence
 from draftkit.models.causal_lm import load_causal_lm, load_pard2
-from draftkit.models.chat import load_tokenizer
-from draftkit.models.footprint import footprint
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target, read_target_config
-from draftkit.models.tokens import TOKENIZERS, same_vocabulary
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.runtime.prefill import parts_of_prompts
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.footprint import footprint
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target, read_target_config
+from draftkit.targets.tokens import TOKENIZERS, same_vocabulary
 
 
 class CausalLMDrafter:

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.models.causal_lm import Pard2Model
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import Target
 from draftkit.runtime.cache import CacheRows
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.ops.expand_rows import Rows, expand_rows
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import Target
 
 
 class PardDrafter(CausalLMDrafter):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from draftkit.models.chain import ChainModel, ChainOutput
-from draftkit.models.packing import dtype_of
-from draftkit.models.states import AuxLayers
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.fusion.packing import dtype_of
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.runtime.prefill import features_before_last, parts_of_prompts
+from draftkit.targets.states import AuxLayers
 
 Model = TypeVar("Model", bound=ChainModel)
 

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.dflash import DFlashModel, load_dflash
-from draftkit.models.packing import dtype_of
-from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.fusion.packing import dtype_of
 from draftkit.runtime.prefill import features_before_last, parts_of_prompts
+from draftkit.targets.states import FINAL, AuxLayers
 
 
 class DFlashDrafter:

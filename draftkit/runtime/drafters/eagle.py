@@ -8,9 +8,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft
 from draftkit.models.eagle import EagleModel, load_eagle
-from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.chain import ChainDrafter
+from draftkit.targets.states import FINAL, AuxLayers
 
 
 class EagleDrafter(ChainDrafter[EagleModel]):

@@ -11,14 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.layout.folder import Draft
-from draftkit.models.attention import Latents
 from draftkit.models.gemma4_assistant import Gemma4AssistantModel, layers_read, load_gemma4_assistant
-from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.rows import SlotRows
+from draftkit.targets.attention import Latents
+from draftkit.targets.states import FINAL, AuxLayers
 
 
 class Gemma4AssistantDrafter(LastStateDrafter):

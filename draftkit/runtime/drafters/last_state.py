@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.drafters.protocol import Committed, NewSequence
+from draftkit.targets.states import FINAL, AuxLayers
 
 
 class LastStateDrafter:

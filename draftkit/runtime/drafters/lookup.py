@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftkit.models.states import AuxLayers
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.ops.expand_rows import expand_rows
+from draftkit.targets.states import AuxLayers
 
 TOKENS = torch.int64
 

@@ -7,12 +7,12 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerBas
 
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
-from draftkit.models.attention import chooses
-from draftkit.models.footprint import footprint
 from draftkit.models.mtp import MtpModel, load_mtp, one_layer
-from draftkit.models.states import FINAL, AuxLayers
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.chain import ChainDrafter
+from draftkit.targets.attention import chooses
+from draftkit.targets.footprint import footprint
+from draftkit.targets.states import FINAL, AuxLayers
 
 
 class MtpDrafter(ChainDrafter[MtpModel]):

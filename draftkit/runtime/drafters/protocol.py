@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from draftkit.models.states import AuxLayers
 from draftkit.runtime.cache import SlotCache
+from draftkit.targets.states import AuxLayers
 
 
 class Committed(NamedTuple):

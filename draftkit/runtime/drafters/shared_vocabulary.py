@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
-from draftkit.models.tokens import token_names
+from draftkit.targets.tokens import token_names
 
 
 @dataclass(frozen=True)

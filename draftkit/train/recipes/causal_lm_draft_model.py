@@ -18,9 +18,9 @@ from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.states import AuxLayers
-from draftkit.models.target import load_target
 from draftkit.requests import SamplingParameters
+from draftkit.targets.states import AuxLayers
+from draftkit.targets.target import load_target
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss

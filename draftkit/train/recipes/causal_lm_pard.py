@@ -17,8 +17,8 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.states import FINAL, AuxLayers
-from draftkit.models.target import load_target
+from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.targets.target import load_target
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.head import OutputHead, rows_at_once
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss

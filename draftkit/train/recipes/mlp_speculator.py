@@ -17,7 +17,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
-from draftkit.models.states import AuxLayers
+from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss

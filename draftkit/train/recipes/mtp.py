@@ -22,7 +22,7 @@ from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.chain import ChainOutput
 from draftkit.models.mtp import MtpModel, fill_mtp, load_mtp, stored_mtp
-from draftkit.models.states import AuxLayers
+from draftkit.targets.states import AuxLayers
 from draftkit.train.attention import NAME as CHAIN_ATTENTION
 from draftkit.train.attention import ChainSteps
 from draftkit.train.batch import TrainingBatch, ahead

@@ -17,7 +17,7 @@ from draftkit.data.samples import Sample
 from draftkit.io.records import from_dict, to_dict
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.states import AuxLayers
+from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.lora import merged_state
 from draftkit.train.losses.head import OutputHead
@@ -52,7 +52,7 @@ class Chains(NamedTuple):
 class Origin:
     """What a recipe starts from: the target, a draft to go on with, the chosen draft vocabulary.
 
-    Of `target`, only its embedding and output layer are needed (`models/ends.py`).
+    Of `target`, only its embedding and output layer are needed (`targets/ends.py`).
     `d2t_ids` int64 [Vd]: the target's ids of the draft vocabulary, None for all of them.
     """
 

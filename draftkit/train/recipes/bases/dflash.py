@@ -22,7 +22,7 @@ from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.dflash import DFlashModel, GroupedConvolution, load_dflash
-from draftkit.models.states import FINAL, AuxLayers
+from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.block_attention import NAME as BLOCK_ATTENTION
 from draftkit.train.block_attention import Blocks

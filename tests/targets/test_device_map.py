@@ -17,13 +17,13 @@ from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, UnsupportedTarget
 from draftkit.loading import load_model
-from draftkit.models.device_map import DISK, is_spread, map_layers, room_from
-from draftkit.models.pretrained import empty_model
-from draftkit.models.spreading import spread_targets
-from draftkit.models.states import FINAL, AuxLayers
-from draftkit.models.target import Target
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import capturable
+from draftkit.targets.device_map import DISK, is_spread, map_layers, room_from
+from draftkit.targets.pretrained import empty_model
+from draftkit.targets.spreading import spread_targets
+from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.targets.target import Target
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5], [40, 41, 42, 43])
 ON_CPU = 3  # layers
@@ -35,7 +35,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = empty_model(pico.llama_config(), torch.float32)
     layers = [sum(p.nbytes for p in layer.parameters()) for layer in model.model.layers]
     room = sum(p.nbytes for p in model.parameters()) - sum(layers) + ON_CPU * layers[0]
-    for module in ("draftkit.models.pretrained", "draftkit.evaluate.planning"):
+    for module in ("draftkit.targets.pretrained", "draftkit.evaluate.planning"):
         monkeypatch.setattr(f"{module}.room_from", lambda *_, **__: {"cpu": room, DISK: 1 << 40})
 
 

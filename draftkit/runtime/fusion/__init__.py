@@ -1,4 +1,4 @@
-"""Fewer kernels in transformers' models: parts of theirs that are many small operations become one of `runtime.ops`.
+"""Fewer kernels in transformers' models: parts of theirs that are many small operations become one operation of ours.
 
 They are found by their structure, and taken over only where the module's own result on random input is that of the
 operation's reference, bit for bit. Everything else is left as it is, and so is everything with gradients.
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftkit.models.packing import joint_of
-from draftkit.runtime.fused_layers import SAMPLE, FusedAttention, FusedDecoder, FusedLayer, FusedMLP, Joints, same
-from draftkit.runtime.fused_norm import FusedNorm, norm_form
-from draftkit.runtime.ops.angles import angles, angles_reference
+from draftkit.runtime.fusion.angles import angles, angles_reference
+from draftkit.runtime.fusion.layers import SAMPLE, FusedAttention, FusedDecoder, FusedLayer, FusedMLP, Joints, same
+from draftkit.runtime.fusion.norms import FusedNorm, norm_form
+from draftkit.runtime.fusion.packing import joint_of
+from draftkit.runtime.fusion.rotation import rotate, rotate_reference
 from draftkit.runtime.ops.backend import uses_triton
-from draftkit.runtime.ops.rotation import rotate, rotate_reference
 
 ROTATION = "apply_rotary_pos_emb"  # what modules of transformers call their function
 

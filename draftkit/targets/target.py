@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError, UnsupportedTarget
-from draftkit.models.attention import (
+from draftkit.targets.attention import (
     SUPPORTED,
     KeyValues,
     Latents,
@@ -23,11 +23,11 @@ from draftkit.models.attention import (
     compresses,
     leave_temperatures,
 )
-from draftkit.models.footprint import Footprint, footprint
-from draftkit.models.positions import Positions
-from draftkit.models.pretrained import describe, load_pretrained, model_class, read_config
-from draftkit.models.quantized import settle_quantization
-from draftkit.models.recurrent import (
+from draftkit.targets.footprint import Footprint, footprint
+from draftkit.targets.positions import Positions
+from draftkit.targets.pretrained import describe, load_pretrained, model_class, read_config
+from draftkit.targets.quantized import settle_quantization
+from draftkit.targets.recurrent import (
     NOTHING_KEPT,
     Recurrence,
     StateCache,
@@ -37,8 +37,8 @@ from draftkit.models.recurrent import (
     run_row_by_row,
     sizes_of,
 )
-from draftkit.models.rope import give_rows_their_rope, sequences_of
-from draftkit.models.states import AuxLayers, TappedModel
+from draftkit.targets.rope import give_rows_their_rope, sequences_of
+from draftkit.targets.states import AuxLayers, TappedModel
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *NOTHING_KEPT}
 ALONE = "indexed_attention"  # not beside layers with states, whose cache keeps nothing for an indexer
@@ -133,7 +133,7 @@ class Target(TappedModel):
             check_attention(self.model, self.num_layers, kv.windows)
             self._attention_checked = True
         logits = output.logits
-        if last is not None and logits.shape[1] != len(last):  # some models of several kinds of input give those of all rows
+        if last is not None and logits.shape[1] != len(last):  # some models give those of all rows
             logits = logits.index_select(1, last.to(logits.device))
         return TargetOutput(logits, self.features(states, tokens))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import UnsupportedTarget
-from draftkit.models.recurrent import KeptStates, attends
+from draftkit.targets.recurrent import KeptStates, attends
 
 SUPPORTED = "layers that look back by softmax attention over keys and values, or by states in transformers' cache"
 SLIDING = {"sliding_attention", "hybrid_sliding"}

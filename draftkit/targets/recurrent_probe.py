@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftkit.models.recurrent import Kind, NoStates, Recurrence, StateCache, StateKey, rows_of
+from draftkit.targets.recurrent import Kind, NoStates, Recurrence, StateCache, StateKey, rows_of
 
 Run = Callable[[int, StateCache], object]  # a forward of so many rows of one text, with the cache
 

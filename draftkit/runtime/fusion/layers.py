@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.utils import ModelOutput
 
-from draftkit.models.packing import Joint, own_parameters
 from draftkit.runtime.attention import NAME, attend_slots, chunk_of, slot_attention
-from draftkit.runtime.fused_norm import FusedNorm, NormForm, norm_form
-from draftkit.runtime.ops.gated import gated, gated_reference
-from draftkit.runtime.ops.rotation import HeadNorms, normed_heads, rotate_joint, rotate_reference
+from draftkit.runtime.fusion.gated import gated, gated_reference
+from draftkit.runtime.fusion.norms import FusedNorm, NormForm, norm_form
+from draftkit.runtime.fusion.packing import Joint, own_parameters
+from draftkit.runtime.fusion.rotation import HeadNorms, normed_heads, rotate_joint, rotate_reference
 from draftkit.runtime.ops.slot_attention import Scoring
 
 SAMPLE = 3  # rows of random input

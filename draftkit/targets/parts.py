@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from draftkit.errors import TargetError, UnsupportedTarget
 from draftkit.io.handles import TensorHandle
 from draftkit.io.tensors import open_checkpoint
-from draftkit.models.finite import require_finite
-from draftkit.models.pretrained import empty_model, read_model_config, stored_names
-from draftkit.models.quantized import SCALES
+from draftkit.targets.finite import require_finite
+from draftkit.targets.pretrained import empty_model, read_model_config, stored_names
+from draftkit.targets.quantized import SCALES
 
 
 def load_parts(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from draftkit.errors import FormatError
-from draftkit.models.pretrained import empty_model, read_model_config
-from draftkit.models.states import decoder_layers, decoder_of
+from draftkit.targets.pretrained import empty_model, read_model_config
+from draftkit.targets.states import decoder_layers, decoder_of
 
 EXPERTS = ".experts."  # in the names of their weights
 NUMBERS_OF_EXPERTS = "num_experts", "n_routed_experts", "num_local_experts"  # in configs

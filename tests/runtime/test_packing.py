@@ -13,13 +13,13 @@ from fixtures.precision import assert_close
 from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from torch import nn
 
-from draftkit.models.packing import Joint, PackedLinear, joint_of, kept_twice, pack, packs
-from draftkit.models.target import Target
 from draftkit.runtime import engine
 from draftkit.runtime.engine import Engine
-from draftkit.runtime.fused_layers import FusedAttention, FusedDecoder, FusedLayer, FusedMLP
-from draftkit.runtime.fused_norm import FusedNorm
 from draftkit.runtime.fusion import fuse
+from draftkit.runtime.fusion.layers import FusedAttention, FusedDecoder, FusedLayer, FusedMLP
+from draftkit.runtime.fusion.norms import FusedNorm
+from draftkit.runtime.fusion.packing import Joint, PackedLinear, joint_of, kept_twice, pack, packs
+from draftkit.targets.target import Target
 
 pytestmark = pytest.mark.skipif(not packs(torch.float32), reason="torch has no oneDNN here")
 

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from draftkit.errors import DraftkitError
 from draftkit.layout.positions import ropes_of
-from draftkit.models.rope import TURN
+from draftkit.targets.rope import TURN
 
 UNLIMITED = 1 << 62
 

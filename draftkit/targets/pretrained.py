@@ -28,11 +28,11 @@ from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.mtp import head_patterns
 from draftkit.layout.target import language_model, require_whole_model
-from draftkit.models.device_map import map_layers, room_from
-from draftkit.models.devices import use_device
-from draftkit.models.finite import require_finite
-from draftkit.models.quantized import SCALES, settle_quantization, stays_quantized
-from draftkit.models.remote_code import remote_code_hint, trusts_remote_code
+from draftkit.targets.device_map import map_layers, room_from
+from draftkit.targets.devices import use_device
+from draftkit.targets.finite import require_finite
+from draftkit.targets.quantized import SCALES, settle_quantization, stays_quantized
+from draftkit.targets.remote_code import remote_code_hint, trusts_remote_code
 
 
 def read_config(folder: Path) -> PretrainedConfig:

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import DraftkitError, UnsupportedTarget
-from draftkit.models.recurrent import layers_with_states
-from draftkit.models.states import decoder_layers, decoder_of
+from draftkit.targets.recurrent import layers_with_states
+from draftkit.targets.states import decoder_layers, decoder_of
 
 FOR_WEIGHTS = 0.8  # of what is free on a device: the rest is for caches and what a forward computes
 DISK = "disk"

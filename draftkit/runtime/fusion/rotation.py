@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from draftkit.runtime.fusion.rms_norm import rms_norm_reference
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.ops.rms_norm import rms_norm_reference
 
 
 class HeadNorms(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from draftkit.runtime.ops.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
+from draftkit.runtime.fusion.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 
 SAMPLE = 3  # rows of random input
 

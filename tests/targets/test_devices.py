@@ -25,10 +25,10 @@ from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
 from draftkit.evaluate.evaluate import evaluate_draft
-from draftkit.models import ends
-from draftkit.models.devices import device_named, fast_dtype, use_device
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
+from draftkit.targets import ends
+from draftkit.targets.devices import device_named, fast_dtype, use_device
 from draftkit.train import run
 from draftkit.train.config import read_config
 
@@ -208,7 +208,7 @@ def test_memory_of_large_tensors_is_kept_for_the_next() -> None:
     """In a process of its own: where a heap cannot grow any more, as after thousands of tests, nothing is kept."""
     script = """
 import resource, torch
-from draftkit.models.devices import tune_for_cpu
+from draftkit.targets.devices import tune_for_cpu
 from transformers import LlamaConfig, LlamaForCausalLM
 tune_for_cpu(LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=8, num_hidden_layers=1)))
 for _ in range(4):

@@ -18,10 +18,10 @@ from draftkit.data.states.final_norm import load_final_norm
 from draftkit.errors import UnsupportedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft
-from draftkit.models.ends import load_ends
-from draftkit.models.target import Target, load_target, read_target_config
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
+from draftkit.targets.ends import load_ends
+from draftkit.targets.target import Target, load_target, read_target_config
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5], [40, 41, 42, 43])
 BLOCK = 32

@@ -34,11 +34,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.models.eagle import EagleModel
-from draftkit.models.footprint import footprint
-from draftkit.models.positions import Positions
-from draftkit.models.pretrained import model_class
-from draftkit.models.states import FINAL, AuxLayers, decoder_of
-from draftkit.models.target import Target, check_class, load_target
 from draftkit.requests import Request
 from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME, slot_attention
@@ -48,6 +43,11 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
+from draftkit.targets.footprint import footprint
+from draftkit.targets.positions import Positions
+from draftkit.targets.pretrained import model_class
+from draftkit.targets.states import FINAL, AuxLayers, decoder_of
+from draftkit.targets.target import Target, check_class, load_target
 
 WINDOW = 8
 LAYERS = 4

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import UnsupportedTarget
-from draftkit.models.attention import SUPPORTED, Latents, check_attention, chooses, compresses, required
-from draftkit.models.pretrained import empty_model
-from draftkit.models.recurrent import (
+from draftkit.targets.attention import SUPPORTED, Latents, check_attention, chooses, compresses, required
+from draftkit.targets.pretrained import empty_model
+from draftkit.targets.recurrent import (
     NoStates,
     Recurrence,
     StateCache,
@@ -23,9 +23,9 @@ from draftkit.models.recurrent import (
     layers_with_states,
     sizes_of,
 )
-from draftkit.models.recurrent_probe import find_recurrences
-from draftkit.models.rope import give_rows_their_rope
-from draftkit.models.states import decoder_layers, decoder_of
+from draftkit.targets.recurrent_probe import find_recurrences
+from draftkit.targets.rope import give_rows_their_rope
+from draftkit.targets.states import decoder_layers, decoder_of
 
 RECORDING = "draftkit_recording"
 PROBED = torch.bfloat16  # the dtype of a model that is run without memory

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftkit.models.states import decoder_layers, decoder_of
+from draftkit.targets.states import decoder_layers, decoder_of
 
 ROWS = 512  # of the product
 SECONDS = 0.1  # that it is repeated for

@@ -10,10 +10,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import TargetError
 from draftkit.io.tensors import gguf_file, open_checkpoint
-from draftkit.models.devices import use_device
-from draftkit.models.finite import require_finite
-from draftkit.models.parts import require_plain
-from draftkit.models.pretrained import empty_model, load_pretrained, read_model_config, stored_names
+from draftkit.targets.devices import use_device
+from draftkit.targets.finite import require_finite
+from draftkit.targets.parts import require_plain
+from draftkit.targets.pretrained import empty_model, load_pretrained, read_model_config, stored_names
 
 
 class TargetEnds(PreTrainedModel):

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from draftkit.errors import NonFiniteError
 from draftkit.io import finite
 from draftkit.io.finite import NonFinite, find_non_finite_loaded
-from draftkit.models.finite import has_finite_peak
-from draftkit.models.target import Target, load_target
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
+from draftkit.targets.finite import has_finite_peak
+from draftkit.targets.target import Target, load_target
 
 NAN, INF = float("nan"), float("inf")
 DOWN = "model.layers.3.mlp.down_proj.weight"
