@@ -20,7 +20,7 @@ from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.io.atomic import atomic_folder
+from draftkit.io.atomic import atomic_folder, is_passing
 from draftkit.io.handles import TensorToWrite
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
@@ -131,7 +131,7 @@ def draft_folder(out: Path, draft: Draft, *, force: bool) -> Iterator[Path]:
 
 def is_written_by_draftkit(folder: Path) -> bool:
     """Whether a folder has draftkit's mark, and nothing that draftkit does not write: no work tree, no notes."""
-    entries = [path.name for path in folder.iterdir()]
+    entries = [path.name for path in folder.iterdir() if not is_passing(path.name)]
     if not all(any(fnmatchcase(name, pattern) for pattern in WRITTEN) for name in entries):
         return False
     try:

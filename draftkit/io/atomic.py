@@ -174,8 +174,12 @@ def _leftovers(out: Path) -> list[tuple[Path, str]]:
 
 def is_empty(folder: Path) -> bool:
     """Whether a folder is not there, or holds nothing but the lock and the scratch folders of runs, killed ones too."""
-    ours = re.compile(f"{re.escape(LOCK_FILE)}|{SCRATCH.format(name='.+')}")
-    return not folder.exists() or all(ours.fullmatch(path.name) for path in folder.iterdir())
+    return not folder.exists() or all(is_passing(path.name) for path in folder.iterdir())
+
+
+def is_passing(name: str) -> bool:
+    """Whether something in a folder is the lock or a scratch folder of a run, and no part of what is written there."""
+    return name == LOCK_FILE or re.fullmatch(SCRATCH.format(name=".+"), name) is not None
 
 
 @contextmanager

@@ -18,13 +18,14 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
-from fixtures.killed import train_until_killed
+from fixtures.killed import killed_at_rename, train_until_killed
 from fixtures.samples import samples
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, TrainerState
 
+from draftkit import convert_checkpoint
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
@@ -33,7 +34,8 @@ from draftkit.loading import load_drafter, load_model
 from draftkit.train import lora, recompute
 from draftkit.train.config import LoraSettings, read_config
 from draftkit.train.resume import newest_checkpoint
-from draftkit.train.run import train_draft
+from draftkit.train.run import _check_output, train_draft
+from draftkit.train.trainer import WholeState
 
 torch.set_num_threads(1)
 V = 320
@@ -244,6 +246,19 @@ def test_a_kill_while_the_last_file_is_written(
         train_draft(config(target, data, tmp_path / "run"))
     assert (tmp_path / "run" / "checkpoint-4" / "model.safetensors").exists()
     assert newest_checkpoint(tmp_path / "run") is None
+
+
+def test_what_a_kill_leaves_in_a_checkpoint_is_no_stranger_s(tmp_path: Path) -> None:
+    """As the half of its last file, which lies in a hidden folder beside it."""
+    source = pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors())
+    folder = tmp_path / "run" / "checkpoint-4"
+    convert_checkpoint(str(source), folder, target=str(pico.save_target_config(tmp_path / "target")))
+    assert killed_at_rename(0, lambda: WholeState().save_to_json(str(folder / "trainer_state.json")))
+    assert any(path.name.startswith(".trainer_state.json.tmp-") for path in folder.iterdir())
+    _check_output(tmp_path / "run", resume=True)
+    (folder / "notes").touch()
+    with pytest.raises(DraftkitError, match="checkpoint-4 holds what draftkit has not written"):
+        _check_output(tmp_path / "run", resume=True)
 
 
 def test_default_layers_of_a_target_that_has_too_few(target: Path, data: Path, tmp_path: Path) -> None:
