@@ -22,8 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # not this folder, whose files are called as packages are
-    sys.path[0:1] = [str(Path(__file__).parents[2] / part) for part in (".", "tests", "scripts")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
 
 import torch
 from fixtures import pico
