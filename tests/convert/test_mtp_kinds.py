@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with_heads
 from draftkit.errors import LayoutError
 from draftkit.layout.folder import read_draft
+from draftkit.layout.mtp import COUNTS
 from draftkit.report.mtp_heads import findings_of_heads
 from draftkit.runtime.drafters import check_runs
 
@@ -32,6 +34,12 @@ OWN_CHECKPOINT = "gemma4_mtp"  # which is not within the target's
 
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{kind.vllm} {kind.config['model_type']}")
 def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture(params=[kind for kind in KINDS if kind.runs], ids=lambda kind: kind.config["model_type"])
+def whole(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     return found
 
@@ -57,7 +65,7 @@ def test_a_sound_target(kind: Kind, folder: Path) -> None:
     assert seen is not None
     heads = seen[1]
     assert (heads.promised, heads.count) == (kind.modules, kind.modules)
-    assert {f"{name}.weight" for name in kind.heads} == heads.tensors.keys()
+    assert set(kind.stored) == heads.tensors.keys()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_a_class_that_vllm_looks_at_tells_the_kind_whatever_the_type_is(
 
 
 def test_a_norm_that_is_gone_is_named(kind: Kind, folder: Path) -> None:
-    name = f"{kind.heads[0]}.weight"
+    name = kind.stored[0]
     whole = load_file(folder / FILE)
     save_file({n: t for n, t in whole.items() if n != name}, folder / FILE, {"format": "pt"})
     assert name in found_in(folder)["head-tensors-missing"]
@@ -94,7 +102,7 @@ def test_a_norm_that_is_gone_is_named(kind: Kind, folder: Path) -> None:
     ("value", "finding"), [(torch.nan, "heads-not-finite"), (0.0, "heads-zero")], ids=["NaN", "zero"]
 )
 def test_a_tensor_that_was_never_filled_is_named(kind: Kind, folder: Path, value: float, finding: str) -> None:
-    name = f"{kind.heads[-1]}.weight"
+    name = kind.stored[-1]
     whole = load_file(folder / FILE)
     save_file(whole | {name: torch.full_like(whole[name], value)}, folder / FILE, {"format": "pt"})
     assert name in found_in(folder)[finding]
@@ -102,29 +110,20 @@ def test_a_tensor_that_was_never_filled_is_named(kind: Kind, folder: Path, value
 
 def test_without_the_heads_the_promise_is_not_kept(kind: Kind, folder: Path) -> None:
     whole = load_file(folder / FILE)
-    own = {f"{name}.weight" for name in kind.heads}
+    own = set(kind.stored)
     save_file({n: t for n, t in whole.items() if n not in own}, folder / FILE, {"format": "pt"})
     seen = target_with_heads(str(folder))
-    stated = "num" in json.dumps(kind.config | kind.further)
+    stated = any(f'"{key}"' in json.dumps(kind.config | kind.further) for key in COUNTS)
     assert (seen is not None) == stated
     if stated:
         assert "the weights hold none" in found_in(folder)["heads-missing"]
 
 
 def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> None:
-    """Over its own, which changes nothing, and into a copy that has lost them and says so.
-
-    Kinds that are run are read by their schema, which these folders of a few names do not fill: whole ones are taken
-    out and put back in `test_mtp_heads.py`.
-    """
-    if kind.runs:
-        with pytest.raises(LayoutError, match="do not fit the draft's spec"):
-            convert_checkpoint(str(folder), tmp_path / "head", format="mtp")
-        assert not (tmp_path / "head").exists()
-        return
+    """Over its own, which changes nothing, and into a copy that has lost them and says so."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     head = convert_checkpoint(str(folder), tmp_path / "head", format="mtp")
-    own = {f"{name}.weight" for name in kind.heads}
+    own = set(kind.stored)
     assert load_file(head / FILE).keys() == own
     put, _ = put_heads_back(str(head), str(folder), tmp_path / "whole")
     assert {path.name: path.read_bytes() for path in put.iterdir()} == before
@@ -136,9 +135,22 @@ def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> Non
     assert found_in(bare) == {}
 
 
-def test_what_is_not_run_is_refused_by_name(kind: Kind, folder: Path, tmp_path: Path) -> None:
-    if kind.runs:
-        pytest.skip("`tests/runtime/test_mtp.py` runs it")
+def test_heads_are_run_or_refused_by_name(kind: Kind, folder: Path, tmp_path: Path) -> None:
     draft = read_draft(convert_checkpoint(str(folder), tmp_path / "head", format="mtp"))
+    if kind.runs:
+        check_runs(draft)
+        return
     with pytest.raises(LayoutError, match=f"heads of {kind.config['model_type']}; draftkit cannot run it yet"):
         check_runs(draft)
+
+
+def test_a_matrix_of_another_shape_is_refused(whole: Kind, tmp_path: Path) -> None:
+    """Whatever shape the target's own layers have: also where they are not beside the heads."""
+    folder = save(whole, tmp_path / "target")
+    tensors = load_file(folder / FILE)
+    own = {name: tensors[name] for name in whole.stored}
+    for name in (whole.stored[-1], next(n for n in own if n.endswith(("k_proj.weight", "kv_b_proj.weight")))):
+        save_file(own | {name: own[name].T.contiguous()}, folder / FILE, {"format": "pt"})
+        with pytest.raises(LayoutError, match=re.escape(name)):
+            convert_checkpoint(str(folder), tmp_path / "head", format="mtp")
+    assert not (tmp_path / "head").exists()
