@@ -34,11 +34,11 @@ docs: $(VENV)/installed-dev
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder dirhtml docs docs/_build
 
 bench: $(VENV)/installed-dev
-	$(BIN)/python scripts/bench_runtime.py
+	$(BIN)/python -m scripts.bench.runtime
 
 # Every Triton kernel for four kinds of GPUs, with two versions of Triton, into benchmarks/kernels.md. It needs no GPU.
 compile-gpu: $(VENV)/installed-dev
-	$(BIN)/python scripts/compile_gpu.py
+	$(BIN)/python -m scripts.gpu.compile
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

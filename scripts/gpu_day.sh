@@ -17,7 +17,7 @@ section() { # title, seconds, command
 
 printf '# %s, %s\n\ndraftkit at %s.\n' "$device" "$(date -u +%F)" "$(git rev-parse --short HEAD)" >"$out"
 section "Tests on a GPU" 720 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_on_a_gpu.py tests/runtime -m "gpu or interpreter"
-section "Attention" 180 "$python" scripts/bench_attention.py
-section "Rounds against the roofline" 660 "$python" scripts/bench_gpu.py
-section "Where the time of rounds goes" 180 "$python" scripts/bench_gpu.py --profile --batches 1 8
+section "Attention" 180 "$python" -m scripts.bench.attention
+section "Rounds against the roofline" 660 "$python" -m scripts.bench.gpu
+section "Where the time of rounds goes" 180 "$python" -m scripts.bench.gpu --profile --batches 1 8
 echo "$out"

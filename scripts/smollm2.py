@@ -89,7 +89,12 @@ DEFECTS = {  # a usual mistake with each family, as `convert --set` makes it
     "dspark": "aux_layer_ids=[3,16,28]",  # counted from 1
     "mlp-speculator": "scale_input=false",
 }
-ACCEPTANCE = ("--concurrency", 20, "--repeats", 0)  # many at once, and no speeds, for which `bench_runtime.py` is
+ACCEPTANCE = (
+    "--concurrency",
+    20,
+    "--repeats",
+    0,
+)  # many at once, and no speeds, for which `scripts/bench/runtime.py` is
 
 
 @dataclass(frozen=True, kw_only=True)

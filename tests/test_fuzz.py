@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,8 +29,7 @@ from draftkit.errors import FormatError
 from draftkit.io.handles import TensorToWrite
 from draftkit.io.safetensors_file import write_safetensors
 from draftkit.io.tensors import open_checkpoint
-
-HARNESS = Path(__file__).parents[1] / "scripts" / "fuzz.py"
+from scripts.attack import fuzz
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -262,21 +259,11 @@ def test_an_index_of_more_shards_than_there_are(sharded: Path) -> None:
 # --- random cases
 
 
-@pytest.fixture(scope="module")
-def harness() -> ModuleType:
-    """scripts/fuzz.py."""
-    spec = importlib.util.spec_from_file_location("fuzz", HARNESS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_random_cases_of_every_kind(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, HARNESS, "--cases", "400", "--out", tmp_path], capture_output=True, text=True, timeout=500
-    )
+        [sys.executable, "-m", "scripts.attack.fuzz", "--cases", "400", "--out", tmp_path],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -313,13 +300,13 @@ class Hanging(Kind):
         return True
 
 
-def test_the_harness_notices(harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_harness_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {"misbehaving": Misbehaving, "dying": Dying, "hanging": Hanging}
-    monkeypatch.setattr(harness, "KINDS", kinds)
-    monkeypatch.setattr(harness, "WAITING", 0)
-    runs = {name: harness.Run(name, 5, 0, tmp_path).finish() for name in ("misbehaving", "dying")}
-    monkeypatch.setattr(harness, "GRACE", 1)  # a busy machine takes longer than that over the others
-    runs["hanging"] = harness.Run("hanging", 2, 0, tmp_path).finish()
+    monkeypatch.setattr(fuzz, "KINDS", kinds)
+    monkeypatch.setattr(fuzz, "WAITING", 0)
+    runs = {name: fuzz.Run(name, 5, 0, tmp_path).finish() for name in ("misbehaving", "dying")}
+    monkeypatch.setattr(fuzz, "GRACE", 1)  # a busy machine takes longer than that over the others
+    runs["hanging"] = fuzz.Run("hanging", 2, 0, tmp_path).finish()
     said = [failure["what"] for failure in runs["misbehaving"].failures]
     assert len(said) == 4
     for what, expected in zip(
@@ -330,5 +317,5 @@ def test_the_harness_notices(harness: ModuleType, tmp_path: Path, monkeypatch: p
     assert runs["dying"].counts == {"cases": 5, "failed": 5}
     assert "exit code 9" in runs["dying"].failures[0]["what"]
     assert "hangs" in runs["hanging"].failures[1]["what"]
-    again = harness.Run("dying", 6, 0, tmp_path).finish()
+    again = fuzz.Run("dying", 6, 0, tmp_path).finish()
     assert again.counts["cases"] == 6

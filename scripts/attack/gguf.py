@@ -1,6 +1,6 @@
 """GGUF files that lie: about where tensors are, how large, how many, of what type, and in every key.
 
-    python scripts/attack/gguf.py [--cases N] [--case NUMBER]
+    python -m scripts.attack.gguf [--cases N] [--case NUMBER]
 
 A file whose header does not hold together must be refused. A key may have any value: then the draft is refused, or what
 was made of it says so. Drafts of each kind that GGUF has are attacked, and files of targets that heads are put into.
@@ -11,16 +11,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).parents[2]
-sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]  # in the place of this folder
 
 from fixtures import pico
 from fixtures.fuzzing.checkpoints import without_source
@@ -29,10 +25,10 @@ from fixtures.gguf_files import Entry, Parts
 from fixtures.mtp_targets import save_with_head
 from fixtures.published import all_published
 
-from attack._count import Case, Silent, main
 from draftkit.convert.api import convert_checkpoint, describe_checkpoint, put_heads_back
 from draftkit.io.gguf_file import read_gguf
 from draftkit.io.tensors import open_checkpoint
+from scripts.attack._count import Case, Silent, main
 
 PUBLISHED = ("eagle3", "deepspec-gated", "dflash2", "dflash-sliding", "mistral")
 MOST = (1 << 64) - 1

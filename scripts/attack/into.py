@@ -1,6 +1,6 @@
 """Hostile targets of `convert HEADS [OUT] --into TARGET`: what is lost, written through links, or waited for.
 
-    python scripts/attack/into.py [--cases N] [--case NUMBER]
+    python -m scripts.attack.into [--cases N] [--case NUMBER]
 
 Each case spoils a target, its heads or the place of OUT, and puts the heads back, into OUT and into the target's own
 folder. A case ends well where draftkit refuses in one message and everything is as it was, or where the new folder has
@@ -26,18 +26,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
-
 from fixtures.fuzzing.judge import command
 from fixtures.mtp_targets import save_with_head
 from safetensors.torch import load_file, save_file
 
-from attack._count import Case, Lost, Silent, main
 from draftkit.convert.api import convert_checkpoint
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import locate
 from draftkit.io import atomic
+from scripts.attack._count import Case, Lost, Silent, main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FILE, INDEX, CONFIG, NEW = "model.safetensors", "model.safetensors.index.json", "config.json", "model-mtp.safetensors"
 FIRST, SECOND = "model-00001.safetensors", "model-00002.safetensors"  # of which the second has the head

@@ -1,6 +1,6 @@
 """Multi-token prediction heads that are not what they should be: in a target, alone, as speculators has them, put back.
 
-    python scripts/attack/mtp.py [--cases N] [--case NUMBER]
+    python -m scripts.attack.mtp [--cases N] [--case NUMBER]
 
 A tensor of another shape or dtype, one that is missing or too many must be refused, wherever the heads are read; so
 must heads of another target, and numbers that are not finite, where heads are put back. A config may say anything: it
@@ -10,15 +10,11 @@ is refused, or kept as it is. A target into which nothing was put is as it was.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).parents[2]
-sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]  # in the place of this folder
 
 import torch
 from fixtures.fuzzing.mutate import HOSTILE, WRONG
@@ -27,10 +23,10 @@ from fixtures.published import all_published
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attack._count import Case, Lost, Silent, main
 from draftkit import inspect_checkpoint
 from draftkit.convert.api import convert_checkpoint, put_heads_back
 from draftkit.errors import DraftkitError
+from scripts.attack._count import Case, Lost, Silent, main
 
 KINDS = sorted(HEADS | RELATIVES)
 FILE = "model.safetensors"

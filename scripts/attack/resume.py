@@ -1,4 +1,4 @@
-"""Kills runs that can be resumed, replaces what they read, resumes them: `python scripts/attack/resume.py --cases 500`.
+"""Kills runs that can be resumed, replaces what they read, resumes them: `python -m scripts.attack.resume --cases 500`.
 
 A case runs `data regenerate`, `data states`, `train` or `adapt` in a process that dies at some write (before it, after
 it, or halfway), once or twice. Then nothing is replaced, or the target's weights, the draft, the rows or a setting are,
@@ -22,18 +22,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
-
 import torch
 from fixtures import pico
 from fixtures.fuzzing.judge import command
 from fixtures.samples import samples
 
-from attack._count import Case, Lost, Silent, main
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.io.jsonl import dump_line
 from draftkit.train import adapt, run  # noqa: F401  # before memory is limited
+from scripts.attack._count import Case, Lost, Silent, main
 
 TRAINING = (
     "--out out --set tokens_per_row=128 --set options.steps=2 --set optimization.max_steps=3 --set save_every=1 "

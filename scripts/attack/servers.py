@@ -1,6 +1,6 @@
 """Hostile servers on 127.0.0.1: what draftkit believes of them, gives away to them and waits for.
 
-    python scripts/attack/servers.py [--cases N] [--case NUMBER]
+    python -m scripts.attack.servers [--cases N] [--case NUMBER]
 
 Each case is an honest server (as vLLM, SGLang, TensorRT-LLM, llama.cpp, or any other of OpenAI's interface) but for one
 thing: a count that cannot be, an answer that does not end, a redirect elsewhere. A case ends well where the server is
@@ -26,9 +26,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OPENAI_API_KEY": "sk-secret"}
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "scripts")]
-
 from fixtures.completions_server import CompletionsServer
 from fixtures.fuzzing.judge import command
 from fixtures.hostile_servers import Exchange, HostileServer, Spoil, at, metric, put, text
@@ -36,7 +33,6 @@ from fixtures.hub_server import HubServer
 from fixtures.robust import Hang
 from fixtures.servers import Dialect, SpeakingServer, simulated
 
-from attack._count import Case, Lost, Silent, main
 from draftkit.data import responders
 from draftkit.engines.http import Limits
 from draftkit.engines.records import Answer
@@ -44,6 +40,9 @@ from draftkit.engines.servers import connect, lane
 from draftkit.engines.servers.connect import server_at
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.requests import Request
+from scripts.attack._count import Case, Lost, Silent, main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 K = 3
 DIALECTS: tuple[Dialect, ...] = ("vllm", "sglang", "tensorrt_llm", "llamacpp", "openai")

@@ -1,4 +1,4 @@
-"""The house in figures: `python scripts/check/house.py [--json]`.
+"""The house in figures: `python -m scripts.check.house [--json]`.
 
 Prints how large the package is, how much of it imports, how many of its files a command enters, which files of a room
 import in circles, and where functions and folders are largest, each beside the limit that it is held to. Nothing is
@@ -29,7 +29,6 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 PACKAGE = ROOT / "draftkit"
 OPTIMIZED = 0x1  # the flag of a function's code, which that of a module or class body lacks
 ENGINE_NAMES = {"vllm", "llama.cpp", "sglang", "tensorrt-llm", "draftkit"}

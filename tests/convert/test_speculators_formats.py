@@ -33,7 +33,7 @@ from draftkit.layout.spec import DraftSpec
 
 ALL = all_published()
 
-# As speculators 0.9.0 and transformers 5.19.0 wrote them for scripts/check_speculators.py, at the sizes of pico; the
+# As speculators 0.9.0 and transformers 5.19.0 wrote them for scripts/check/speculators.py, at the sizes of pico; the
 # last one is Eagle3Converter's.
 RECORDED = {
     "speculators-eagle3-trained": """

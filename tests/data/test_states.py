@@ -538,7 +538,7 @@ class StandIn:
 
 @pytest.mark.parametrize("layers", [LAYERS, (5, 8, 2), ()])
 def test_states_from_vllm_are_the_targets(layers: tuple[int, ...], folder: Path, tmp_path: Path) -> None:
-    """Asked for each layer once and in order, the last state normed; scripts/check_vllm_states.py runs vLLM itself."""
+    """Asked for each layer once and in order, the last state normed; scripts/check/vllm_states.py runs vLLM itself."""
     model, samples = pico.llama(), random_samples(LENGTHS)
     worker = StandIn(model, layer_ids(layers, pico.LAYERS), tmp_path)
     extractor = VllmExtractor(worker, layers, pico.LAYERS, load_final_norm(folder, torch.float32))

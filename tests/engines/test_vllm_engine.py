@@ -1,6 +1,6 @@
 """`eval --engine vllm`: what vLLM and a server of it are asked, and what their counts become. No vLLM is needed.
 
-scripts/check_vllm_engine.py runs vLLM itself.
+scripts/check/vllm_engine.py runs vLLM itself.
 """
 
 from __future__ import annotations

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -20,24 +17,13 @@ from draftkit.hub.locate import locate
 from draftkit.loading import open_draft
 from draftkit.runtime.drafters import family_of
 from draftkit.targets.cost import read_cost
+from scripts.bench import roofline
 
 ROOT = Path(__file__).parents[2]
 LLAMA_8B = LlamaConfig(
     hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
     vocab_size=128256, max_position_embeddings=8192,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def roofline() -> ModuleType:
-    """scripts/bench_roofline.py."""
-    found = spec_from_file_location("bench_roofline", ROOT / "scripts/bench_roofline.py")
-    assert found is not None
-    assert found.loader is not None
-    module = module_from_spec(found)
-    sys.modules[module.__name__] = module  # where dataclasses look
-    found.loader.exec_module(module)
-    return module
 
 
 def test_the_longer_of_reading_and_computing_counts_and_the_gaps() -> None:
@@ -51,15 +37,15 @@ def test_the_longer_of_reading_and_computing_counts_and_the_gaps() -> None:
     assert at_once.bytes_read(1, 0) == pytest.approx(2 * 2e6)
 
 
-def test_kernels_are_about_those_that_were_counted(roofline: ModuleType) -> None:
+def test_kernels_are_about_those_that_were_counted() -> None:
     known = json.loads((ROOT / "benchmarks/launches.json").read_text(encoding="utf-8"))
     for _, own, name, _ in roofline.OWN:
         assert own.kernels == pytest.approx(known[name], rel=0.02)
     assert RoundCost(roofline.LLAMA_8B).kernels == known["a plain round, greedy"]
 
 
-def test_the_table_is_of_this_model(roofline: ModuleType) -> None:
-    """`python scripts/bench_roofline.py` writes it."""
+def test_the_table_is_of_this_model() -> None:
+    """`python -m scripts.bench.roofline` writes it."""
     table = (ROOT / "benchmarks/roofline.md").read_text(encoding="utf-8").splitlines()
     assert set(roofline.own_lines() + roofline.published_lines()) <= set(table)
 
@@ -73,7 +59,7 @@ def planned(folder: Path, draft: str, k: int, **sizes: int) -> PlannedRound:
     return found
 
 
-def test_a_plan_reads_what_the_table_does(roofline: ModuleType, tmp_path: Path) -> None:
+def test_a_plan_reads_what_the_table_does(tmp_path: Path) -> None:
     LLAMA_8B.save_pretrained(tmp_path)
     found = planned(tmp_path, "ngram", 4)
     drafted = RoundCost(roofline.LLAMA_8B, k=4)

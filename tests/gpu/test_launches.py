@@ -22,4 +22,4 @@ def test_rounds_launch_no_more_than_they_did() -> None:
     more = {name: f"{known[name]} → {number}" for name, number in found.items() if number > known[name]}
     assert not more
     fewer = {name: f"{known[name]} → {number}" for name, number in found.items() if number < known[name]}
-    assert not fewer, "write them down: python scripts/count_launches.py"
+    assert not fewer, "write them down: python -m scripts.gpu.launches"

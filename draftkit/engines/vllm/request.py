@@ -9,7 +9,7 @@ from draftkit.engines.stream import endings, logprobs_of, prompt_of, sampling_of
 from draftkit.requests import Request
 
 # What a vLLM server takes from the target's generation config where a request leaves it out: the names that
-# `ModelConfig.get_diff_sampling_param` of vLLM 0.32 lists. `scripts/check_vllm_engine.py` compares them with the
+# `ModelConfig.get_diff_sampling_param` of vLLM 0.32 lists. `scripts/check/vllm_engine.py` compares them with the
 # installed vLLM. There `max_new_tokens` becomes `max_tokens`.
 SERVER_DEFAULTS = (
     "repetition_penalty",

@@ -1,0 +1,73 @@
+"""Training by speculators' own command, on a CPU, in its environment; for `train.py` and `study/speculators_blocks.py`.
+
+Reads a JSON job from standard input: `samples`, a JSONL file of input_ids, loss_mask and seq_len; `data`, the folder
+that gets them as the library's dataset and has the hidden states already; `arguments` of `speculators train`;
+`threads`; `result`, the file that gets the loss, tokens and time of every step, and the peak memory.
+
+The library's trainer wants an accelerator in three places only: as the device of the model and of its batches, where it
+reads a checkpoint to go on from, and where it waits for the device before it reads the clock.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # the setting above must be in the environment first
+from datasets import Dataset
+from speculators.train import checkpointer, cli, trainer
+from speculators.train.config import TrainConfig
+
+from scripts.bench._peak import peak_bytes
+
+
+class Steps(logging.Handler):
+    """Keeps what the trainer logs of every training step: its own clock's time, from fetching to the optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, float]] = []
+        self._cpu = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        entry = record.msg
+        if not isinstance(entry, dict) or "train" not in entry:
+            return
+        seconds = entry["profile"]["step_ms"] / 1000
+        cpu = time.process_time()
+        step = {
+            "loss": entry["train"]["loss"],
+            "tokens": entry["profile"]["tokens_per_s"] * seconds,
+            "seconds": seconds,
+            "cpu_seconds": cpu - self._cpu,
+        }
+        self.found.append(step)
+        self._cpu = cpu
+
+
+def write_dataset(samples: str, folder: str) -> None:
+    """As the library prepares data: an Arrow dataset that gives tensors."""
+    dataset = Dataset.from_list([json.loads(line) for line in Path(samples).read_text().splitlines()])
+    dataset.set_format(type="torch")
+    dataset.save_to_disk(folder)
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    torch.set_num_threads(job["threads"])
+    write_dataset(job["samples"], job["data"])
+    trainer.get_local_rank = lambda: "cpu"
+    checkpointer.get_current_device = lambda: "cpu"
+    torch.accelerator.synchronize = lambda device=None: None
+    steps = Steps()
+    logging.getLogger().addHandler(steps)
+    cli.main(TrainConfig.resolve(job["arguments"]))
+    Path(job["result"]).write_text(json.dumps({"steps": steps.found, "peak_bytes": peak_bytes()}))
+
+
+if __name__ == "__main__":
+    main()

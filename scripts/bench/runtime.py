@@ -1,0 +1,295 @@
+"""Tokens per second on the CPU: draftkit's runtime, transformers and vLLM, on the embedded models or any target.
+
+`python -m scripts.bench.runtime [--vllm-python ENV/bin/python] [--prompts 16] [--max-new-tokens 128] [--threads 1]`
+`python -m scripts.bench.runtime --target T --drafts D … [--dataset mt-bench] [--assistant A]`
+`python -m scripts.bench.runtime --latency 8 64`
+
+All tools generate greedily from the same token ids in float32 with the same number of threads, their prompts included
+in the time. The peers are `generate`, assisted generation with a standalone draft (the zoo's for its target), the same
+K and its confidence stop off (it knows batch 1 only), and vLLM with the same draft and K, eager and with its default
+compilation, of which the faster one counts. What is compared in a row takes turns, so that other load on the machine
+falls on all; the best of the repeats counts, after a warm-up. A batch of 8 stays full in draftkit and vLLM while
+requests wait, and padded on the left in `generate`. `--latency` times draftkit alone: how long requests wait for their
+first token and for each further step at these concurrencies, with three times as many requests, all there at once. A
+request's time begins where it gets a slot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from draftkit.engines.vllm.serve import speculative_config
+from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.provenance import processor
+from draftkit.hub.locate import locate
+from draftkit.layout.folder import Draft
+from draftkit.loading import load_drafter, load_model, open_draft
+from draftkit.requests import Request
+from draftkit.runtime.engine import Engine
+from draftkit.targets.target import Target
+
+K = 4
+DRAFTS = ("eagle", "eagle3", "p-eagle", "pard", "draft-model")
+BATCHES = (1, 8)
+COLUMNS = ("batch", "draft", "generate", "assisted", "vLLM eager", "vLLM", "draftkit plain", "draftkit")
+RATIOS = ("× assisted", "× vLLM", "× plain")
+
+
+class Timing(NamedTuple):
+    tokens: int
+    seconds: float
+
+
+Run = Callable[[], Timing]
+LATENCIES = ("concurrency", "draft", "TTFT p50", "TTFT p99", "step p50", "step p99", "tokens/s")
+WAVES = 3  # so many times the concurrency are the requests of a latency
+
+
+def latencies(engine: Engine, requests: Sequence[Request]) -> list[str]:
+    """The cells of `LATENCIES` after the draft's, in milliseconds. The requests are taken round and round until there
+    are enough."""
+    asked = [replace(requests[i % len(requests)], id=str(i)) for i in range(WAVES * engine.num_slots)]
+    engine.warm_up(asked[: engine.num_slots])
+    began = time.perf_counter()
+    found = engine.generate(asked)
+    taken = time.perf_counter() - began
+    first = quantiles([1e3 * generation.ttft for generation in found], n=100)
+    steps = quantiles([1e3 * gap for generation in found for gap in generation.itl], n=100)
+    speed = sum(len(generation.tokens) for generation in found) / taken
+    return [f"{times[percent - 1]:.1f}" for times in (first, steps) for percent in (50, 99)] + [f"{speed:.0f}"]
+
+
+def speeds(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
+    """The best tokens per second of each run, taken in turns; a first turn, which warms up, does not count."""
+    best = dict.fromkeys(runs, 0.0)
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            tokens, seconds = run()
+            if turn:
+                best[name] = max(best[name], tokens / seconds)
+    return best
+
+
+class Bench:
+    """The target and what it is asked, in draftkit, in transformers, and for vLLM."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.clock: Callable[[], float] = getattr(time, options.clock)
+        self.model, tokenizer = load_model(options.target, device="cpu", dtype=torch.float32)
+        prompts = load_prompts(options.dataset, options.prompts)
+        self.requests = [Request(p.id, encode_prompt(p, tokenizer), options.max_new_tokens) for p in prompts]
+        self.eos = sorted(Target(self.model).eos_token_ids)
+        self.peer = _of_transformers(options.target)
+        self.assistant = None if options.assistant is None else _of_transformers(options.assistant)
+        if self.assistant is not None:
+            self.assistant.generation_config.num_assistant_tokens = K
+            self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            self.assistant.generation_config.assistant_confidence_threshold = 0.0
+
+    def rows(self, name: str | None) -> Iterator[list[str]]:
+        """The table's rows for a draft, None for plain decoding."""
+        with ExitStack() as stack:
+            draft = None
+            if name is not None:
+                draft = stack.enter_context(open_draft(_source(name), self.options.target))
+            vllm = {}
+            if self.options.vllm_python:
+                for kind, eager in (("vLLM eager", True), ("vLLM", False)):
+                    vllm[kind] = stack.enter_context(self.vllm(draft, eager=eager))
+            for batch in self.options.batches:
+                runs: dict[str, Run] = {kind: partial(worker, batch) for kind, worker in vllm.items()}
+                runs["draftkit plain"] = self.draftkit(None, batch)
+                if draft is None:
+                    runs["generate"] = partial(self.generate, batch)
+                else:
+                    runs["draftkit"] = self.draftkit(draft, batch)
+                if draft is not None and batch == 1 and self.assistant is not None:
+                    runs["assisted"] = partial(self.generate, 1, assistant_model=self.assistant)
+                yield [str(batch), name or "–", *_cells(speeds(runs, self.options.repeats))]
+
+    def latency_rows(self, name: str | None) -> Iterator[list[str]]:
+        with ExitStack() as stack:
+            draft = None if name is None else stack.enter_context(open_draft(_source(name), self.options.target))
+            for concurrency in self.options.latency:
+                yield [str(concurrency), name or "–", *latencies(self.engine(draft, concurrency), self.requests)]
+
+    def engine(self, draft: Draft | None, batch: int) -> Engine:
+        drafter = None if draft is None else load_drafter(draft, self.model)
+        target = Target(self.model, None if drafter is None else drafter.aux_layers)
+        return Engine(target, drafter, num_speculative_tokens=K if drafter else 0, num_slots=batch)
+
+    def draftkit(self, draft: Draft | None, batch: int) -> Run:
+        engine = self.engine(draft, batch)
+
+        def run() -> Timing:
+            began = self.clock()
+            generations = engine.generate(self.requests)
+            return Timing(sum(len(g.tokens) for g in generations), self.clock() - began)
+
+        return run
+
+    def generate(self, batch: int, **options: object) -> Timing:
+        """transformers' generation, `batch` prompts at a time."""
+        began, tokens = self.clock(), 0
+        for first in range(0, len(self.requests), batch):
+            prompts = [request.prompt for request in self.requests[first : first + batch]]
+            longest = max(map(len, prompts))
+            ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            most = self.options.max_new_tokens
+            out = self.peer.generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=most, pad_token_id=0, **options
+            )
+            tokens += sum(self._until_end(row) for row in out[:, longest:].tolist())
+        return Timing(tokens, self.clock() - began)
+
+    def _until_end(self, tokens: list[int]) -> int:
+        return min((tokens.index(end) + 1 for end in self.eos if end in tokens), default=len(tokens))
+
+    @contextmanager
+    def vllm(self, draft: Draft | None, *, eager: bool) -> Iterator[Callable[[int], Timing]]:
+        """A process with vLLM's engine, and what runs it at a batch size."""
+        settings = None
+        if draft is not None:
+            settings = speculative_config(draft.spec, draft.path, K)
+        job = {
+            "target": str(locate(self.options.target).path),
+            "speculative": settings,
+            "eager": eager,
+            "clock": self.options.clock,
+            "num_slots": max(self.options.batches),
+            "prompts": [request.prompt for request in self.requests],
+            "max_new_tokens": self.options.max_new_tokens,
+            "eos_token_ids": self.eos,
+        }
+        with (
+            TemporaryDirectory() as folder,
+            (Path(folder) / "log").open("w+") as log,
+            subprocess.Popen(
+                [self.options.vllm_python, "-m", "scripts.bench._vllm_time"],
+                env=os.environ | {"OMP_NUM_THREADS": str(self.options.threads)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            ) as worker,
+        ):
+            asked, answers = worker.stdin, worker.stdout
+            assert asked is not None
+            assert answers is not None
+
+            def ask(line: str) -> None:
+                asked.write(line + "\n")
+                asked.flush()
+
+            def run(batch: int) -> Timing:
+                ask(str(batch))
+                answer = answers.readline()
+                if not answer:
+                    log.seek(0)
+                    sys.exit(f"vLLM failed:\n{log.read()[-3000:]}")
+                return Timing(**json.loads(answer))
+
+            ask(json.dumps(job))
+            yield run
+            asked.close()
+
+
+def _source(name: str) -> str:
+    return f"zoo:{name}" if name in DRAFTS else name
+
+
+def _of_transformers(source: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(locate(source).path, dtype=torch.float32)
+
+
+def _cells(speed: Mapping[str, float]) -> list[str]:
+    """A row of speeds in tokens/s, then draftkit's against the others."""
+    ours = speed.get("draftkit", speed["draftkit plain"])
+    theirs = {
+        "× assisted": speed.get("assisted"),
+        "× vLLM": max(speed.get("vLLM eager", 0), speed.get("vLLM", 0)) or None,
+        "× plain": speed["draftkit plain"] if "draftkit" in speed else None,
+    }
+    cells = [f"{speed[column]:.0f}" if column in speed else "" for column in COLUMNS[2:]]
+    return cells + [f"{ours / other:.2f}" if (other := theirs[ratio]) else "" for ratio in RATIOS]
+
+
+def commit() -> str:
+    """The commit of this checkout, with a `+` where files have changed since."""
+    described = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    ran = subprocess.run(described, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return ran.stdout.strip() or "unknown"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
+    parser.add_argument("--target", default="zoo:target", help="as `draftkit eval` takes it, but no GGUF file")
+    parser.add_argument(
+        "--drafts", nargs="*", help=f"as `draftkit eval` takes them, or of the zoo: {', '.join(DRAFTS)}"
+    )
+    parser.add_argument("--assistant", help="a standalone draft for transformers' assisted generation")
+    parser.add_argument("--dataset", default="zoo", help="the prompts, as `draftkit eval` takes them")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for every tool")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--clock",
+        choices=("perf_counter", "process_time"),
+        default="perf_counter",
+        help="process_time: processor time, of all threads; for machines with other work",
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--latency", type=int, nargs="+", help="first tokens and steps at these concurrencies, instead")
+    options = parser.parse_args()
+    if options.target == "zoo:target":
+        options.assistant = options.assistant or "zoo:draft-model"
+        options.drafts = DRAFTS if options.drafts is None else options.drafts
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    bench, console = Bench(options), Console(width=140)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    sizes = f"{options.prompts} prompts, {options.max_new_tokens} new tokens, K={K}"
+    sizes += "" if options.latency else f", best of {options.repeats} by {options.clock}"
+    today = datetime.now(UTC).date().isoformat()
+    table = Table(
+        *(LATENCIES if options.latency else (*COLUMNS, *RATIOS)),
+        title=f"{'ms and ' if options.latency else ''}tokens/s, {today}, commit {commit()}\n"
+        f"{processor()}, {options.threads} threads, {versions}; {sizes}",
+    )
+    for name in (None, *(options.drafts or ())):
+        for row in bench.latency_rows(name) if options.latency else bench.rows(name):
+            print(*row, sep="\t", file=sys.stderr, flush=True)
+            table.add_row(*row)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,515 @@
+"""Drafts of the embedded target trained by draftkit and by speculators: speed, memory, and acceptance by two engines.
+
+`python -m scripts.bench.train --work DIR --speculators-python ENV/bin/python [--vllm-python ENV/bin/python]
+[--draftkit-python ENV/bin/python] [--recipe eagle3 | dflash | dspark | p-eagle | pard] [--samples 1000] [--epochs 2]
+[--tokens-per-row 1024] [--threads 1] [--prompts 80]`
+
+The target answers training questions greedily (`draftkit data regenerate`). Both trainers get the same samples, the
+same states of the target from files, architecture, loss, optimiser, schedule, number of optimiser steps and of blocks
+in a row, in float32 with the same number of threads, one after the other, each in a process of its own. speculators
+packs the samples itself; draftkit, which would need fewer rows of this length, gets shorter ones, so that both read
+every sample as often. Tokens are those of samples, not padding. Times are those of steps, from fetching a row to the
+optimiser; the median counts. The peak of memory is that of the whole process, libraries included: Triton, which a CPU
+has no use for, takes 70 MB where it is installed. Everything is kept in DIR, and what is there is not made again.
+
+EAGLE-3: each begins with its own random weights. speculators keeps the draft's head frozen; so does draftkit in the run
+that is compared, and trains it, its default, in another. DFlash and DSpark: both begin with the weights that
+`speculators train --dry-run` writes. speculators divides the weighted sum by the number of rows, draftkit by the sum of
+their weights: its loss is so many times larger, draftkit clips gradients that much later, and the table has
+speculators' loss multiplied by it. vLLM runs DSpark in its V2 model runner, which is slow on a CPU.
+
+`--recipe p-eagle` and `pard`, which have no counterpart here, are trained by draftkit alone, with their own defaults:
+`draftkit eval` at K=8 of the draft and of what it is made from and should be better than: P-EAGLE than draftkit's
+EAGLE-3 of the first comparison, PARD than the autoregressive draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, median
+from typing import cast
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig
+
+from draftkit import zoo
+from draftkit.convert.api import convert_checkpoint
+from draftkit.data.packing import pack
+from draftkit.data.samples import held_out, read_training_samples
+from draftkit.data.states.online import load_training_target
+from draftkit.data.vocabulary import choose_vocabulary, token_counts
+from draftkit.engines.vllm.serve import speculative_config
+from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.provenance import processor
+from draftkit.layout.folder import read_draft
+from draftkit.report.format import length
+from draftkit.results.record import Interval
+from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.target import Target
+from scripts.bench._speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary
+from scripts.bench.runtime import commit
+from scripts.check.vllm import run_vllm
+from scripts.zoo import _corpus as zoo_corpus
+from scripts.zoo._drafts import mask_token
+
+TARGET = "zoo:target"
+LAYERS = (2, 5, 7)
+STEPS = 3  # of the training-time test
+DRAFTED = 7  # tokens of a block
+DECAY = 4.0  # of the weights of a block's drafts
+BLOCK_LAYERS = 2  # of block drafters
+MARKOV_RANK = 64
+DRAFT_VOCABULARY = 2048
+HELD_OUT = 0.05
+MAX_QUESTION = 700  # characters
+WARMUP = 0.02
+LEARNING_RATE = 1e-3
+COLD = 5  # steps whose times do not count
+LAST = 50  # steps whose losses are averaged
+TRAINED_HEAD = "draftkit, its head trained"
+RECIPES = ("eagle3", "dflash", "dspark")  # that both train
+PARALLEL_K = 8
+PARENTS = {"p-eagle": "eagle3", "pard": "zoo:draft-model"}  # what these are made from
+COLUMNS = ("trainer", "steps", "tokens", "tokens/s", "tokens/CPU s", "peak MB", "loss", "AL", "AL by vLLM")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A recipe that both trainers have, and what makes their runs alike.
+
+    - `arguments` of speculators' command; `shape`: those of a draft that both begin with, none where each begins with
+      its own. `options` of draftkit's recipe, and `scale`: its loss by that of speculators.
+    - `runs`: draftkit's by name, with the options that differ; the first one is compared.
+    - `k`: drafts a round in all measurements. `v2`: whether vLLM takes its V2 model runner.
+    """
+
+    title: str
+    k: int
+    arguments: Mapping[str, object]
+    options: Mapping[str, object]
+    shape: Mapping[str, object] = field(default_factory=dict)
+    scale: float = 1.0
+    runs: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"draftkit": {}})
+    v2: bool = False
+
+
+def blocks(title: str, shape: Mapping[str, object], losses: tuple[str, str], anchors: int, *, v2: bool) -> Compared:
+    """A recipe of block drafters of `BLOCK_LAYERS` layers that draft `DRAFTED` tokens; `losses`: as speculators and as
+    draftkit call it."""
+    theirs, ours = losses
+    weights = [math.exp(-step / DECAY) for step in range(DRAFTED)]
+    return Compared(
+        title,
+        k=DRAFTED,
+        shape=shape,
+        arguments={
+            "loss-fn": theirs,
+            "per-position-loss-weight": "fixed-exp-decay",
+            "dflash-decay-gamma": DECAY,
+            "max-anchors": anchors,
+        },
+        options={"loss": ours, "decay_length": DECAY, "max_anchors": anchors},
+        scale=len(weights) / sum(weights),
+        v2=v2,
+    )
+
+
+def compared(recipe: str, anchors: int) -> Compared:
+    if recipe == "dflash":
+        # Without the switch its config would let vLLM run full layers causally.
+        shape = {"block-size": DRAFTED + 1, "sliding-window-non-causal": None}
+        return blocks("DFlash", shape, ("kl_div", "kl"), anchors, v2=False)
+    if recipe == "dspark":
+        shape = {"block-size": DRAFTED, "markov-rank": MARKOV_RANK}
+        return blocks("DSpark", shape, ('{"ce": 0.1, "tv": 1.8}', "0.1*ce + 1.8*tv"), anchors, v2=True)
+    return Compared(
+        "EAGLE-3",
+        k=4,
+        arguments={"full-attention-indices": 0, "loss-fn": "kl_div", "ttt-steps": STEPS},
+        options={
+            "steps": STEPS,
+            "loss": "kl",
+            "reduction": {"decay": 1.0, "normalized": False},
+            "layers": list(LAYERS),
+            "norm_before_residual": True,
+            "feature_norm": "joint",
+            "norm_output": True,
+        },
+        runs={"draftkit": {"train_head": False}, TRAINED_HEAD: {"train_head": True}},
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training that has ended, in numbers for each step; `tokens` of all of them."""
+
+    losses: list[float]
+    seconds: list[float]
+    cpu_seconds: list[float]
+    tokens: float
+    peak_bytes: int
+
+    def speed(self, seconds: list[float]) -> float:
+        """Tokens per second of the median step."""
+        return self.tokens / len(seconds) / median(seconds[COLD:])
+
+    @property
+    def loss(self) -> float:
+        return fmean(self.losses[-LAST:])
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance lengths on the held-out prompts: draftkit's with its interval, and vLLM's on `--vllm-prompts`."""
+
+    length: Interval
+    vllm: float | None
+
+
+class Bench:
+    """Everything in one folder; each method makes a file or folder that is not there yet."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.work: Path = options.work.resolve()
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.samples_file = self._samples()
+        self.samples = read_training_samples(self.samples_file)
+        self.training, self.judging = held_out(self.samples, HELD_OUT)
+        self.states = self.work / "states"
+        if not self.states.exists():
+            draftkit("data", "states", self.samples_file, self.states, "--target", TARGET, "--encoding", "float32")
+
+    def _samples(self) -> Path:
+        prompts, responses, samples = (self.work / f"{name}.jsonl" for name in ("prompts", "responses", "samples"))
+        if not samples.exists():
+            questions = training_questions(self.options.samples)
+            prompts.write_text("".join(json.dumps({"id": f"q{i:05}", "prompt": q}) + "\n" for i, q in questions))
+            answering = ("--target", TARGET, "--max-new-tokens", 96, "--concurrency", 32)
+            draftkit("data", "regenerate", prompts, responses, *answering)
+            draftkit("data", "prepare", responses, samples, "--target", TARGET, "--max-length", 512)
+        return samples
+
+    def settings(self, recipe: str, out: Path, row_size: int, optimization: Mapping[str, float]) -> dict[str, object]:
+        """A run of draftkit that optimizes as speculators does; `optimization`: its steps or epochs, what differs."""
+        return {
+            "recipe": recipe,
+            "target": TARGET,
+            "data": str(self.samples_file),
+            "states": str(self.states),
+            "out": str(out),
+            "tokens_per_row": row_size,
+            "log_every": 1,
+            "optimization": {
+                "lr": LEARNING_RATE,
+                "schedule": "linear",
+                "warmup": WARMUP,
+                "beta2": 0.999,
+                "clip": 1.0,
+                **optimization,
+            },
+            "validation": {"share": HELD_OUT},
+        }
+
+    def train(self, settings: Mapping[str, object], result: Path) -> None:
+        """A run of draftkit, timed."""
+        job = {"settings": settings, "threads": self.options.threads}
+        run_worker(self.options.draftkit_python, "scripts.bench._draftkit_train", job, result)
+
+    def parallel(self, recipe: str) -> tuple[str, Path]:
+        """A draft that drafts all tokens at once, trained by draftkit; what it is to be compared with goes first."""
+        parent = PARENTS[recipe]
+        if parent == "eagle3":
+            parent = str(self.work / parent / folder_name(TRAINED_HEAD) / "draft")
+        out, result = self.work / recipe, self.work / f"{recipe}.json"
+        if not result.exists():
+            settings = self.settings(recipe, out, self.options.tokens_per_row, {"epochs": self.options.epochs})
+            self.train(settings | {"draft": parent, "options": {"steps": PARALLEL_K}}, result)
+        return parent, out / "draft"
+
+    def evaluated(self, *arguments: object) -> str:
+        """What `draftkit eval` prints, of the held-out prompts."""
+        return draftkit("eval", "--target", TARGET, "--limit", self.options.prompts, *arguments)
+
+
+class Comparison:
+    """One recipe by both trainers, in a folder of its own."""
+
+    def __init__(self, bench: Bench, recipe: str):
+        self.bench, self.options, self.recipe = bench, bench.options, recipe
+        self.kind = compared(recipe, self.options.anchors)
+        self.folder = bench.work / recipe
+        self.folder.mkdir(exist_ok=True)
+        self.data = bench.work / "speculators-data"
+        if not self.data.exists():
+            self._write_speculators_data()
+
+    def speculators(self) -> tuple[Run, Path]:
+        """Its training and its last checkpoint, as draftkit converts it."""
+        result, draft = self.folder / "speculators.json", self.folder / "speculators" / "draft"
+        checkpoints = self.folder / "speculators" / "checkpoints"
+        if not result.exists():
+            begin = {"from-pretrained": self._initial()} if self.kind.shape else {}
+            self._run_speculators(self._training() | begin | {"save-path": checkpoints}, result)
+        if not draft.exists():
+            convert_checkpoint(str(checkpoints / str(self.options.epochs - 1)), draft, target=TARGET)
+        steps = json.loads(result.read_text())["steps"]
+        return read_run(result, sum(step["tokens"] for step in steps), self.kind.scale), draft
+
+    def draftkit(self, name: str, steps: int) -> tuple[Run, Path]:
+        """A training by draftkit and its draft."""
+        out = self.folder / folder_name(name)
+        result = self.folder / f"{out.name}.json"
+        if not result.exists():
+            row_size = self._row_size(steps // self.options.epochs)
+            settings = self.bench.settings(self.recipe, out, row_size, {"max_steps": steps, "clip": self.kind.scale})
+            settings["options"] = {**self.kind.options, **self.kind.runs[name]}
+            settings |= {"draft": str(self._initial())} if self.kind.shape else {"draft_vocab_size": DRAFT_VOCABULARY}
+            self.bench.train(settings, result)
+        tokens = sum(len(self.bench.samples[number]) for number in self.bench.training)
+        return read_run(result, self.options.epochs * tokens), out / "draft"
+
+    def _initial(self) -> Path:
+        """The draft that both begin with, as speculators writes it."""
+        initial = self.folder / "initial"
+        if not initial.exists():
+            decoder = self.folder / "decoder.json"
+            decoder.write_text(json.dumps(decoder_config()))
+            shape = {**self.kind.shape, "draft-config": decoder, "mask-token-id": mask_token()}
+            self._run_speculators(
+                self._training() | shape | {"save-path": initial, "dry-run": None}, self.folder / "initial.json"
+            )
+        return initial
+
+    def _run_speculators(self, arguments: Mapping[str, object], result: Path) -> None:
+        """Its command; an argument of None is a switch."""
+        words = [[f"--{name}"] if value is None else [f"--{name}", str(value)] for name, value in arguments.items()]
+        job = {
+            "samples": str(self.data / "samples.jsonl"),
+            "data": str(self.data / "data"),
+            "arguments": [*chain.from_iterable(words), "--target-layer-ids", *map(str, LAYERS)],
+            "threads": self.options.threads,
+        }
+        run_worker(self.options.speculators_python, "scripts.bench._speculators_train", job, result)
+
+    def _row_size(self, rows: int) -> int:
+        """The most tokens a row with which the samples fill as many rows."""
+        lengths = [len(self.bench.samples[number]) for number in self.bench.training]
+        return next(size for size in range(self.options.tokens_per_row, 0, -1) if len(pack(lengths, size)) >= rows)
+
+    def acceptance(self, draft: Path) -> Acceptance:
+        result = draft.parent / "acceptance.json"
+        if not result.exists():
+            found = self.bench.evaluated("--draft", draft, "--k", self.kind.k, "--concurrency", 8, "--json")
+            result.write_text(json.dumps(json.loads(found)["cells"][0]["acceptance_length"]))
+        return Acceptance(Interval(**json.loads(result.read_text())), self._by_vllm(draft))
+
+    def _by_vllm(self, draft: Path) -> float | None:
+        """The acceptance length that vLLM counts, of `--vllm-prompts`."""
+        result = draft.parent / "acceptance-by-vllm.json"
+        if self.options.vllm_python is None:
+            return None
+        if not result.exists():
+            found = run_vllm(self.options.vllm_python, self._vllm_job(draft))
+            assert found is not None, "vLLM refused the draft"
+            result.write_text(json.dumps(found["counters"]))
+        counters = cast("dict[str, int]", json.loads(result.read_text()))
+        return 1 + counters["num_accepted_tokens"] / counters["num_drafts"]
+
+    def _vllm_job(self, draft: Path) -> dict[str, object]:
+        target = zoo.path("target")
+        tokenizer = load_tokenizer(target, "target")
+        prompts = load_prompts("zoo", min(self.options.vllm_prompts, self.options.prompts))
+        model = load_training_target(TARGET, device="cpu", dtype=torch.float32)
+        return {
+            "target": str(target),
+            "speculative": speculative_config(read_draft(draft).spec, draft, self.kind.k),
+            "prompts": [list(encode_prompt(prompt, tokenizer)) for prompt in prompts],
+            "max_new_tokens": 128,
+            "v2": self.kind.v2,
+            "eos_token_ids": sorted(Target(model).eos_token_ids),
+        }
+
+    def _write_speculators_data(self) -> None:
+        """Samples, the held-out ones last, and the vocabulary."""
+        samples, training = self.bench.samples, self.bench.training
+        ordered = (samples[number] for number in [*training, *self.bench.judging])
+        write_speculators_data(self.data, ordered, TARGET, LAYERS)
+        size = AutoConfig.from_pretrained(zoo.path("target")).vocab_size
+        counts = token_counts(samples, training, size)
+        write_speculators_vocabulary(self.data, choose_vocabulary(counts, DRAFT_VOCABULARY), size)
+
+    def _training(self) -> dict[str, object]:
+        """Arguments of all its runs."""
+        training, samples = self.bench.training, self.bench.samples
+        settings: dict[str, object] = {
+            "verifier-name-or-path": zoo.path("target"),
+            "data-path": self.data / "data",
+            "log-dir": self.folder / "speculators" / "logs",
+            "speculator-type": self.recipe,
+            "draft-attn-impl": self.options.speculators_attention,
+            "loss-implementation": "eager",
+            "hidden-states-dtype": "float32",
+            "total-seq-len": self.options.tokens_per_row,
+            "train-data-ratio": (len(training) + 0.5) / len(samples),
+            "num-workers": 0,
+            "on-missing": "raise",
+            "optimizer": "adamw",
+            "lr": LEARNING_RATE,
+            "weight-decay": 0,
+            "scheduler-type": "linear",
+            "scheduler-warmup-ratio": WARMUP,
+            "epochs": self.options.epochs,
+            "checkpoint-freq": self.options.epochs,
+            "seed": 0,
+            **self.kind.arguments,
+        }
+        if not self.kind.shape:
+            settings |= {"d2t-path": self.data / "d2t.npy", "t2d-path": self.data / "t2d.npy"}
+            settings |= {"draft-vocab-size": DRAFT_VOCABULARY}
+        return settings
+
+
+def decoder_config() -> dict[str, object]:
+    """Of the layers of a block drafter, as the target's."""
+    target = AutoConfig.from_pretrained(zoo.path("target"))
+    copied = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "rms_norm_eps", "max_position_embeddings", "rope_parameters",
+    )  # fmt: skip
+    return {name: getattr(target, name) for name in copied} | {
+        "model_type": "qwen3",
+        "num_hidden_layers": BLOCK_LAYERS,
+        "layer_types": ["full_attention"] * BLOCK_LAYERS,
+        "tie_word_embeddings": False,
+    }
+
+
+def folder_name(run: str) -> str:
+    return run.replace(",", "").replace(" ", "-")
+
+
+def training_questions(count: int) -> Iterator[tuple[int, str]]:
+    """Numbered questions about sources that are not held out."""
+    files = [path for path in zoo_corpus.source_files() if not zoo_corpus.is_held_out(path)]
+    found = dict.fromkeys(e.question for path in files for e in zoo_corpus.examples_of_file(path))
+    questions = [question for question in found if len(question) <= MAX_QUESTION]
+    random.Random(0).shuffle(questions)
+    return enumerate(questions[:count])
+
+
+def read_run(path: Path, tokens: float, scale: float = 1.0) -> Run:
+    """`scale`: what the losses are multiplied by."""
+    found = json.loads(path.read_text())
+    losses, seconds, cpu_seconds = (
+        [step[name] for step in found["steps"]] for name in ("loss", "seconds", "cpu_seconds")
+    )
+    return Run([scale * loss for loss in losses], seconds, cpu_seconds, tokens, found["peak_bytes"])
+
+
+def draftkit(*arguments: object) -> str:
+    """What a command of draftkit prints."""
+    command = [sys.executable, "-m", "draftkit", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def cells(name: str, run: Run, acceptance: Acceptance) -> list[str]:
+    return [
+        name,
+        str(len(run.losses)),
+        f"{run.tokens:,.0f}",
+        f"{run.speed(run.seconds):.0f}",
+        f"{run.speed(run.cpu_seconds):.0f}",
+        f"{run.peak_bytes / 1e6:.0f}",
+        f"{run.loss:.3f}",
+        length(acceptance.length, 3),
+        "" if acceptance.vllm is None else f"{acceptance.vllm:.3f}",
+    ]
+
+
+def ratios(ours: Run, theirs: Run, our_acceptance: Acceptance, their_acceptance: Acceptance) -> list[str]:
+    row = [
+        "draftkit ÷ speculators",
+        f"{len(ours.losses) / len(theirs.losses):.2f}",
+        f"{ours.tokens / theirs.tokens:.2f}",
+        f"{ours.speed(ours.seconds) / theirs.speed(theirs.seconds):.2f}",
+        f"{ours.speed(ours.cpu_seconds) / theirs.speed(theirs.cpu_seconds):.2f}",
+        f"{ours.peak_bytes / theirs.peak_bytes:.2f}",
+        f"{ours.loss / theirs.loss:.2f}",
+        f"{our_acceptance.length.mean / their_acceptance.length.mean:.3f}",
+    ]
+    by_vllm = our_acceptance.vllm, their_acceptance.vllm
+    return row if by_vllm[0] is None or by_vllm[1] is None else [*row, f"{by_vllm[0] / by_vllm[1]:.3f}"]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="a folder for data, states, drafts and results")
+    parser.add_argument("--speculators-python", required=True, help="the Python of an environment with speculators")
+    parser.add_argument("--draftkit-python", default=sys.executable, help="the Python that draftkit trains with")
+    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM; without it vLLM is left out")
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=2, help="of speculators; draftkit takes as many steps")
+    parser.add_argument("--tokens-per-row", type=int, default=1024)
+    parser.add_argument("--prompts", type=int, default=80, help="held-out prompts, for all measurements of acceptance")
+    parser.add_argument("--vllm-prompts", type=int, default=80, help="the first of them, those that vLLM decodes")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads, the same for both")
+    parser.add_argument("--recipe", choices=(*RECIPES, *PARENTS), default="eagle3")
+    parser.add_argument("--anchors", type=int, default=128, help="blocks of a row, for block drafters")
+    parser.add_argument("--speculators-attention", choices=("sdpa", "eager"), default="sdpa")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    torch.set_num_threads(options.threads)
+    bench = Bench(options)
+    if options.recipe in PARENTS:
+        before, draft = bench.parallel(options.recipe)
+        print(bench.evaluated("--draft", before, "--draft", draft, "--k", PARALLEL_K))
+    else:
+        Console(width=160).print(comparison(bench, options.recipe))
+
+
+def comparison(bench: Bench, recipe: str) -> Table:
+    """All runs of a recipe, and the first of draftkit's against that of speculators."""
+    both = Comparison(bench, recipe)
+    theirs, their_draft = both.speculators()
+    runs = {name: both.draftkit(name, len(theirs.losses)) for name in both.kind.runs}
+    lengths = {name: both.acceptance(draft) for name, (_, draft) in runs.items()}
+    their_length = both.acceptance(their_draft)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    today = datetime.now(UTC).date().isoformat()
+    options = bench.options
+    sizes = f"{len(bench.training)} samples, rows of {options.tokens_per_row} tokens"
+    if both.kind.shape:
+        sizes += f" and {options.anchors} blocks"
+    sizes += f", {options.threads} threads, K={both.kind.k}"
+    if options.vllm_python is not None:
+        sizes += f", vLLM: {options.vllm_prompts} of {options.prompts} prompts"
+    title = f"{both.kind.title} on {TARGET}, {today}, commit {commit()}\n{processor()}, {versions}; {sizes}"
+    table = Table(*COLUMNS, title=title)
+    table.add_row(*cells("speculators", theirs, their_length))
+    for name, (run, _) in runs.items():
+        table.add_row(*cells(name, run, lengths[name]))
+    table.add_row(*ratios(runs["draftkit"][0], theirs, lengths["draftkit"], their_length))
+    return table
+
+
+if __name__ == "__main__":
+    main()
