@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from conftest import Command, Outcome
 from fixtures import mtp_targets, pico
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -47,6 +47,45 @@ def test_the_commands_of_a_tutorial_run(
         assert program == "draftkit"
         ran = draftkit(*arguments)
         assert ran.code == 0, f"{shlex.join(arguments)}\n{ran.err}"
+
+
+def of_page(name: str, command: str) -> list[str]:
+    """The arguments of the last line of a tutorial that runs a command."""
+    return next(line[1:] for line in reversed(commands(DOCS / f"tutorials/{name}.md")) if line[1] == command)
+
+
+def acceptance_length(ran: Outcome) -> float:
+    assert ran.code == 0, ran.err
+    return float(json.loads(ran.out)["cells"][0]["acceptance_length"]["mean"])
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="step 4: the draft that the tutorial breaks accepts more than the whole one")
+def test_the_draft_that_a_tutorial_breaks_is_worse(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert draftkit(*of_page("find-out-why", "convert")).code == 0
+    measure = of_page("find-out-why", "eval")
+    broken = acceptance_length(draftkit(*measure, "--json"))
+    whole = acceptance_length(draftkit(*("zoo:eagle3" if word == "broken" else word for word in measure), "--json"))
+    assert broken < whole
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="step 4: the tutorial trains for two steps, after which no draft is accepted")
+def test_the_draft_that_a_tutorial_trains_is_accepted(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With answers that are not the target's own, which take long."""
+    monkeypatch.chdir(tmp_path)
+    answer = {"role": "assistant", "content": "def add(x):\n    return x + 1"}
+    rows = [row | {"messages": [*row["messages"], answer]} for row in LOGS]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert draftkit("data", "prepare", "answers.jsonl", "samples.jsonl", "--target", "zoo:target").code == 0
+    assert draftkit(*of_page("train-a-draft", "train")).code == 0
+    measure = [*of_page("train-a-draft", "eval"), "--limit", 1, "--max-new-tokens", 8, "--json"]
+    assert acceptance_length(draftkit(*measure)) > 1.1
 
 
 @pytest.mark.slow
