@@ -27,7 +27,6 @@ from draftkit.results.record import Result
 
 CARD = "README.md"
 FIGURES_FOLDER = "figures"
-OWN = "\ufffc{}\ufffc"  # stands for a draft's own folder while other paths are named
 # What goes to the Hub besides the draft itself; checkpoints of a training run hold more, which does not.
 BESIDE = (
     CARD, "model.safetensors.index.json", "LICENSE*", "NOTICE*", "train.yaml", "inputs.json", "versions.json",
@@ -70,18 +69,16 @@ def write_card(
     """Write the model card of the unified draft in `folder`, and return the files written.
 
     `results`: files of `eval --json`; what they say of this draft is kept under `folder/eval`, and counts again the
-    next time. `repo`: the name under which the card speaks of the draft, the folder without one, until it is pushed; of
-    other paths of this machine it has the last part. `license`: the Hub's name of its license, inherited without one.
-    A card that draftkit has not written, or that was edited since, is replaced with `force` only. Raises
-    `DraftkitError`.
+    next time. `repo`: the name under which the card speaks of the draft; without one it is `./NAME` of the folder,
+    until it is pushed. Of other paths of this machine the files have names. `license`: the Hub's name of its license,
+    inherited without one. A card that draftkit has not written, or that was edited since, is replaced with `force`
+    only. Raises `DraftkitError`.
     """
-    draft, own = read_draft(folder), os.path.realpath(folder)
-    files = _card_files(draft, results, repo or own, license)
-    stand_ins = {form: OWN.format(number) for number, form in enumerate(_forms(own))}
-    text = _text(_without_paths({**_files(draft), **files}, folder, stand_ins)[CARD])
-    for form, stand_in in stand_ins.items():
-        text = text.replace(stand_in, repo or form)
-    files[CARD] = signed(text).encode()
+    draft, name = read_draft(folder), repo or _relative(folder)
+    made = _card_files(draft, results, name, license)
+    public = _without_paths({**_files(draft), **made}, folder, _own_names(folder, name))
+    files = {path: content for path, content in public.items() if path in made and isinstance(content, bytes)}
+    files[CARD] = signed(_text(files[CARD])).encode()
     card = folder / CARD
     if card.exists() and not is_as_written(card) and not force:
         raise DraftkitError(
@@ -146,7 +143,7 @@ def plan_push(
                 hint=f"{command('draftkit', 'card', folder, '--repo', repo, '--force')} with them; then push without",
             )
         made[CARD] = _read_text(card).encode()
-    files = _without_paths({**_files(draft), **made}, folder, dict.fromkeys(_forms(os.path.realpath(folder)), repo))
+    files = _without_paths({**_files(draft), **made}, folder, _own_names(folder, repo))
     text = _text(files[CARD]) if edited else signed(_text(files[CARD]))
     files[CARD] = text.encode()
     num_results = _num_results(text, card)
@@ -171,7 +168,7 @@ def _card_files(draft: Draft, results: Iterable[Path], name: str, license: str |
     sha256 = draft_sha256(draft)
     paths = {path.stem: path for path in sorted((draft.path / EVAL_FOLDER).glob("*.json"))}
     paths |= _by_name(results)
-    parts = {stem: own_part(path, draft.path, sha256) for stem, path in paths.items()}
+    parts = {stem: own_part(path, draft.path, sha256, name) for stem, path in paths.items()}
     shown = {stem: with_sure_speeds(result) for stem, (result, _) in parts.items()}
     figures = {name: image for stem, result in shown.items() for name, image in _figures(stem, result).items()}
     records = list(shown.values())
@@ -210,6 +207,13 @@ def _forms(path: str) -> list[str]:
     return list(dict.fromkeys((*plain, *(text.replace("'", quote) for text in plain))))
 
 
+def _own_names(folder: Path, name: str) -> dict[str, str]:
+    """The draft's own folder in all forms → what its card calls it: a repository, or `_relative` as it is written."""
+    relative = _relative(folder)
+    names = dict.fromkeys((*_forms(os.path.realpath(folder)), *_forms(relative)), name)
+    return names if name != relative else names | {form: form for form in _forms(relative)}
+
+
 def _without_paths(files: Mapping[str, Path | bytes], folder: Path, own: Mapping[str, str]) -> dict[str, Path | bytes]:
     """The files with names instead of this machine's paths; `own` has that of the draft's `folder` in all its forms."""
     values = [
@@ -229,6 +233,11 @@ def _without_paths(files: Mapping[str, Path | bytes], folder: Path, own: Mapping
         elif name.endswith(".md"):
             public[name] = text_with_names(content.decode(), names).encode()
     return dict(sorted(public.items()))
+
+
+def _relative(folder: Path) -> str:
+    """A draft's own folder as its card calls it before it has a repository: from the folder around it."""
+    return f"./{Path(os.path.realpath(folder)).name}"
 
 
 def _left_out(folder: Path, files: Iterable[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def card(
     ] = None,
     repo: Annotated[
         str | None,
-        typer.Option(help="org/name under which the draft will be found; default: the folder."),
+        typer.Option(help="org/name under which the draft will be found; default: ./NAME of the folder."),
     ] = None,
     license: LicenseOption = None,
     force: Annotated[

@@ -393,6 +393,7 @@ def evaluate(
     from draftkit.evaluate.server import ServerSettings, certify_server, evaluate_server
     from draftkit.evaluate.vllm import certify_with_vllm
     from draftkit.report.tables import memory_table, rounds_table, show_evaluation
+    from draftkit.results.record import named_result
     from draftkit.results.saved import ResultFile
 
     if plan_memory:
@@ -449,7 +450,7 @@ def evaluate(
         if saved is not None:
             saved.write(as_file)
     if as_json:
-        print_json(as_file)
+        print_json(named_result(as_file))
     elif as_csv:
         from draftkit.report.csv import cells_csv
 

@@ -48,7 +48,7 @@ def report(
     if any(path.is_dir() for path in results):
         _report_training(results, out, figures, force)
         return
-    read = [read_result(path) for path in results]
+    read = [read_result(path).named() for path in results]
     series = join(read)
     drawn = all_figures(series)
     with ExitStack() as stack:

@@ -148,6 +148,6 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
         from draftkit.train.curve import read_curve
 
         print(read_curve(Path(run.out)).verdict, file=sys.stderr)
-    for line in serving_notes(read_draft(trained.draft)):
+    for line in serving_notes(read_draft(trained.draft), run.target):
         print(line, file=sys.stderr)
     say_next("eval", "--target", run.target, "--draft", trained.draft)

@@ -23,6 +23,7 @@ from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
+from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
 from draftkit.io.html import said_html
@@ -172,7 +173,9 @@ def plan_conversion(
         raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
     if overrides:
         draft = _overridden(draft, overrides)
-    return _plan_destination(located, to, _target_facts(target or draft.provenance.target), None, draft, stored)
+    return _plan_destination(
+        located, to, _target_facts(target or reachable(draft.provenance.target)), None, draft, stored
+    )
 
 
 def read_foreign(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from draftkit.convert.plan import renamed
 from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
 from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
 from draftkit.errors import LayoutError
+from draftkit.hub.local_paths import copy_named, named
 from draftkit.io.gguf_file import GgufTensor
 from draftkit.io.handles import TensorHandle, TensorToWrite
 from draftkit.io.jsonfile import dump
@@ -59,10 +59,12 @@ class Outgoing:
         return find(self.need_target(f"a copy of its {name.removeprefix(PREFIX)}"))
 
     def need_target(self, why: str) -> TargetFacts:
-        """The target. Raises `LayoutError` when none was named."""
+        """The target. Raises `LayoutError` when none was named, and the draft knows none or its name leads nowhere."""
         if self.target is None:
+            made_for = self.draft.provenance.target
+            unknown = "the target is not known" if made_for is None else f"its target, {made_for}, is not found here"
             raise LayoutError(
-                f"--to {self.destination} needs {why}, and the target is not known",
+                f"--to {self.destination} needs {why}, and {unknown}",
                 where=self.draft.path,
                 hint="pass --target",
             )
@@ -125,11 +127,11 @@ def write_export(
     tensors = results(outgoing, export)
     apart = {name: file for file, names in export.torch_files.items() for name in names}
     with draft_folder(out, outgoing.draft, force=force) as folder:
-        (folder / "config.json").write_text(dump(export.config), encoding="utf-8")
+        (folder / "config.json").write_text(dump(named(export.config)), encoding="utf-8")
         provenance = to_dict(outgoing.draft.provenance) | {"export_losses": list(export.losses)}
-        (folder / PROVENANCE_FILE).write_text(dump(provenance), encoding="utf-8")
+        (folder / PROVENANCE_FILE).write_text(dump(named(provenance)), encoding="utf-8")
         for path in outgoing.draft.files:
-            shutil.copyfile(path, folder / path.name)
+            copy_named(path, folder / path.name)
         write_checkpoint(
             folder,
             [TensorToWrite(t.name, t.dtype, t.shape, t.chunks()) for t in tensors.values() if t.name not in apart],

@@ -11,6 +11,7 @@ from pathlib import Path
 from draftkit.convert.export import Export, Outgoing, results
 from draftkit.convert.gguf_tokenizer import SPLITS_KEY, UNNAMED_SPLITS, tokenizer_in, tokenizer_of
 from draftkit.errors import DraftkitError, LayoutError
+from draftkit.hub.local_paths import named, public_name
 from draftkit.io.atomic import atomic_file
 from draftkit.io.gguf_file import FILE_TYPE, TYPES, GgufTensor, read_gguf, type_of, write_gguf
 from draftkit.io.records import to_dict
@@ -47,7 +48,11 @@ def write_file(
     if force and out.is_file() and PROVENANCE not in read_gguf(out).metadata:
         raise DraftkitError("the output is a file that draftkit has not written", where=out, hint="choose another")
     kind = _kind(outgoing, stored)
-    metadata = {"general.name": draft.provenance.source, FILE_TYPE: TYPES[kind][1], "general.quantization_version": 2}
+    metadata = {
+        "general.name": public_name(draft.provenance.source),
+        FILE_TYPE: TYPES[kind][1],
+        "general.quantization_version": 2,
+    }
     metadata |= export.config | _tokenizer(outgoing, export) | _provenance(outgoing, export)
     tensors = file_tensors(outgoing, export, stored)
     with atomic_file(out, force) as file:
@@ -84,6 +89,6 @@ def _tokenizer(outgoing: Outgoing, export: Export) -> dict[str, object]:
 
 def _provenance(outgoing: Outgoing, export: Export) -> dict[str, object]:
     provenance = to_dict(outgoing.draft.provenance) | {"export_losses": list(export.losses)}
-    found: dict[str, object] = {PROVENANCE: json.dumps(provenance), "draftkit.version": __version__}
+    found: dict[str, object] = {PROVENANCE: json.dumps(named(provenance)), "draftkit.version": __version__}
     dtypes = {handle.dtype for handle in outgoing.draft.tensors.values()} - {"I64"}
     return found | ({DTYPE: dtypes.pop()} if len(dtypes) == 1 else {})

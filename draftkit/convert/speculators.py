@@ -10,9 +10,10 @@ from draftkit.convert.export import Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.engines.serving import local_name, stated_tokens
+from draftkit.engines.serving import stated_tokens
 from draftkit.engines.speculators import KIND, SERVING, serving_config, verifier_name
 from draftkit.errors import FormatError, LayoutError
+from draftkit.hub.local_paths import public_name
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.decoder import Decoder, layer_keys, rope_keys
 from draftkit.layout.facts import with_facts
@@ -87,7 +88,7 @@ def serving(outgoing: Outgoing, kind: str) -> object:
         return outgoing.draft.provenance.dropped_config[SERVING]
     target = outgoing.need_target("the name and architectures of the target")
     tokens = stated_tokens(outgoing.draft) or outgoing.draft.spec.architecture.usual_tokens
-    return serving_config(kind, tokens, local_name(target.name), target.architectures)
+    return serving_config(kind, tokens, public_name(target.name), target.architectures)
 
 
 def layer_config(decoder: Decoder, vocab_size: int) -> dict[str, object]:

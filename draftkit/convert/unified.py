@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -20,6 +19,7 @@ from draftkit.convert.operations import carry_out
 from draftkit.convert.plan import Plan
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError
+from draftkit.hub.local_paths import copy_named, named, public_name
 from draftkit.io.atomic import atomic_folder, is_passing
 from draftkit.io.handles import TensorToWrite
 from draftkit.io.jsonfile import dump
@@ -51,11 +51,11 @@ def unify(checkpoint: Checkpoint, plan: Plan, target: TargetFacts | None, *, dig
     `digest`: large files are read for their SHA-256 too. Raises `FormatError` where the Hub has another one.
     """
     provenance = Provenance(
-        source=checkpoint.source.name,
+        source=public_name(checkpoint.source.name),
         source_revision=checkpoint.source.revision,
         format=plan.format,
         files=_input_files(checkpoint, digest),
-        target=target.name if target else None,
+        target=public_name(target.name) if target else None,
         target_revision=target.revision if target else None,
         facts=plan.facts,
         dropped_config={key: value_at(checkpoint.config, key) for key in plan.dropped_keys},
@@ -109,7 +109,7 @@ def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: Calla
     with draft_folder(out, draft, force=force) as folder:
         (folder / "config.json").write_text(dump(config_of(draft.spec, draft.provenance)), encoding="utf-8")
         for path in draft.files:
-            shutil.copyfile(path, folder / path.name)
+            copy_named(path, folder / path.name)
         write_checkpoint(folder, tensors, metadata={"format": "pt"}, on_bytes=on_bytes)
         for file, parts in draft.spec.architecture.side_files.items():
             write_torch(folder / file, {key: draft.tensors[name].load() for key, name in parts.items()})
@@ -141,8 +141,11 @@ def is_written_by_draftkit(folder: Path) -> bool:
 
 
 def config_of(spec: DraftSpec, provenance: Provenance) -> dict[str, object]:
-    """The whole config.json of a draft: the engines' keys, and the `draftkit` block that draftkit reads back."""
+    """The whole config.json of a draft: the engines' keys, and the `draftkit` block that draftkit reads back. It has
+    names instead of paths of this machine."""
     config = spec.engine_config()
     if refusal_by_vllm(spec) is not None:
         config["architectures"] = [REFUSED_ARCHITECTURE]
-    return config | {"draftkit": {"spec": spec.to_dict(), "provenance": to_dict(provenance)}}
+    block = {"spec": spec.to_dict(), "provenance": to_dict(provenance)}
+    written: dict[str, object] = named(config | {"draftkit": block})
+    return written

@@ -19,6 +19,7 @@ from draftkit.data.rows import Conversation, Message, Row
 from draftkit.data.samples import Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, require_count
+from draftkit.hub.local_paths import public_name
 from draftkit.requests import SamplingParameters
 from draftkit.targets.chat import TemplateRejection
 
@@ -149,9 +150,10 @@ class RegenerateSettings:
         SamplingParameters(self.temperature, self.top_k, self.top_p, seed=self.seed)
 
     def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
-        """The settings as they are stored, with what tells the same target: its tokenizer and the digest of its
-        weights, None where a server has them."""
-        return asdict(self) | tokenizer.identity | {"target_sha256": target_sha256}
+        """The settings as they are stored, with names instead of paths, and with what tells the same target: its
+        tokenizer and the digest of its weights, None where a server has them."""
+        places = {"source": public_name(self.source), "target": public_name(self.target)}
+        return asdict(self) | places | tokenizer.identity | {"target_sha256": target_sha256}
 
     def sampling(self, tokenizer: TargetTokenizer) -> Sampling:
         """What the responder needs of them."""

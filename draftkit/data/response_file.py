@@ -7,15 +7,17 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import BinaryIO
 
 from draftkit.data.rows import REGENERATED, Row
 from draftkit.errors import DraftkitError, FormatError
+from draftkit.hub.local_paths import public_name
 from draftkit.io.atomic import DISK_FAILURES
 from draftkit.io.jsonl import dump_line, read_lines
 from draftkit.io.lock import sole_writer
 
+PLACES = ("source", "target")  # settings that say where something lies, of which the name counts
 LATER = ("target_sha256", "end_ids")  # settings that are younger than some of the files
 BLOCK = 1 << 16  # bytes that are searched for a line end at a time
 
@@ -27,7 +29,7 @@ class ResponseFile:
     the digest of the row that it was made of, where there was one.
 
     Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
-    made with other settings (of absolute paths the last name counts) and while another process has it open,
+    made with other settings (of source and target the name counts) and while another process has it open,
     `FormatError` naming any other damaged line. `format`: what the first line says it is.
     """
 
@@ -128,7 +130,9 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
     if unsaid := [key for key in LATER if key in settings and key not in made_with]:
         _log.warning("%s does not say its %s: they are not compared", path, " and ".join(unsaid))
         made_with = {key: settings[key] for key in unsaid} | made_with
-    differing = [key for key in {**made_with, **settings} if _placed(made_with.get(key)) != _placed(settings.get(key))]
+    # The source and the target may have been moved since. What is in the target, the digests say.
+    before, now = ({k: public_name(str(v)) if k in PLACES else v for k, v in s.items()} for s in (made_with, settings))
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differing:
         raise DraftkitError(
             "the file was begun with other settings:"
@@ -136,13 +140,6 @@ def _check_header(header: Mapping[str, object], format: str, settings: Mapping[s
             where=path,
             hint="give the same settings to go on with it, or write to another file",
         )
-
-
-def _placed(setting: object) -> object:
-    """A setting, an absolute path by its last name: the source and the target may have been moved since, together with
-    the file. What is in the target, the digests among the settings say.
-    """
-    return PurePath(setting).name if isinstance(setting, str) and PurePath(setting).is_absolute() else setting
 
 
 def _not_ours(path: Path) -> DraftkitError:

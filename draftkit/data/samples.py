@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkit.errors import DraftkitError, FormatError, command
+from draftkit.hub.local_paths import public_name
 from draftkit.io.atomic import atomic_file
 from draftkit.io.jsonl import dump_line, read_lines
 
@@ -81,7 +82,11 @@ def write_samples(path: Path, samples: Iterable[Sample], origin: SamplesOrigin, 
     """
     count = 0
     with atomic_file(path, force) as file:
-        file.write(dump_line({"format": FORMAT, "version": 1, "origin": asdict(origin)}))
+        file.write(
+            dump_line(
+                {"format": FORMAT, "version": 1, "origin": asdict(origin) | {"target": public_name(origin.target)}}
+            )
+        )
         for sample in samples:
             file.write(dump_line(_line(sample)))
             count += 1

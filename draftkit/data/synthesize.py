@@ -22,6 +22,7 @@ from draftkit.data.response_file import ResponseFile
 from draftkit.data.rows import SYNTHESIZED
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, FormatError, TargetError, require_count, require_setting
+from draftkit.hub.local_paths import public_name
 from draftkit.io.jsonl import read_lines
 from draftkit.requests import SamplingParameters
 from draftkit.results.statistics import is_looping, repetition
@@ -111,7 +112,7 @@ class SynthesizeSettings:
 
     def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
         """As `RegenerateSettings.header`."""
-        same = tokenizer.identity | {"target_sha256": target_sha256}
+        same = tokenizer.identity | {"target_sha256": target_sha256, "target": public_name(self.target)}
         return asdict(self) | {"languages": list(self.languages)} | same
 
     def sampling(self, cut: Opening) -> Sampling:

@@ -15,7 +15,7 @@ TOKENS_FACT = "speculative_tokens"  # the draft tokens a round that a draft was 
 
 def serve_commands(
     draft: Draft,
-    folder: Path,
+    folder: Path | str,
     *,
     layout: str = "unified",
     target: str | None = None,
@@ -31,7 +31,7 @@ def serve_commands(
     target = target or draft.provenance.target or "TARGET"
     tokens = k or stated_tokens(draft) or draft.spec.architecture.usual_tokens
     if local:
-        target, folder = local_name(target), folder.absolute()
+        target, folder = local_name(target), Path(folder).absolute()
     engines = {"vLLM": vllm, "SGLang": sglang, "llama.cpp": llama_cpp}
     return {
         name: engine.serve_command(draft.spec, target, folder, tokens)
@@ -40,11 +40,14 @@ def serve_commands(
     }
 
 
-def serving_notes(draft: Draft) -> list[str]:
+def serving_notes(draft: Draft, target: str) -> list[str]:
     """The vLLM command for a draft's folder on this machine, and what vLLM cannot read from the folder itself."""
     if not vllm.loads(draft.spec, "unified"):
         return []
-    return [f"vLLM: {serve_commands(draft, draft.path, local=True)['vLLM']}", *vllm.method_note(draft.spec)]
+    return [
+        f"vLLM: {serve_commands(draft, draft.path, target=target, local=True)['vLLM']}",
+        *vllm.method_note(draft.spec),
+    ]
 
 
 def local_name(source: str) -> str:

@@ -19,7 +19,7 @@ def loads(spec: DraftSpec, layout: str) -> bool:
     return serves(spec) and (layout == "sglang" or (spec.architecture.own_model and layout not in ("vllm", "gguf")))
 
 
-def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:
+def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int) -> str:
     """The command that serves the target with a draft, of which `tokens` are verified at a time."""
     options = {
         "model-path": target,

@@ -119,7 +119,7 @@ def evaluate_draft(
         warned = findings(Evidence(asked=seen, settings=settings), "measurement")
         made = provenance(device, dtype_named(settings.dtype, device), tokenizer, prompts, first_ids, settings)
         if saved is not None:
-            saved.begin(made)
+            saved.begin(made, [target, *drafts])
         cells = [] if saved is None else list(saved.cells)
         done = {cell.key for cell in cells}
         measured: list[Iterator[tuple[Cell, tuple[str, ...]]]] = []

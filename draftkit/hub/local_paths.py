@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from draftkit.io.jsonfile import dump
 # Files whose strings are a tokenizer's own: only a value that is a whole path is one.
 VERBATIM = ("tokenizer.json", "vocab.json", "added_tokens.json", "special_tokens_map.json")
 CACHED = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/[0-9a-f]+$")  # a folder of the Hub's cache
+IN_RUN = re.compile(r"draft|checkpoint-\d+")
 PART = r"[^\s\"'`<>|()\[\]{},;]"
 
 
@@ -40,15 +43,40 @@ def looks_like_path(source: str) -> bool:
     return source.startswith((".", "/", "~")) or source.partition("@")[0].count("/") > 1
 
 
+def reachable(name: str | None) -> str | None:
+    """A name that is kept of a source, if it leads there: in the zoo and on the Hub always, else where it lies here."""
+    return name if name is not None and (":" in name or "/" in name or os.path.exists(name)) else None
+
+
 def names_of_paths(values: Iterable[object]) -> dict[str, str]:
-    """Every string among JSON values that is a path of this machine → its last part."""
-    return {text: Path(text).name for value in values for text in _strings(value) if _is_local(text)}
+    """Every string among JSON values that is a path of this machine → the name of what lies there.
+
+    It is that of `public_name`, for a folder in a training run after the run's, and after those of more folders where
+    another path has the same; each is also found under its absolute path, and so are the models of the zoo.
+    """
+    places: dict[str, list[str]] = {}  # absolute path → as the values have it
+    for text in dict.fromkeys(text for value in values for text in _strings(value) if _is_local(text)):
+        places.setdefault(os.path.abspath(os.path.expanduser(text)), []).append(text)
+    names = {place: _name_in_run(place) for place in places}
+    for parts in range(2, 6):
+        taken = Counter(names.values())
+        names = {
+            place: name if taken[name] == 1 else "/".join(Path(place).parts[1:][-parts:])
+            for place, name in names.items()
+        }
+    embedded = {str(zoo.path(name)): f"zoo:{name}" for name in zoo.names()}
+    return embedded | {text: names[place] for place, texts in places.items() for text in (place, *texts)}
+
+
+def named(value: Any) -> Any:
+    """A JSON value with names instead of the paths that are in it."""
+    return with_names(value, names_of_paths([value]))
 
 
 def with_names(value: Any, names: Mapping[str, str]) -> Any:
     """A JSON value with names instead of paths: those of `names`, and whatever lies in this user's folders."""
     if isinstance(value, dict):
-        return {key: with_names(item, names) for key, item in value.items()}
+        return {with_names(key, names): with_names(item, names) for key, item in value.items()}
     if isinstance(value, list):
         return [with_names(item, names) for item in value]
     return text_with_names(value, names) if isinstance(value, str) else value
@@ -82,6 +110,22 @@ def file_with_names(path: Path, names: Mapping[str, str]) -> Path | bytes:
         return path
     text = dump(named) if path.suffix == ".json" else yaml.safe_dump(named, sort_keys=False, allow_unicode=True)
     return text.encode()
+
+
+def copy_named(source: str | Path, copy: str | Path) -> None:
+    """Copy a file as it may be published: with names, where it is a JSON or YAML file that has paths."""
+    source, copy = Path(source), Path(copy)
+    content = file_with_names(source, names_of_paths([read_values(source)]))
+    if isinstance(content, bytes):
+        copy.write_bytes(content)
+    elif source != copy:
+        shutil.copyfile(source, copy)
+
+
+def _name_in_run(place: str) -> str:
+    """A name that draftkit or a trainer gives in every run says nothing without the run's."""
+    path = Path(place)
+    return f"{path.parent.name}/{path.name}" if IN_RUN.fullmatch(path.name) else public_name(place)
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -18,6 +18,7 @@ from draftkit.data.tokenizer import served_with
 from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, TargetError, command
+from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
@@ -159,9 +160,11 @@ def _open(source: str, target: str | None) -> Draft:
 def _owner(name: str, draft: Draft, target: str | None) -> Vocabulary:
     """The model whose tokens the draft proposes. Raises `TargetError` where none is known, or it is another."""
     own = any(path.name.startswith(TOKENIZERS) for path in draft.files)
-    target = target or (None if own else draft.provenance.target)
+    made_for = draft.provenance.target
+    target = target or (None if own else reachable(made_for))
     if target is None and not own:
-        raise TargetError("whose tokens the draft proposes is not known", where=draft.path, hint="pass --target")
+        known = "is not known" if made_for is None else f"{made_for} has, which is not found here"
+        raise TargetError(f"whose tokens the draft proposes {known}", where=draft.path, hint="pass --target")
     owner = open_vocabulary(Located(draft.path, name) if target is None else locate(target, weights=False))
     size = draft.spec.architecture.vocab_size
     if own and target is not None:

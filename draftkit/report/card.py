@@ -205,7 +205,7 @@ def _commands(given: CardInput) -> dict[str, str]:
     """Engine → the commands that serve the target with this draft."""
     draft = given.draft
     k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
-    commands = serve_commands(draft, Path(given.name), target=given.served_target, k=k)
+    commands = serve_commands(draft, given.name, target=given.served_target, k=k)
     layouts = {"SGLang": ("sglang", "-sglang")} if sglang.serves(draft.spec) else {}
     if any(cell.engine == "llama.cpp" for _, cell in given.rows):
         layouts["llama.cpp"] = ("gguf", ".gguf")

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 
+from draftkit.hub.local_paths import names_of_paths
 from draftkit.results.record import Cell, Result
 
 # Column by column, where its value lies in a cell.
@@ -58,14 +59,17 @@ def cells_csv(result: Result) -> str:
     """A header and one row for each cell of a result.
 
     A value that the cell lacks, or that is NaN or infinite, is empty. Text that a spreadsheet would run begins with an
-    apostrophe. Numbers for each position stand in one column, separated by spaces.
+    apostrophe. Numbers for each position stand in one column, separated by spaces. Target, draft and prompts have names
+    instead of paths.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     provenance = [_plain(result.provenance.get(name)) for name in PROVENANCE]
+    names = names_of_paths([[cell.target, cell.draft, cell.dataset] for cell in result.cells])
     for cell in result.cells:
-        writer.writerow([_plain(_found(cell, path)) for path in CELL.values()] + provenance)
+        found = [_plain(_found(cell, path)) for path in CELL.values()]
+        writer.writerow([names.get(str(value), value) for value in found] + provenance)
     return text.getvalue()
 
 

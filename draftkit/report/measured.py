@@ -1,51 +1,65 @@
 """What of a result file was measured with one draft.
 
-A cell belongs to a draft when it has the draft's digest (`draft_sha256`), or, where it has none, when the path that it
-was measured under is the draft's folder. Made-up acceptance (`synthetic` verification) is no measurement.
+A cell belongs to a draft when it has the draft's digest (`draft_sha256`), or, where it has none, when it was measured
+under the path or the name of the draft's folder. Made-up acceptance (`synthetic` verification) is no measurement.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftkit.errors import DraftkitError, command
+from draftkit.hub.local_paths import names_of_paths
 from draftkit.io.jsonfile import read_object
-from draftkit.results.record import Cell, Result, read_result, result_from
+from draftkit.results.record import Cell, Result, named_result, read_result, result_from
 from draftkit.results.verdict import well_known
 
 EVAL_FOLDER = "eval"  # in a draft's folder: what was measured with it
 ABOUT_SPEED = ("speed-unexplained", "speed-disturbed", "unequal-baseline")  # warnings, each of one cell
 
 
-def own_part(path: Path, folder: Path, sha256: str) -> tuple[Result, dict[str, object]]:
+def own_part(path: Path, folder: Path, sha256: str, name: str) -> tuple[Result, dict[str, object]]:
     """The part of a result file that was measured with the draft in `folder`, whose digest is `sha256`.
 
-    As a result, and as the file has it, with fields that a later version may have added. All its cells carry the
-    digest. Raises `SourceError`/`FormatError` for a file that is no result, `DraftkitError` when nothing in it was
-    measured with this draft.
+    As a result, and as the file has it, with fields that a later version may have added; without paths of this machine.
+    All its cells carry the digest, and call the draft `name`. Raises `SourceError`/`FormatError` for a file that is no
+    result, `DraftkitError` when nothing in it was measured with this draft.
     """
-    result = read_result(path)
-    places = [i for i, cell in enumerate(result.cells) if _belongs(cell, folder, sha256)]
+    measured = read_result(path)
+    places = [i for i, cell in enumerate(measured.cells) if _belongs(cell, folder, sha256)]
     if not places:
-        raise _not_measured(result, path, folder)
+        raise _not_measured(measured, path, folder)
+    stored = named_result(read_object(path))
+    result = result_from(stored, path)
     names = {result.cells[i].draft for i in places}
     models = [i for i, model in enumerate(result.speed_models) if model.draft in names]
-    stored: dict[str, Any] = read_object(path)
-    part = stored | {
-        "cells": [stored["cells"][i] | {"draft_sha256": sha256} for i in places],
-        "speed_models": [stored["speed_models"][i] for i in models],
+    part: dict[str, Any] = stored | {
+        "cells": [stored["cells"][i] | {"draft_sha256": sha256, "draft": name} for i in places],
+        "speed_models": [stored["speed_models"][i] | {"draft": name} for i in models],
     }
     others = {cell.draft for cell in result.cells} - names
     part["warnings"] = [
-        warning
+        warning | {"message": _renamed(read.message, names, name)}
         for warning, read in zip(stored.get("warnings", []), result.warnings, strict=True)
-        if not read.message.startswith(tuple(f"{name}, K=" for name in others))
+        if not read.message.startswith(_beginnings(others))
     ]
-    part.pop("verdicts", None)  # they compare all drafts, and name places on the machine
+    part.pop("verdicts", None)  # they compare all drafts
     return result_from(part, path), part
+
+
+def _beginnings(drafts: Iterable[str]) -> tuple[str, ...]:
+    """With what messages begin that are about one of these drafts."""
+    return tuple(f"{draft}{after}" for draft in drafts for after in (", ", " "))
+
+
+def _renamed(message: str, drafts: Iterable[str], name: str) -> str:
+    """A message with another name for one of these drafts, where it is about one."""
+    called = next((draft for draft in drafts if message.startswith(_beginnings([draft]))), None)
+    return message if called is None else name + message.removeprefix(called)
 
 
 def with_sure_speeds(result: Result) -> Result:
@@ -74,7 +88,8 @@ def _belongs(cell: Cell, folder: Path, sha256: str) -> bool:
 
 
 def _is_named(cell: Cell, folder: Path) -> bool:
-    return os.path.realpath(os.path.expanduser(cell.draft)) == os.path.realpath(folder)
+    own = os.path.realpath(folder)
+    return os.path.realpath(os.path.expanduser(cell.draft)) == own or cell.draft == names_of_paths([own]).get(own)
 
 
 def _not_measured(result: Result, path: Path, folder: Path) -> DraftkitError:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from draftkit.errors import FormatError, SourceError
 from draftkit.finding import Finding, Severity
+from draftkit.hub.local_paths import names_of_paths, with_names
 from draftkit.io.jsonfile import finite, read_object
 from draftkit.io.records import read_record
 from draftkit.runtime.memory_plan import MemoryPlan
@@ -475,17 +476,34 @@ class Result:
         return result_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as `eval --json` prints it."""
+        """The result as `eval --json` prints it, with names instead of paths."""
         verdicts = {"verdicts": [_fields(verdict) for verdict in self.verdicts]} if self.verdicts else {}
         models = {"speed_models": [_fields(model) for model in self.speed_models]} if self.speed_models else {}
-        return {
-            "schema": SCHEMA,
-            **verdicts,
-            "provenance": self.provenance,
-            "cells": [cell.to_dict() for cell in self.cells],
-            **models,
-            "warnings": [_fields(warning) for warning in self.warnings],
-        }
+        return named_result(
+            {
+                "schema": SCHEMA,
+                **verdicts,
+                "provenance": self.provenance,
+                "cells": [cell.to_dict() for cell in self.cells],
+                **models,
+                "warnings": [_fields(warning) for warning in self.warnings],
+            }
+        )
+
+    def named(self) -> Result:
+        """The result as it is read again from its file."""
+        return result_from(self.to_dict(), Path(self.path))
+
+
+def named_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result object with names instead of the paths of this machine; what the target wrote stays as it is."""
+    headings = [[cell.get(key) for key in ("target", "draft", "dataset")] for cell in result["cells"]]
+    names = names_of_paths([headings, result["provenance"]])
+    cells = [
+        {key: value if key == "samples" else with_names(value, names) for key, value in cell.items()}
+        for cell in result["cells"]
+    ]
+    return {key: cells if key == "cells" else with_names(value, names) for key, value in result.items()}
 
 
 def result_json(result: object) -> str:

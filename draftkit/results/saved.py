@@ -6,15 +6,16 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftkit.errors import DraftkitError, FormatError
+from draftkit.hub.local_paths import named, names_of_paths
 from draftkit.io.atomic import check_writable, write_file
 from draftkit.io.jsonfile import finite
 from draftkit.io.lock import sole_writer
-from draftkit.results.record import DIGESTS, SCHEMA, Cell, Heading, read_result, result_json
+from draftkit.results.record import DIGESTS, SCHEMA, Cell, Heading, named_result, read_result, result_json
 
 if TYPE_CHECKING:  # it needs torch
     from draftkit.runtime.records import Generation
@@ -60,10 +61,16 @@ class ResultFile:
             raise FormatError(f"not the result of an evaluation: {error}", where=path, hint=hint) from error
         self.cells, self._provenance = list(stored.cells), stored.provenance
 
-    def begin(self, provenance: dict[str, object]) -> None:
-        """Say how the cells to come are made."""
+    def begin(self, provenance: dict[str, object], sources: Sequence[str] = ()) -> None:
+        """Say how the cells to come are made, and what target and drafts are called now: the file has names of them."""
+        paths = {name: source for source, name in names_of_paths([[*sources]]).items() if source in sources}
+        self.cells = [
+            replace(cell, target=paths.get(cell.target, cell.target), draft=paths.get(cell.draft, cell.draft))
+            for cell in self.cells
+        ]
         if self._provenance is not None:
-            before, now = ({k: v for k, v in p.items() if k != "date"} for p in (self._provenance, _plain(provenance)))
+            runs = (named(self._provenance), named(_plain(provenance)))
+            before, now = ({k: v for k, v in run.items() if k != "date"} for run in runs)
             differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
             if differing:
                 raise DraftkitError(
@@ -80,7 +87,7 @@ class ResultFile:
         self.write({"schema": SCHEMA, "provenance": self._provenance, "cells": cells})
 
     def write(self, result: Mapping[str, Any]) -> None:
-        write_file(self.path, (result_json(result) + "\n").encode())
+        write_file(self.path, (result_json(named_result(result)) + "\n").encode())
 
 
 def check_records(path: Path) -> None:
@@ -91,16 +98,19 @@ def check_records(path: Path) -> None:
 
 
 def append_rounds(path: Path, heading: Heading, generations: Sequence[Generation]) -> None:
-    """Append the raw record of a run: a line for each round, from which every statistic can be had again.
+    """Append the raw record of a run: a line for each round, from which every statistic can be had again. The draft is
+    called as in a result, by its name.
 
     Raises `DraftkitError` where the file cannot be written.
     """
-    named = {name: getattr(heading, name) for name in ("draft", "num_speculative_tokens", "temperature", "concurrency")}
+    setting = {name: getattr(heading, name) for name in ("num_speculative_tokens", "temperature", "concurrency")}
+    draft = names_of_paths([heading.draft]).get(heading.draft, heading.draft)
     lines = []
     for g in generations:
         for number, r in enumerate(g.rounds):
             ended = g.finished if number == len(g.rounds) - 1 else None
-            lines.append(json.dumps(finite(named | {"request": g.request.id} | asdict(r) | {"finished": ended})))
+            drafted = {"request": g.request.id} | asdict(r) | {"finished": ended}
+            lines.append(json.dumps(finite({"draft": draft} | setting | drafted)))
     _append(path, lines)
 
 

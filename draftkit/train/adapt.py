@@ -30,6 +30,7 @@ from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, op
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError, require_count, require_setting
+from draftkit.hub.local_paths import named, public_name
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import atomic_file, is_empty
 from draftkit.io.html import said_html, table_html
@@ -204,7 +205,7 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
         )
         adapted = Adaptation(trained.draft, len(samples.training), tuple(compare(before, after)))
         with atomic_file(out / REPORT_FILE, force=True) as file:
-            file.write(dump(finite(adapted.to_dict())).encode())
+            file.write(dump(named(finite(adapted.to_dict()))).encode())
         return adapted
 
 
@@ -237,11 +238,12 @@ def compare(before: WalkedAcceptance, after: WalkedAcceptance) -> Iterator[Adapt
 def _check_settings(path: Path, settings: AdaptSettings, digests: Mapping[str, object]) -> None:
     """Raise `DraftkitError` for a folder that was begun with other settings or models, or that is not an adaptation's.
 
-    `digests` of target and draft: what lies at their names may have been replaced.
+    `digests` of target and draft: what lies at their names may have been replaced, and may be somewhere else by now,
+    so that the file has no paths.
     """
-    stated = json.loads(json.dumps(asdict(settings))) | digests
+    stated = named(json.loads(json.dumps(asdict(settings)))) | digests
     if path.exists():
-        before = read_object(path)
+        before = named(read_object(path))
         if not digests.keys() <= before.keys():  # of an earlier release
             _log.warning("%s does not say which target and draft it is of: their weights are not compared", path)
             before = {**digests, **before}
@@ -303,7 +305,7 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
     rows = [_from(row, "traffic") for row in others] + [_from(row, "general") for row in general]
     said(f"{len(rows):,} requests to answer, {len(own):,} of {len(logged):,} are the target's own")
     header = {"tokenizer_sha256": tokenizer.sha256, "template_sha256": tokenizer.template_sha256,
-              "target": settings.target, "temperature": settings.temperature, "seed": settings.seed,
+              "target": public_name(settings.target), "temperature": settings.temperature, "seed": settings.seed,
               "max_new_tokens": settings.max_new_tokens}  # fmt: skip
     answers = ResponseFile(out / "answers.jsonl", header)
     if answers.done and settings.endpoint is not None:

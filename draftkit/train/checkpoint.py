@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftkit.convert.unified import write_draft
 from draftkit.engines.serving import TOKENS_FACT
+from draftkit.hub.local_paths import public_name
 from draftkit.io.handles import memory_handle
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import FactOrigin, Provenance
@@ -64,7 +65,7 @@ def draft_in_memory(
         source_revision=None,
         format="trained",
         files=(),
-        target=target,
+        target=public_name(target),
         target_revision=None,
         facts=_facts(spec, speculative_tokens),
         dropped_config={},

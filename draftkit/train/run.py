@@ -37,6 +37,7 @@ from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary, token_counts
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.errors import DraftkitError
+from draftkit.hub.local_paths import copy_named
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
 from draftkit.io.html import said_html, table_html
@@ -524,7 +525,8 @@ def _finish(trainer: DraftTrainer, config: TrainConfig, ready: _Ready) -> Traine
 
 
 def _write_final(best: Path, config: TrainConfig, ready: _Ready) -> None:
-    """The final draft: the best checkpoint's, in the target's dtype."""
+    """The final draft: the best checkpoint's, in the target's dtype. It is what is published, so that the files beside
+    it have names; where all lies, and the base of an adapter, those of the checkpoints say, to go on with."""
     out, recipe = Path(config.out), ready.recipe
     tensors = load_tensors(best)
     parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
@@ -534,8 +536,9 @@ def _write_final(best: Path, config: TrainConfig, ready: _Ready) -> None:
         speculative_tokens=steps, force=True,
     )  # fmt: skip
     _record(out / "draft", config, ready.inputs())
+    copy_named(out / "draft" / CONFIG_FILE, out / "draft" / CONFIG_FILE)
     if (best / ADAPTER_FOLDER).is_dir():
-        shutil.copytree(best / ADAPTER_FOLDER, out / "draft" / ADAPTER_FOLDER)
+        shutil.copytree(best / ADAPTER_FOLDER, out / "draft" / ADAPTER_FOLDER, copy_function=copy_named)
 
 
 def _save_checkpoint(out: Path, tensors: dict[str, Tensor], *, config: TrainConfig, ready: _Ready) -> None:

@@ -192,9 +192,9 @@ def test_the_report_names_base_adapter_and_files(tmp_path: Path) -> None:
     assert isinstance(draft.spec.architecture, CausalLMSpec)
     assert draft.spec.architecture.config == json.loads((tmp_path / "base" / "config.json").read_text())
     facts = {fact.name: (fact.value, fact.note) for fact in draft.provenance.facts}
-    assert facts["base_model"] == (str(tmp_path / "base"), "")
+    assert facts["base_model"] == ("base", "")
     assert facts["adapter"] == ("LoRA in 4 matrices", "lora_alpha 6")
-    assert (draft.provenance.format, draft.provenance.source) == ("lora", str(adapter))
+    assert (draft.provenance.format, draft.provenance.source) == ("lora", adapter.name)
     names = [file.name for file in draft.provenance.files]
     assert names == ["adapter_config.json", "adapter_model.safetensors", "model.safetensors"]
     convert_checkpoint(str(tmp_path / "out"), tmp_path / "back", to="hf")

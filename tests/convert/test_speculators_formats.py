@@ -326,7 +326,7 @@ def test_a_draft_of_another_layout_gets_copies_and_the_targets_name(weighty_targ
     assert torch.equal(written["layers.0.hidden_norm.weight"], tensors["midlayer.hidden_norm.weight"])
     assert written.keys() == RECORDED_TENSORS["speculators-eagle3-converted"].keys() | {"embed_tokens.weight"}
     assert config["speculators_config"]["verifier"] == {
-        "name_or_path": str(weighty_target), "architectures": ["LlamaForCausalLM"]
+        "name_or_path": weighty_target.name, "architectures": ["LlamaForCausalLM"]
     }  # fmt: skip
     # What vLLM's update_eagle3 reads, and defaults otherwise.
     assert config["norm_before_residual"] is False
@@ -342,6 +342,16 @@ def test_a_borrowed_embedding_needs_the_target(tmp_path: Path, target: Path) -> 
     config["draftkit"]["provenance"]["target"] = None
     (unified / "config.json").write_text(json.dumps(config))
     with pytest.raises(LayoutError, match=r"--to speculators needs a copy of its embed_tokens\.weight"):
+        plan_conversion(str(unified), to="speculators")
+
+
+def test_a_target_in_a_folder_is_asked_for_again(tmp_path: Path, weighty_target: Path) -> None:
+    """The draft keeps its name; in the folder around it that leads there."""
+    source = str(pico.write_checkpoint(tmp_path / "source", pico.eagle3_config(), pico.eagle3_tensors()))
+    unified = convert_checkpoint(source, tmp_path / "unified", target=str(weighty_target))
+    with pytest.raises(LayoutError, match=f"its target, {weighty_target.name}, is not found here\n.*\n.*--target"):
+        plan_conversion(str(unified), to="speculators")
+    with contextlib.chdir(weighty_target.parent):
         plan_conversion(str(unified), to="speculators")
 
 

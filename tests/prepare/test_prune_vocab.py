@@ -175,7 +175,7 @@ def test_an_end_that_was_cut_before_is_named(tmp_path: Path, running_target: Pat
     unified = convert_checkpoint(str(eagle3(tmp_path / "draft")), tmp_path / "out", target=str(running_target))
     assert EOS not in ids_of(unified)
     data = samples_file(tmp_path / "data.jsonl", [5], running_target)
-    result = plan_pruning(str(unified), data, size=4).to_dict()
+    result = plan_pruning(str(unified), data, size=4, target=str(running_target)).to_dict()
     assert result["absent"] == [{"id": EOS, "token": "</s>", "why": "eos"}]
 
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from draftkit import zoo
 from draftkit.cli.prepare import app
 from draftkit.errors import DraftkitError, FormatError
+from draftkit.hub.local_paths import public_name
 from draftkit.hub.locate import Located
 from draftkit.io.dtypes import dtype_name
 from draftkit.io.handles import TensorHandle
@@ -258,7 +259,7 @@ def test_the_result_drafts_for_the_target(tmp_path: Path) -> None:
     assert isinstance(drafter, CausalLMDrafter)
     assert drafter.vocabulary is None
     provenance = read_draft(out).provenance
-    assert provenance.target == target
+    assert provenance.target == public_name(target)
     assert "pieces" in provenance.facts[-1].note
 
 

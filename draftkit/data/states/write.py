@@ -36,6 +36,7 @@ from draftkit.data.states.shards import (
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
+from draftkit.hub.local_paths import public_name
 from draftkit.hub.locate import Located, locate
 from draftkit.io.lock import sole_writer
 from draftkit.layout.target import TargetFacts, read_target_facts
@@ -345,7 +346,7 @@ def _manifest(
         )
     return Manifest(
         schema=schema,
-        target=located.name,
+        target=public_name(located.name),
         target_revision=located.revision,
         target_sha256=target_sha256(located.path, schema),
         engine="vllm" if settings.vllm_python else "transformers",

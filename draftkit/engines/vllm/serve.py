@@ -24,7 +24,7 @@ def loaded_wrongly(spec: DraftSpec, layout: str) -> str | None:
     return refusal_by_vllm(spec, layout) if in_layout else None
 
 
-def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, object]:
+def speculative_config(spec: DraftSpec, folder: Path | str, tokens: int) -> dict[str, object]:
     """vLLM's `speculative_config` for a draft in `folder` that proposes `tokens` a round."""
     where: dict[str, object] = {"model": str(folder)} if spec.architecture.has_checkpoint else {}
     return where | {
@@ -34,7 +34,7 @@ def speculative_config(spec: DraftSpec, folder: Path, tokens: int) -> dict[str, 
     }
 
 
-def serve_command(spec: DraftSpec, target: str, folder: Path, tokens: int) -> str:
+def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int) -> str:
     """The command that serves the target with a draft; TARGET where that is a GGUF file, which vLLM does not load."""
     target = "TARGET" if target.endswith(".gguf") else target
     settings = json.dumps(speculative_config(spec, folder, family_tokens(spec, tokens)))
