@@ -1,20 +1,34 @@
-# make demo: the main job on the embedded models. make test: the test suite. Both install what they need into .venv.
+# make demo: the main job on the embedded models. make test: the test suite, make quick: most of it, make test-long: the
+# long proofs. They install what they need into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format docs bench browser compile-gpu
+.PHONY: demo test quick test-long lint format docs bench browser compile-gpu
 
 demo: $(VENV)/installed
 	@rm -rf build/demo && mkdir -p build/demo
 	$(BIN)/draftkit convert zoo:eagle build/demo/eagle
 	$(BIN)/draftkit eval --target zoo:target --draft build/demo/eagle --concurrency 4 --max-new-tokens 96
 
-# The second step runs the Triton kernels, in Triton's interpreter: a process has one way to run them.
+# Where Triton interprets its kernels: a process has one way to run them. tests/test_house.py keeps the list whole.
+INTERPRETED := tests/runtime/test_expand_rows.py tests/runtime/test_fusion.py tests/runtime/test_rounds.py \
+	tests/runtime/test_sampling_kernels.py tests/runtime/test_slot_attention.py tests/train/test_row_loss.py
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=loadgroup
+
+# Everything but the long proofs: at most 8 minutes on two quiet cores.
 test: $(VENV)/installed-dev browser
-	$(BIN)/python -m pytest --numprocesses=auto
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto
+	$(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED)
+
+# For the loop of work: at most 3 minutes.
+quick: $(VENV)/installed-dev
+	DRAFTKIT_EXAMPLES=quick $(PYTEST) -m "not slow and not long"
+
+# The long proofs alone.
+test-long: $(VENV)/installed-dev
+	$(PYTEST) -m long
 
 # The report's tests look for a browser, and skip where there is none.
 browser:

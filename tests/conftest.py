@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import kernels, pico
+from fixtures import examples, kernels, pico  # noqa: F401  # hypothesis takes its settings from examples
 from fixtures.drafter_cases import case, load  # noqa: F401
-from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
 from draftkit.cli import main
 
 torch.set_num_threads(1)
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ATTACKS = sorted(file.stem for file in (ROOT / "scripts/attack").glob("[a-z]*.py") if file.stem != "fuzz")
-CASES = {"resume": 10}  # of 25 elsewhere: those after them train
+FEW = {"resume": 10}  # of 25 elsewhere: those after them train
+MANY = {"gguf": 600, "into": 100, "mtp": 600, "resume": 60, "servers": 200}
 
 BADLY = """
 import sys, time
@@ -42,7 +43,17 @@ def run(*arguments: object, timeout: int = 300) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_first_cases(name: str) -> None:
-    done = run("-m", f"scripts.attack.{name}", "--cases", CASES.get(name, 25))
+    check(name, FEW.get(name, 25))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ATTACKS)
+def test_many_cases(name: str) -> None:
+    check(name, MANY[name], timeout=1500)
+
+
+def check(name: str, cases: int, timeout: int = 300) -> None:
+    done = run("-m", f"scripts.attack.{name}", "--cases", cases, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" cases: 0 silent, 0 lost, 0 hangs, 0 tracebacks\n")
 

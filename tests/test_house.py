@@ -119,3 +119,15 @@ def test_no_two_classes_have_the_same_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_make_names_the_files_that_the_interpreter_runs() -> None:
+    makefile = (PACKAGE.parent / "Makefile").read_text(encoding="utf-8")
+    named = makefile.split("INTERPRETED := ")[1].split("\nPYTEST")[0].replace("\\", "").split()
+    tests = PACKAGE.parent / "tests"
+    marked = [
+        str(file.relative_to(PACKAGE.parent))
+        for file in sorted(tests.rglob("test_*.py"))
+        if re.search(r"mark\.interpreter\b", file.read_text(encoding="utf-8"))
+    ]
+    assert named == marked

@@ -15,9 +15,10 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.hub_server import HubServer
 from fixtures.published.checkpoint import Published, randoms
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -314,7 +315,7 @@ def test_what_to_vllm_cannot_mend_is_not_promised(draftkit: Command, tmp_path: P
 # --- any shape, dtype and split
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30)
 @given(
     heads=st.integers(1, 4), groups=st.integers(1, 3), head_dim=st.sampled_from([2, 8, 10]),
     inner=st.integers(1, 40), vocabulary=st.integers(20, 60), layers=st.integers(1, 3), bias=st.booleans(),

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.published import all_published
 from fixtures.published.checkpoint import Tensors, randoms
 from fixtures.published.eagle3 import MODELOPT, MODELOPT_EAGLE, SPECFORGE, YARN, config, eagle3, quantized
 from fixtures.published.layers import VD, H, V, vocabulary_map
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -237,7 +238,7 @@ PLAIN = {
     }),
     rope=st.sampled_from([None, LINEAR, YARN, MULTIMODAL]),
 )  # fmt: skip
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(50)
 def test_sglang_holds_the_draft_without_its_losses(
     decoder: dict[str, Any],
     rope: dict[str, object] | None,

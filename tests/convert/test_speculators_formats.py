@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.published import all_published
 from fixtures.published import speculators as published
 from fixtures.published.checkpoint import Tensors, randoms
 from fixtures.published.layers import VD, H, V, vocabulary_map
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -479,7 +480,7 @@ def drafts(draw: st.DrawFn) -> EagleSpec:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(eagle=drafts(), seed=st.integers(0, 3))
 def test_any_draft_is_the_same_after_a_round_trip(
     eagle: EagleSpec, seed: int, target: Path, tmp_path_factory: pytest.TempPathFactory

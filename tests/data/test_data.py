@@ -17,9 +17,10 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico, templates
+from fixtures.examples import examples
 from fixtures.targets import save_target
 from fixtures.templates import tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -74,7 +75,7 @@ def run(rows: list[Row], renderer: Renderer, max_length: int | None = None) -> t
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(exchanges=EXCHANGES, system=st.none() | TEXTS)
 def test_the_mask_marks_what_the_target_writes(
     shape: str, exchanges: list[tuple[str, str, bool]], system: str | None
@@ -210,7 +211,7 @@ ORIGIN = SamplesOrigin("zoo:target", tokenizer(templates.CHATML).sha256, None, 6
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans())))))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_samples_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[str, list[tuple[int, bool]]]]
 ) -> None:

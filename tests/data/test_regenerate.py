@@ -15,8 +15,9 @@ import torch
 from conftest import Command
 from fixtures import templates
 from fixtures.completions_server import Answer, CompletionsServer
+from fixtures.examples import examples
 from fixtures.templates import tokenizer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils import logging
 
@@ -155,7 +156,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(fail_at: int, tmp_path: Pat
     assert answer(path, Echo()).rows == 0
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40)
 @given(cut=st.integers(0, 10_000))
 def test_a_half_written_line_is_repaired(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"

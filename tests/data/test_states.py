@@ -16,10 +16,11 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.killed import killed_at_rename
 from fixtures.precision import LAYER, assert_close
 from fixtures.targets import TARGETS, target_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import save_file
@@ -62,7 +63,7 @@ vectors = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 16)), e
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @given(states=vectors)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_encodings_round_within_their_bounds(encoding: Encoding, states: np.ndarray) -> None:
     encoded = encode(torch.from_numpy(states), encoding)
     found = decode(encoded, torch.float32).numpy()

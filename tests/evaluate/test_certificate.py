@@ -11,9 +11,10 @@ from functools import lru_cache
 import pytest
 import torch
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.planted import OffByOneTarget, PoisonedOffByOneTarget
 from fixtures.sampling_statistics import processed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
@@ -353,7 +354,7 @@ def test_the_stated_total_variation_is_detected_and_little_less_is_not() -> None
     assert detectable_rate(300, 0.95) == pytest.approx(1 - 0.05 ** (1 / 300))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     logits=st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=20),
     temperature=st.sampled_from([0.3, 1.0, 2.0]),

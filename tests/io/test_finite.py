@@ -13,7 +13,8 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
-from hypothesis import given, settings
+from fixtures.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -53,7 +54,7 @@ def test_every_floating_dtype_is_searched() -> None:
     assert {"F64", "F32", "F16", "BF16"} | fp8 == FLOATING
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data(), st.sampled_from(sorted(FLOATING)), st.integers(1, 40), st.sampled_from([8, 16, 64]))
 def test_any_bits_in_any_chunks(data: st.DataObject, dtype: str, step: int, block: int) -> None:
     tensor = torch.zeros(data.draw(st.lists(st.integers(0, 5), max_size=3)), dtype=torch_dtype(dtype))

@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.robust import attempt, sandbox
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -332,7 +333,7 @@ shapes = st.lists(numbers, max_size=3).map(tuple)
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_storages_of_any_identity_and_tensors_of_any_shape(weights_of: Path, data: st.DataObject) -> None:
     identity: list[object] = ["storage", torch.FloatStorage, "0", "cpu", data.draw(numbers)]
@@ -370,7 +371,7 @@ def weights_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_damage_inside_the_pickle_of_a_sound_zip(weights_of: Path, data: st.DataObject) -> None:
     """Unlike damage to the file, which its checksums give away."""

@@ -19,7 +19,8 @@ from typing import BinaryIO
 
 import pytest
 import torch
-from hypothesis import given, settings
+from fixtures.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -33,7 +34,7 @@ from draftkit.io.tensors import open_checkpoint, write_checkpoint
 
 torch.set_num_threads(1)
 REPOSITORY = Path(__file__).parents[2]
-LIGHT = settings(max_examples=40, deadline=None)
+LIGHT = examples(40)
 
 
 @st.composite

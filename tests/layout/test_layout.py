@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from fixtures import pico
-from hypothesis import given, settings
+from fixtures.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
@@ -159,7 +160,7 @@ specs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(specs)
 def test_any_spec_survives_json(spec: DraftSpec) -> None:
     assert through_json(spec) == spec

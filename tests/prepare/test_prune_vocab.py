@@ -12,9 +12,10 @@ import pytest
 import torch
 import typer
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.templates import CHATML
 from fixtures.vocabularies import byte_level, save, sentencepiece
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -141,7 +142,7 @@ def logits(drafter: Drafter, states: Tensor) -> Tensor:
 # --- What is kept
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_the_most_frequent_tokens_and_the_kept_ones(data: st.DataObject) -> None:
     counts = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=20)))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import pico
+from fixtures.examples import examples
 from fixtures.vocabularies import BYTES, byte_level, save, sentencepiece, unigram, wordpiece
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE, WordLevel
@@ -113,7 +114,7 @@ def test_negative_zeros_and_nans_are_copied() -> None:
 WORD = st.text(st.sampled_from("abé ▁Ġ0"), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     words=st.lists(WORD, unique=True, max_size=12),
     added=st.lists(st.tuples(st.sampled_from(["a", "<s>", "</s>", "b", "ab"]), st.booleans()), max_size=4),
@@ -177,7 +178,7 @@ def test_rows_of_another_vocabulary(own: str, theirs: str, tied: bool, weighting
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(text=st.binary(min_size=1, max_size=12) | st.text(max_size=6).map(str.encode))
 def test_pieces_are_the_bytes_they_stand_for(make: Maker, text: bytes) -> None:
     vocabulary = in_memory(make())

@@ -13,7 +13,8 @@ import torch
 from fixtures import pico
 from fixtures.draft_references import H, K, Tensors, V, chain, llama, pard_reference
 from fixtures.drafter_cases import CASES, Case, Load, llama_draft, mlp_head, p_eagle, pard2, requests, sampled, target
-from hypothesis import given, settings
+from fixtures.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
@@ -346,7 +347,7 @@ def suffix(**facts: float) -> SuffixSpec:
     return SuffixSpec(**({"max_depth": 24, "max_spec_factor": 1.0, "min_token_prob": 0.1} | facts))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     texts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=4),
     spec=st.builds(

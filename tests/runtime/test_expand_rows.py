@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.examples import examples
 from fixtures.kernels import DEVICE
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -140,7 +141,7 @@ def batches(draw: Callable[..., Any]) -> Batch:
 
 
 @devices
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(batch=batches())
 def test_every_row_follows_the_rule(batch: Batch, device: str) -> None:
     masks, hidden, mask_hidden = (batch.options.get(name, 0) for name in ("masks", "hidden", "mask_hidden"))

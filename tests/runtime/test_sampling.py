@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 import torch
+from fixtures.examples import examples
 from fixtures.precision import assert_close
 from fixtures.sampling_rounds import random_round
 from fixtures.sampling_statistics import batch, fit, processed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
@@ -166,7 +167,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(requests, min_size=1, max_size=4), st.integers(0, 2**32), st.sampled_from([1, 5, 17]), st.booleans())
 def test_distributions_follow_the_definition(
     rows: list[SamplingParameters], seed: int, size: int, coarse: bool

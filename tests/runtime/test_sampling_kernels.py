@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.examples import examples
 from fixtures.kernels import DEVICE, NATIVE, references_only
 from fixtures.sampling_rounds import Round, random_round
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -97,7 +98,7 @@ cuts = st.builds(
 
 
 @pytest.mark.interpreter
-@settings(max_examples=300 if NATIVE else 30, deadline=None, derandomize=True)
+@examples(300 if NATIVE else 30)
 @given(
     st.lists(cuts, min_size=1, max_size=3), st.integers(0, 2**32), st.sampled_from([1, 5, 33, 2100]), st.booleans(),
     st.sampled_from([torch.float32, torch.bfloat16]),

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.examples import examples
 from fixtures.kernels import DEVICE, NATIVE, references_only
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -230,14 +231,14 @@ def cases(draw: Any, largest: int, most_rows: int, most_sequences: int) -> Case:
 
 
 @pytest.mark.interpreter
-@settings(max_examples=200 if NATIVE else 4, deadline=None)
+@examples(200 if NATIVE else 4)
 @given(cases(largest=3000 if NATIVE else 300, most_rows=17 if NATIVE else 3, most_sequences=9 if NATIVE else 2))
 def test_kernel_on_random_batches(case: Case) -> None:
     batch = case.batch()
     assert_right(batch.to(DEVICE).attend(), batch)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(largest=150, most_rows=MAX_ROWS + 20, most_sequences=4))
 def test_reference_on_random_batches(case: Case) -> None:
     batch = case.batch()

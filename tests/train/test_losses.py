@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from fixtures.examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
@@ -226,7 +227,7 @@ def test_gradients_by_differences(text: str) -> None:
     assert torch.autograd.gradcheck(value, (given.hidden, *given.head))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(st.integers(1, 20), st.integers(1, 25), st.sampled_from(list(ALL)), st.sampled_from([None, 3, 7]))
 def test_the_chunk_size_changes_nothing(rows: int, chunk: int, text: str, draft_vocab: int | None) -> None:
     given = problem(rows=rows, draft_vocab=draft_vocab, seed=rows, dtype=torch.float32)
