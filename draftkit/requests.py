@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from draftkit.errors import SettingError, require_count, require_setting
+from draftkit.io.settings import setting
 
 MIN_TEMPERATURE = 1e-5
 EVERY_TOKEN = 2**31 - 1  # a top-k that no vocabulary reaches
@@ -26,11 +27,13 @@ class SamplingParameters:
     `seed` < 2⁶⁴ alone decides the request's random numbers. Raises `SettingError` for values outside their range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
+    temperature: float = setting("How random the output is; 0 decodes greedily.", 0.0)
+    top_k: int = setting("Draw from this many tokens; 0 from all.", 0, unit="tokens", needs="a temperature above 0")
+    top_p: float = setting("Draw from the smallest set with this probability.", 1.0, needs="a temperature above 0")
+    min_p: float = setting(
+        "Draw from tokens with this share of the best one's probability.", 0.0, needs="a temperature above 0"
+    )
+    seed: int = setting("The seed of the first request; the others count on.", 0)
 
     def __post_init__(self) -> None:
         hot = MIN_TEMPERATURE <= self.temperature < math.inf
@@ -63,10 +66,21 @@ class DraftSampling:
     outside their range.
     """
 
-    mode: DraftSamplingMode = "auto"
-    greedy_below: float = 0.75
-    temperature: float | None = None
-    min_confidence: float = 0.0
+    mode: DraftSamplingMode = setting("How drafts are drawn; all are lossless.", "auto", name="draft_sampling")
+    greedy_below: float = setting(
+        "Requests below this temperature have greedy drafts.",
+        0.75,
+        name="draft_greedy_below",
+        needs="draft_sampling auto",
+    )
+    temperature: float | None = setting(
+        "The temperature of sampled drafts, instead of the request's.", None, name="draft_temperature"
+    )
+    min_confidence: float = setting(
+        "Drafts end before the first whose chance of acceptance, as the draft estimates it, is below this.",
+        0.0,
+        name="draft_confidence",
+    )
 
     def __post_init__(self) -> None:
         modes = get_args(DraftSamplingMode)

@@ -17,7 +17,7 @@ from draftkit.layout.families import families
 PACKAGE = Path(__file__).resolve().parents[1] / "draftkit"
 # From the ground up. A room may import from those before it.
 ROOMS = (
-    "errors", "finding", "requests", "version", "zoo", "io", "layout", "hub", "engines", "convert", "targets", "models",
+    "errors", "finding", "version", "zoo", "io", "requests", "layout", "hub", "engines", "convert", "targets", "models",
     "runtime", "loading", "results", "data", "checks", "evaluate", "doctor", "train", "prepare", "report", "publish",
     "cli",
 )  # fmt: skip

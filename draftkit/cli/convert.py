@@ -83,6 +83,7 @@ def convert(
     """Convert a draft of any known format into the unified layout. With --to, into another."""
     from draftkit.convert.api import default_output, plan_conversion, put_heads_back
     from draftkit.engines.llama_cpp import serve_with_heads
+    from draftkit.io.settings import assignments
 
     if part is not None and part != "mtp":
         raise DraftkitError(f"there is no part {part}", expected="--part mtp")
@@ -95,7 +96,7 @@ def convert(
             if folder.suffix == ".gguf":
                 console().print(f"llama.cpp: {serve_with_heads(folder)}", soft_wrap=True, markup=False)
         return
-    overrides = _parse_facts(facts or [])
+    overrides = assignments(facts or [])
     conversion = plan_conversion(
         source,
         to=to,
@@ -153,17 +154,6 @@ def formats() -> None:
     from draftkit.report.conversion import formats_table
 
     console().print(formats_table())
-
-
-def _parse_facts(texts: list[str]) -> dict[str, str]:
-    """`FACT=VALUE` arguments by fact. Raises `DraftkitError` for one without a name or a value."""
-    facts = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise DraftkitError(f"--set {text} names no fact and value", expected="--set FACT=VALUE")
-        facts[name] = value
-    return facts
 
 
 def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) -> None:

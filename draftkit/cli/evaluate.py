@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from draftkit.results.record import Result
     from draftkit.results.settings import Sweep
 
-CERTIFIED_PROMPTS = 8
 PROMPTS, DRAFTING, SAMPLING = "Prompts", "Drafting", "Sampling of the target"
 SPEED, SERVER, ENGINES = "What is told of it", "A running server", "Other engines"
 
@@ -510,24 +509,7 @@ def _certificate_settings(target: str, sweep: Sweep, vllm: VllmSettings | None) 
         if runtime_refusal(target) is not None:
             return None
     require_runtime(target, "leave out --certify, or certify vLLM with --engine vllm")
-    settings = sweep.first
-    return CertificateSettings(
-        num_speculative_tokens=sweep.k,
-        concurrency=max(*sweep.concurrency, 2),
-        prompts=settings.prompts,
-        limit=min(settings.limit or CERTIFIED_PROMPTS, CERTIFIED_PROMPTS),
-        device=settings.device,
-        dtype=settings.dtype,
-        temperatures=tuple(t for t in sweep.temperature if t > 0),
-        top_k=settings.sampling.top_k,
-        top_p=settings.sampling.top_p,
-        min_p=settings.sampling.min_p,
-        draft_sampling=settings.draft_sampling,
-        thinking=settings.thinking,
-        template=settings.template,
-        verification=settings.verification,
-        seed=settings.sampling.seed,
-    )
+    return CertificateSettings.of(sweep)
 
 
 def _certificates(target: str, drafts: list[str], asked: CertificateSettings) -> list[Certificate]:

@@ -14,7 +14,8 @@ from typing import TypeVar
 from draftkit.convert.bookkeeping import BOOKKEEPING
 from draftkit.errors import FormatError, LayoutError
 from draftkit.finding import Finding
-from draftkit.layout.facts import parse_fact, with_facts
+from draftkit.io.settings import read_value
+from draftkit.layout.facts import with_facts
 from draftkit.layout.provenance import DEFINITION, FactOrigin, Origin
 from draftkit.layout.spec import DraftSpec
 
@@ -126,7 +127,7 @@ class Facts:
 
     def set_by_user(self, name: str) -> object:
         """The user's own value of a fact, as typed; None without one."""
-        return parse_fact(self._overrides[name]) if name in self._overrides else None
+        return read_value(self._overrides[name], f"--set {name}") if name in self._overrides else None
 
     def choice(self, name: str, options: tuple[str, ...]) -> str | None:
         """What the user says of something that is no fact of the spec, None when nothing. Raises `LayoutError`."""
@@ -155,7 +156,7 @@ class Facts:
             note = f"instead of {before.value} ({before.origin})" if before.value else ""
             after = replace(before, value=text, origin="overridden", note=note)
             self.found = [fact for fact in self.found if fact.name != name] + [after]
-        values = {name: parse_fact(text) for name, text in self._overrides.items()}
+        values = {name: read_value(text, f"--set {name}") for name, text in self._overrides.items()}
         return replace(spec, architecture=with_facts(spec.architecture, self._where, **values))
 
     def record_definition(self, spec: DraftSpec) -> None:

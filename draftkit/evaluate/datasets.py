@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftkit import zoo
-from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, undecoded
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, strict_rows, undecoded
 from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError
 from draftkit.evaluate.prompts import Prompt
@@ -57,13 +58,13 @@ class _Columns:
     template: str = "{}"
 
 
-def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
+def load_prompt_set(source: str, limit: int | None = None, *, strict: bool = False) -> PromptSet:
     """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
 
     A row of a file or an unnamed dataset has any shape that `data.rows` reads: its user messages are taken, or its
     plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
     that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that are
-    not text are left out. Raises `SourceError` and `FormatError` naming file and line.
+    not text are left out, and refused if `strict`. Raises `SourceError` and `FormatError` naming file and line.
     """
     described = registry().get(source)
     path = zoo.prompts_path() if source == BUNDLED else Path(source)
@@ -81,7 +82,8 @@ def load_prompt_set(source: str, limit: int | None = None) -> PromptSet:
         where, _, revision = source.partition("@")
         rows, revision = _published({"hub": where, "revision": revision or None})
     left_out = LeftOutRows()
-    read = [_prompt(row, columns, at, number, left_out) for number, (at, row) in enumerate(rows, start=1)]
+    with strict_rows() if strict else nullcontext():
+        read = [_prompt(row, columns, at, number, left_out) for number, (at, row) in enumerate(rows, start=1)]
     parsed = [prompt for prompt in read if prompt is not None]
     prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
     if not prompts:

@@ -501,7 +501,7 @@ class _Loaded:
 
 
 def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:
-    prompts = load_prompt_set(settings.prompts, settings.limit)
+    prompts = load_prompt_set(settings.prompts, settings.limit, strict=settings.strict)
     tokenizer = load_target_tokenizer(target)
     return prompts, tokenizer, Conversations(prompts.prompts, tokenizer, settings)
 

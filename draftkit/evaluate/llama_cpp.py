@@ -12,14 +12,14 @@ from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_server import llama_server
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.measure import Progress
-from draftkit.evaluate.server import ServerSettings, check_served, evaluate_server
+from draftkit.evaluate.server import ServerSettings, evaluate_server
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.results.record import Result
 from draftkit.results.saved import ResultFile
-from draftkit.results.settings import Settings, Sweep
+from draftkit.results.settings import AS_STARTED, Settings, Sweep
 from draftkit.results.verdict import verdicts
 
 MEGABYTE = 1e6
@@ -49,7 +49,7 @@ def evaluate_llama_cpp(
     turns, for the speed-up. Raises `DraftkitError`, also for a draft that llama.cpp does not run, or with fewer tokens.
     """
     sweep = Sweep.of(asked_for)
-    check_served(sweep)
+    AS_STARTED.check(sweep)
     k, results = sweep.k[0], []
     slots = str(max(sweep.concurrency))
     opened = [_run_by_it(source, target, k) for source in drafts]

@@ -214,7 +214,7 @@ def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, nu
         verification=settings.verification if drafter is not None else "coupled",
         draft_sampling=settings.draft_sampling,
         synthetic=None if rates is None else SyntheticAcceptance(rates),
-        k_by_batch=settings.k_by_batch if drafter is not None else None,
+        k_by_batch=settings.schedule if drafter is not None else None,
         eager=settings.eager,
     )
 

@@ -20,7 +20,7 @@ from draftkit.version import __version__
 SHOWN_IDS = 16  # of the first prompt
 VARIED = (
     "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "k_by_batch",
-    "acceptance_rates",
+    "acceptance_rates", "disable_above_batch", "strict",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from draftkit.engines.servers.connect import server_at
 from draftkit.engines.servers.lane import server_lane
 from draftkit.engines.servers.server import Server
 from draftkit.engines.vllm.request import warm_up
-from draftkit.errors import DraftkitError, SettingError
+from draftkit.errors import DraftkitError
 from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.certificate.served import (
     ServedCertificate,
@@ -30,10 +30,10 @@ from draftkit.evaluate.provenance import asked, made_by, seen_by
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.loading import load_target_tokenizer
-from draftkit.requests import DraftSampling, Request
+from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading, Result, ResultWarning
 from draftkit.results.saved import ResultFile
-from draftkit.results.settings import Settings, Sweep
+from draftkit.results.settings import AS_STARTED, Settings, Sweep
 from draftkit.results.verdict import verdicts
 from draftkit.targets.target import end_token_ids
 
@@ -83,9 +83,9 @@ def evaluate_server(
     where the server does not say how many tokens it drafts. Raises `DraftkitError`.
     """
     sweep = Sweep.of(asked_for or Settings())
-    check_served(sweep)
+    AS_STARTED.check(sweep)
     serving = Serving.of(servers)
-    prompts = load_prompt_set(sweep.first.prompts, sweep.first.limit)
+    prompts = load_prompt_set(sweep.first.prompts, sweep.first.limit, strict=sweep.first.strict)
     questions = Questions.of(prompts, target, sweep.first)
     server = serving.drafting
     seen = Asked(
@@ -130,11 +130,12 @@ def certify_server(
     Arguments as of `evaluate_server`; a server without a draft is needed. Raises `DraftkitError`.
     """
     sweep = Sweep.of(asked_for)
+    AS_STARTED.check(sweep)
     serving = Serving.of(servers)
     if serving.plain is None:
         raise DraftkitError("a certificate needs the same target without a draft", hint="add --server-baseline URL")
     settings = certified_settings(sweep)
-    prompts = load_prompt_set(settings.prompts, settings.limit)
+    prompts = load_prompt_set(settings.prompts, settings.limit, strict=settings.strict)
     questions = Questions.of(prompts, target, settings)
     requests = questions.requests(settings)
 
@@ -157,20 +158,6 @@ def certify_server(
     )
 
 
-def check_served(sweep: Sweep) -> None:
-    """Raise `SettingError` for what a server is not asked: it drafts and verifies as it was started."""
-    settings = sweep.first
-    beyond = (
-        ("num_speculative_tokens", "several K", len(sweep.k) > 1),
-        ("k_by_batch", "K by batch", settings.k_by_batch is not None),
-        ("draft_sampling", "how drafts are drawn", settings.draft_sampling != DraftSampling()),
-        ("verification", f"{settings.verification} verification", settings.verification != "rejection"),
-    )
-    for setting, what, asked_of_it in beyond:
-        if asked_of_it:
-            raise SettingError(f"{what} for a server, which runs as it was started", setting, hint="leave it out")
-
-
 @dataclass(frozen=True)
 class Questions:
     """What a server is asked: `requests` makes it for a setting; `end_ids` None: the server ends answers itself.
@@ -187,8 +174,6 @@ class Questions:
     @classmethod
     def of(cls, prompts: PromptSet, target: str | None, settings: Settings) -> Questions:
         """Raises `DraftkitError` for what a server is not asked."""
-        if settings.turns != "first":
-            raise DraftkitError("a server is asked the first turn of each prompt only", hint="leave out --turns all")
         categories = [prompt.category for prompt in prompts.prompts]
         if target is None:
             return cls(categories, lambda at: _messages(prompts, at), None, ((), None), {})

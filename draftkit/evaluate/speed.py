@@ -86,6 +86,7 @@ def measure_round_times(
                 verification=verification,
                 acceptance_rates=None,
                 k_by_batch=None,
+                disable_above_batch=None,
             )
             found[batch, k] = _round_time(target, drafter, asked, drafting)
         times |= {at: min(ms, times.get(at, ms)) for at, ms in found.items()}

@@ -30,14 +30,13 @@ from draftkit.evaluate.certificate.served import (
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.engine_cell import measured_by
 from draftkit.evaluate.measure import Conversations, Progress
-from draftkit.evaluate.server import check_served
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_target_tokenizer, open_draft
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading
-from draftkit.results.settings import Settings, Sweep
+from draftkit.results.settings import AS_STARTED, VLLM, Settings, Sweep
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.pretrained import describe
 from draftkit.targets.remote_code import trusts_remote_code
@@ -53,9 +52,8 @@ def vllm_here() -> VllmSettings | None:
 
 def check_with_vllm(target: str, drafts: Sequence[str], sweep: Sweep, vllm: VllmSettings) -> None:
     """Raise `DraftkitError` for what would be refused later, after other long work."""
-    _require_first_turn(sweep.first)
+    (VLLM if vllm.url is None else AS_STARTED).check(sweep)
     if vllm.url is not None:
-        check_served(sweep)
         return
     check_target(locate(target, weights=False).path)
     check_python(vllm.python)
@@ -82,7 +80,7 @@ def measure_with_vllm(
     without a draft, by turns with it; None for a server without a baseline. `categories`: one for each request. Raises
     `DraftkitError`; for a draft that vLLM cannot run, before anything is started.
     """
-    _require_first_turn(settings)
+    (VLLM if vllm.url is None else AS_STARTED).check(Sweep.of(settings))
     with drafting_lane(target, draft, requests, settings, vllm, on_progress) as (method, drafting):
         heading = _heading(target, draft, method, settings)
         if vllm.url is not None:  # how the server's draft is built, drawn and verified, its metrics do not say
@@ -103,10 +101,12 @@ def certify_with_vllm(
     every temperature of it above. `target` and `draft` as of `measure_with_vllm`. Raises `DraftkitError`.
     """
     sweep = Sweep.of(asked)
+    check_with_vllm(target, [draft], sweep, vllm)
+    sweep.require_certifiable()
     check_certifiable(sweep.first, vllm)
     # Above temperature 0 drafts may be drawn, which vLLM has to be told when it starts.
     settings = certified_settings(sweep).at(temperature=max(sweep.temperature))
-    prompts = load_prompt_set(settings.prompts, settings.limit)
+    prompts = load_prompt_set(settings.prompts, settings.limit, strict=settings.strict)
     requests = Conversations(prompts.prompts, load_target_tokenizer(target), settings).first_requests
 
     def certified(name: str, done: int, total: int, length: float) -> None:  # one lane has runs of several sizes
@@ -252,11 +252,6 @@ def _named_progress(name: str, requests: Sequence[Request], on_progress: Progres
     return lambda done, length: on_progress(name, done, len(requests), length)
 
 
-def _require_first_turn(settings: Settings) -> None:
-    if settings.turns != "first":
-        raise DraftkitError("vLLM is asked the first turn of each prompt only", hint="leave out --turns all")
-
-
 def _heading(target: str, draft: str, method: str, settings: Settings) -> Heading:
     return Heading.of(settings, engine="vllm", target=target, draft=draft, method=method, dataset=settings.prompts)
 
@@ -285,15 +280,6 @@ def served_draft(source: str, target: str, settings: Settings) -> Iterator[Serve
 
 def _drawing(settings: Settings) -> dict[str, object]:
     """How drafts are drawn and verified, where that is not vLLM's default."""
-    beyond = {
-        f"{settings.verification} verification": settings.verification not in ("rejection", "block"),
-        "a draft length for each batch size": settings.k_by_batch is not None,
-        "a temperature of the draft's own": settings.draft_sampling.temperature is not None,
-        "a floor for the draft's confidence": settings.draft_sampling.min_confidence > 0,
-    }
-    for what, wanted in beyond.items():
-        if wanted:
-            raise DraftkitError(f"{what} is not measured with vLLM", hint="leave it out, or take draftkit's engine")
     fields: dict[str, object] = {}
     if settings.draft_mode == "probabilistic":
         fields["draft_sample_method"] = "probabilistic"

@@ -90,6 +90,12 @@ def read_record(
     return typing.cast("Record | None", record), reader.problems
 
 
+def read_as(kind: object, value: object, path: str) -> tuple[object, list[str]]:
+    """A JSON value as a type of a field, and every problem with it, each by its place after `path`."""
+    reader = _Reader(False, [])
+    return reader.read(kind, value, path), reader.problems
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Appends every mismatch to `problems`."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from draftkit.errors import LayoutError
-from draftkit.io.jsonfile import parse
 from draftkit.io.records import did_you_mean, read_record, to_dict
 from draftkit.layout.architecture import Architecture
 
@@ -63,23 +62,6 @@ def _of_fact(problem: str) -> str:
     path, said, what = problem.partition(": ")
     name = next((known for known, keys in PATHS.items() if path == ".".join(keys)), path.rpartition(".")[2])
     return f"--set {name}: {what}" if said else problem
-
-
-def parse_fact(text: str) -> object:
-    """A fact that a user typed: a JSON value, a comma-separated list of them, or else the text itself.
-
-    Raises `LayoutError` for text that no file can hold.
-    """
-    for candidate in (text, f"[{text}]") if "," in text else (text,):
-        try:
-            return parse(candidate.replace("True", "true").replace("False", "false"))
-        except ValueError:
-            continue
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise LayoutError(f"{text!r} cannot be written", expected="valid Unicode") from error
-    return text
 
 
 def _leaves(record: dict[str, object], *path: str) -> Iterator[tuple[str, object]]:

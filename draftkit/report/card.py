@@ -16,6 +16,7 @@ from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import method_note
 from draftkit.errors import DraftkitError, command
 from draftkit.io.finite import FLOATING
+from draftkit.io.yaml_text import read_yaml_file
 from draftkit.layout.folder import Draft
 from draftkit.report.license import License
 from draftkit.report.markdown import (
@@ -32,7 +33,6 @@ from draftkit.report.model_index import header, is_hub_id, short_name
 from draftkit.results.record import Result, ResultVerdict
 from draftkit.results.verdict import verdicts
 from draftkit.train.config import by_current_names
-from draftkit.train.yaml_text import read_yaml_file
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 CONVENTION = (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from draftkit.evaluate.certificate.equality import Divergence, Equality
     from draftkit.evaluate.certificate.result import Certificate, Detectable
     from draftkit.evaluate.certificate.served import ServedCertificate, ServedDivergence
-    from draftkit.evaluate.certificate.settings import CertificateSettings
+    from draftkit.requests import SamplingParameters
 
 NOT_DRAWN = "Temperatures above 0 were not measured, and not tested."
 STYLES = {"no difference seen": "bold green", "numerics only": "bold yellow", "bug": "bold red"}
@@ -140,12 +140,12 @@ def _number(value: float | None) -> str:
 
 def _origin(result: Certificate) -> list[Text]:
     where, settings = result.provenance, result.settings
-    drafts = ", ".join(map(str, settings.num_speculative_tokens))
+    drafts, sampling = ", ".join(map(str, settings.sweep.k)), settings.measured.sampling
     temperatures = ", ".join(f"{t:g}" for t in (0, *settings.temperatures))
     return [
         Text(
-            f"K={drafts}, {settings.verification}, temperature {temperatures}{_cuts(settings)}; "
-            f"{where['dtype']} on {where['device']}; seed {settings.seed}"
+            f"K={drafts}, {settings.measured.verification}, temperature {temperatures}{_cuts(sampling)}; "
+            f"{where['dtype']} on {where['device']}; seed {sampling.seed}"
         ),
         Text(
             f"draftkit {where['draftkit']}, torch {where['torch']}, transformers {where['transformers']}, "
@@ -154,7 +154,7 @@ def _origin(result: Certificate) -> list[Text]:
     ]
 
 
-def _cuts(settings: CertificateSettings) -> str:
+def _cuts(sampling: SamplingParameters) -> str:
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    cuts = {name: getattr(settings, name) for name in neutral}
+    cuts = {name: getattr(sampling, name) for name in neutral}
     return "".join(f", {name} {cut:g}" for name, cut in cuts.items() if cut != neutral[name])

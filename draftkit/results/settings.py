@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
 from draftkit.errors import DraftkitError, SettingError, require_count, require_setting
+from draftkit.io.settings import group, setting, values_of
 from draftkit.requests import (
     DraftSampling,
     SamplingParameters,
@@ -18,45 +19,102 @@ from draftkit.requests import (
 )
 
 SLICES = ("language", "thinking", "tools", "category")
+CERTIFIED = ("rejection", "block")  # the kinds of verification whose output a certificate can judge
+
+
+def read_rates(text: str) -> tuple[float, ...]:
+    """`0.8,0.6,0.5` → rates, or a mean length by itself. Raises `SettingError` for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise SettingError(
+            f"acceptance_rates is {text}",
+            "acceptance_rates",
+            expected="a rate for each position, as 0.8,0.6, or a mean length, as 2.5",
+        ) from None
+
+
+def read_schedule(text: str) -> dict[int, int]:
+    """`4:6,16:3` → {4: 6, 16: 3}, largest batch → K. Raises `SettingError` for anything else."""
+    try:
+        return {int(batch): int(count) for batch, count in (pair.split(":") for pair in text.split(","))}
+    except ValueError:
+        what = f"k_by_batch is {text}"
+        raise SettingError(what, "k_by_batch", expected="largest batch:K pairs, as 4:6,16:3") from None
+
+
+def read_slices(text: str) -> tuple[str, ...]:
+    """`language,tools` → both."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure one cell. `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU.
+    """How to measure one cell; each field says what it is for.
 
-    Request i is drawn with the seed `sampling.seed` + i. `acceptance_rates` are those of synthetic verification, one
-    for each position; `SyntheticAcceptance.of_length` has those of a mean length. `k_by_batch`: largest batch → K.
-    `turns`: the first of each prompt, or all of them, each after the target's own answers. `thinking`: the chat
-    template's `enable_thinking`, None for its default. `template`: whether the chat template is applied; None where
-    there is one, and the prompt is no plain text. `context`: tokens that prompts are
-    padded to, with real text of the set; 0 leaves them. `slices`: along what the prompts are told apart: language,
-    thinking, tools, category. `ignore_eos`: every output has `max_new_tokens`. `repeats`: passes
-    over the prompts at most, without a draft and with it by turns, until their ratio is known to ±5 %; 0 runs plain
-    decoding once, before all drafts.
+    `dtype` and `device` None: bfloat16 on a GPU where there is one, float32 on the CPU. Request i is drawn with the
+    seed `sampling.seed` + i. `acceptance_rates` with one number beside several draft tokens, or above 1, is the mean
+    acceptance length that they are to have.
 
     Raises `SettingError` for a value outside its range, and for two that do not go together.
     """
 
-    num_speculative_tokens: int = 4
-    max_new_tokens: int = 128
-    concurrency: int = 1
-    prompts: str = "zoo"
-    limit: int | None = None
-    turns: Turns = "first"
-    thinking: bool | None = None
-    template: bool | None = None
-    context: int = 0
-    slices: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    repeats: int = 3
-    device: str | None = None
-    dtype: str | None = None
-    sampling: SamplingParameters = field(default_factory=SamplingParameters)
-    draft_sampling: DraftSampling = field(default_factory=DraftSampling)
-    verification: Verification = "rejection"
-    acceptance_rates: tuple[float, ...] | None = None
-    k_by_batch: dict[int, int] | None = None
-    eager: bool = False
+    num_speculative_tokens: int = setting("Draft tokens a round.", 4, unit="tokens")
+    max_new_tokens: int = setting("Tokens to generate per prompt, at most.", 128, unit="tokens")
+    concurrency: int = setting("Sequences decoded together.", 1, unit="sequences")
+    prompts: str = setting(
+        "zoo (bundled), mt-bench, humaneval, …, a JSONL file, a .txt file with a prompt in each line, or a Hub "
+        "dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as it is.",
+        "zoo",
+    )
+    limit: int | None = setting("Use this many prompts, spread over the set.", None, unit="prompts")
+    strict: bool = setting(
+        "Refuse prompts with images or other parts that are not text; else they are left out and counted.", False
+    )
+    turns: Turns = setting("Of prompts with several: the first, or all, each after the target's own answers.", "first")
+    thinking: bool | None = setting("The chat template's enable_thinking; default: its own.", None)
+    template: bool | None = setting(
+        "Apply the chat template to all prompts, or to none; default: where there is one, but not to text.", None
+    )
+    context: int = setting("Pad prompts to as many tokens with real text of the set; 0 leaves them.", 0, unit="tokens")
+    slices: tuple[str, ...] = setting(
+        f"Say how acceptance shifts with {', '.join(SLICES)}; several as language,tools.",
+        (),
+        reads=read_slices,
+    )
+    ignore_eos: bool = setting("Generate max_new_tokens tokens, whatever the model says.", False)
+    repeats: int = setting(
+        "Passes over the prompts at most, without the draft and with it by turns, until the speed-up is known to 5 %; "
+        "0 runs plain decoding once, before all drafts.",
+        3,
+        unit="passes",
+    )
+    device: str | None = setting("cpu, cuda or cuda:N; default: cuda where there is one.", None)
+    dtype: str | None = setting("float32, bfloat16 or float16; default: bfloat16 on a GPU, float32 on the CPU.", None)
+    sampling: SamplingParameters = group(SamplingParameters)
+    draft_sampling: DraftSampling = group(DraftSampling)
+    verification: Verification = setting(
+        "rejection and block keep the distribution, coupled the very tokens of plain decoding; synthetic accepts at "
+        "given rates.",
+        "rejection",
+    )
+    acceptance_rates: tuple[float, ...] | None = setting(
+        "Shares of rounds in which so many drafts are accepted, one for each position as 0.8,0.6; or a mean acceptance "
+        "length, as 2.5.",
+        None,
+        needs="verification synthetic",
+        reads=read_rates,
+    )
+    k_by_batch: dict[int, int] | None = setting(
+        "Largest batch:K pairs, as 4:6,16:3; beyond the last nothing is drafted.", None, reads=read_schedule
+    )
+    disable_above_batch: int | None = setting(
+        "Draft nothing while more sequences than this are decoded together.",
+        None,
+        unit="sequences",
+        needs="no k_by_batch",
+    )
+    eager: bool = setting("On a GPU, launch every kernel instead of replaying CUDA graphs.", False)
 
     def __post_init__(self) -> None:
         require_count("num_speculative_tokens", self.num_speculative_tokens)
@@ -64,17 +122,38 @@ class Settings:
         require_count("concurrency", self.concurrency)
         require_count("context", self.context, least=0)
         require_count("repeats", self.repeats, least=0)
-        if self.limit is not None:
-            require_count("limit", self.limit)
+        for name in ("limit", "disable_above_batch"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
         require_setting(self.turns in get_args(Turns), "turns", self.turns, ", ".join(get_args(Turns)))
         modes = get_args(Verification)
         require_setting(self.verification in modes, "verification", self.verification, ", ".join(modes))
         for kind in self.slices:
             require_setting(kind in SLICES, "slices", kind, ", ".join(SLICES))
-        rates = None if self.acceptance_rates is None else SyntheticAcceptance(self.acceptance_rates)
-        check_rates(rates, self.verification, self.num_speculative_tokens)
+        check_rates(self._synthetic(), self.verification, self.num_speculative_tokens)
         if self.k_by_batch is not None:
             check_schedule(self.k_by_batch, self.num_speculative_tokens)
+            if self.disable_above_batch is not None:
+                what = "k_by_batch and disable_above_batch say the same thing twice"
+                raise SettingError(what, "k_by_batch", hint="give one of them")
+
+    def _synthetic(self) -> SyntheticAcceptance | None:
+        """The rates of synthetic verification; a mean length among the settings becomes those that it stands for."""
+        if self.acceptance_rates is None:
+            return None
+        k = self.num_speculative_tokens
+        if len(self.acceptance_rates) == 1 and (self.acceptance_rates[0] > 1 or k > 1):
+            rates = SyntheticAcceptance.of_length(self.acceptance_rates[0], k)
+            object.__setattr__(self, "acceptance_rates", rates.rates)
+            return rates
+        return SyntheticAcceptance(self.acceptance_rates)
+
+    @property
+    def schedule(self) -> dict[int, int] | None:
+        """Largest batch → K; None where K is the same at every batch size."""
+        if self.disable_above_batch is not None:
+            return {self.disable_above_batch: self.num_speculative_tokens}
+        return self.k_by_batch
 
     @property
     def draft_mode(self) -> str:
@@ -188,11 +267,55 @@ class Sweep:
             groups.setdefault(shared, []).append(settings)
         return [tuple(group) for group in groups.values()]
 
+    def require_certifiable(self) -> None:
+        """Raise `SettingError` for a verification that no certificate can judge."""
+        verification = self.first.verification
+        require_setting(
+            verification in CERTIFIED, "verification", verification, f"{' or '.join(CERTIFIED)}, to certify"
+        )
+
     @property
     def largest(self) -> Settings:
         """The settings that would take the most memory."""
         most = max(self.concurrency)
         return self.first.at(num_speculative_tokens=max(self.k), concurrency=most, context=max(self.context))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an engine takes of the settings. `by`: the engine, as a message calls it.
+
+    `several_k`: whether one measurement has several K. `verification`: the kinds that it has. `left`: the settings that
+    it does not take, by name.
+    """
+
+    by: str
+    several_k: bool = True
+    verification: tuple[str, ...] = get_args(Verification)
+    left: tuple[str, ...] = ()
+
+    def check(self, sweep: Sweep) -> None:
+        """Raise `SettingError` for a setting that the engine does not take, instead of one that means nothing."""
+        given, usual = values_of(sweep.first), values_of(Settings())
+        beyond = {name: name for name in self.left if given[name] != usual[name]}
+        if len(sweep.k) > 1 and not self.several_k:
+            beyond["num_speculative_tokens"] = "several K"
+        if (verification := sweep.first.verification) not in self.verification:
+            beyond["verification"] = f"{verification} verification"
+        for name, what in beyond.items():
+            raise SettingError(f"{what} for {self.by}", name, hint="leave it out")
+
+
+DRAWN = ("draft_sampling", "draft_greedy_below", "draft_temperature", "draft_confidence")  # how drafts are drawn
+SCHEDULED = ("k_by_batch", "disable_above_batch")
+# By what serves: one that was started elsewhere, and vLLM, which is started with what it is asked.
+AS_STARTED = Taken(
+    "a server, which runs as it was started",
+    several_k=False,
+    verification=("rejection",),
+    left=("turns", *SCHEDULED, *DRAWN),
+)
+VLLM = Taken("vLLM", verification=CERTIFIED, left=("turns", *SCHEDULED, "draft_temperature", "draft_confidence"))
 
 
 def _shared(settings: Settings) -> str:

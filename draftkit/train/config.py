@@ -11,6 +11,8 @@ from typing import Literal, cast
 from draftkit.data.states.choices import AHEAD, Encoding
 from draftkit.errors import DraftkitError
 from draftkit.io.records import did_you_mean, from_dict, to_dict
+from draftkit.io.settings import assignments, read_value
+from draftkit.io.yaml_text import read_yaml_file, write_yaml
 from draftkit.train.ranges import (
     Positive,
     ProperShare,
@@ -22,7 +24,6 @@ from draftkit.train.ranges import (
     Weight,
 )
 from draftkit.train.recipes import recipe_class, recipe_names
-from draftkit.train.yaml_text import read_yaml, read_yaml_file, write_yaml
 
 _log = logging.getLogger(__name__)
 # Settings by the names that they had, which are read for one release more.
@@ -236,8 +237,8 @@ def read_config(path: Path | None, settings: Sequence[str], flags: Mapping[str, 
             raise DraftkitError("not a configuration", where=path, expected="settings by name")
         given = by_current_names(loaded)
     given = _merged(given, {name: value for name, value in flags.items() if value is not None})
-    for setting in settings:
-        given = _merged(given, by_current_names(_setting(setting)))
+    for name, text in assignments(settings).items():
+        given = _merged(given, by_current_names(_nested(name, read_value(text, f"--set {name}"))))
     if isinstance(trackers := given.get("report_to"), str):
         given["report_to"] = [name.strip() for name in trackers.split(",") if name.strip()]
     required = {"recipe", "target", "data", "out"}
@@ -279,15 +280,11 @@ def by_current_names(settings: Mapping[str, object], within: str = "") -> dict[s
     return renamed
 
 
-def _setting(text: str) -> dict[str, object]:
-    """`optimization.lr=1e-4` as the object in an object that it stands for."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise DraftkitError(f"--set {text}", expected="--set SETTING=VALUE, as --set optimization.lr=1e-4")
-    nested = read_yaml(value, f"--set {text}")
+def _nested(name: str, value: object) -> dict[str, object]:
+    """`optimization.lr` and its value as the object in an object that they stand for."""
     for part in reversed(name.split(".")):
-        nested = {part: nested}
-    return cast("dict[str, object]", nested)
+        value = {part: value}
+    return cast("dict[str, object]", value)
 
 
 def parse_lora(text: str) -> dict[str, object]:
@@ -299,7 +296,7 @@ def parse_lora(text: str) -> dict[str, object]:
         name, equals, value = part.partition("=")
         if not equals:
             raise DraftkitError(f"--lora {text}", expected="default, or as r=16,alpha=32,targets=q_proj+v_proj")
-        settings[name] = value.split("+") if name == "targets" else read_yaml(value, f"--lora {text}")
+        settings[name] = value.split("+") if name == "targets" else read_value(value, f"--lora {text}")
     return settings
 
 

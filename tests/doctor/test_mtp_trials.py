@@ -18,7 +18,8 @@ from draftkit.doctor.patient import Patient, Setup, changed
 from draftkit.doctor.trial import Trial
 from draftkit.evaluate.prompts import Prompt
 from draftkit.io.handles import memory_handle
-from draftkit.layout.facts import parse_fact, with_facts
+from draftkit.io.settings import read_value
+from draftkit.layout.facts import with_facts
 from draftkit.loading import load_model, open_draft
 from draftkit.report.diagnosis import show_diagnosis
 from draftkit.requests import Request
@@ -72,7 +73,7 @@ def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
     (trial,) = trials(name, patient)
     wrong = changed(
         patient.draft,
-        with_facts(patient.architecture, **{name: parse_fact(text) for name, text in trial.overrides.items()}),
+        with_facts(patient.architecture, **{name: read_value(text) for name, text in trial.overrides.items()}),
     )
     (remedy,) = trials(name, replace(patient, draft=wrong))
     sound, remedied, spoiled = (proposals(setup) for setup in (patient.setup(), remedy.setup(), patient.setup(wrong)))

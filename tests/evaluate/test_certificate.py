@@ -30,6 +30,7 @@ from draftkit.evaluate.certificate.result import Certificate
 from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.report.certificate import certificate
 from draftkit.requests import DraftSampling, SamplingParameters
+from draftkit.results.settings import Settings
 from draftkit.runtime import rounds
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.batch import SamplingTensors
@@ -96,14 +97,17 @@ def rendered(found: Certificate) -> str:
 
 
 CUTS = CertificateSettings(
-    num_speculative_tokens=(1, 3), temperatures=(0.6, 1.0), top_k=12, top_p=0.9, min_p=0.02, sampler_texts=300,
-    continuations=40, continuation_prompts=1, draft_sampling=DraftSampling("probabilistic", temperature=1.3),
+    Settings(
+        concurrency=4, max_new_tokens=32, limit=8, sampling=SamplingParameters(0.6, top_k=12, top_p=0.9, min_p=0.02),
+        draft_sampling=DraftSampling("probabilistic", temperature=1.3),
+    ).sweep(k=(1, 3), temperature=(0.6, 1.0)),
+    sampler_texts=300, continuations=40, continuation_prompts=1,
 )  # fmt: skip
 
 
 def test_what_is_measured_is_what_is_tested() -> None:
     """Cuts, the drafts' own temperature, every K and every temperature."""
-    found = certified(replace(pico_pair(), draft_sampling=CUTS.draft_sampling), CUTS)
+    found = certified(replace(pico_pair(), draft_sampling=CUTS.measured.draft_sampling), CUTS)
     assert found.verdict == "no difference seen", found.failures
     assert {(e.num_speculative_tokens, e.name[:20]) for e in found.coupled} == {
         (k, f"drawn at temperature {t:g}"[:20]) for k in (1, 3) for t in (0.6, 1.0)
@@ -295,8 +299,10 @@ def test_a_bug_is_a_bug_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_zoo_pair_and_its_result() -> None:
     seen: list[tuple[str, int, int]] = []
     settings = CertificateSettings(
-        num_speculative_tokens=(2,), concurrency=2, max_new_tokens=8, limit=2, sampler_texts=100, continuations=20,
-        continuation_prompts=1, dtype="float32",
+        Settings(num_speculative_tokens=2, concurrency=2, max_new_tokens=8, limit=2, dtype="float32").sweep(
+            temperature=(1.0,)
+        ),
+        sampler_texts=100, continuations=20, continuation_prompts=1,
     )  # fmt: skip
     found = certify("zoo:target", "zoo:eagle3", settings, lambda *step: seen.append(step))
     assert found.verdict == "no difference seen", found.failures
@@ -381,7 +387,7 @@ def test_known_tails() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-@pytest.mark.parametrize("wrong", [{"temperatures": (0.0,)}, {"limit": 0}, {"floor_quantile": 2.0}])
+@pytest.mark.parametrize("wrong", [{"continuations": 0}, {"sampler_texts": 1}, {"floor_quantile": 2.0}])
 def test_settings_that_measure_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(DraftkitError, match=next(iter(wrong))):
         CertificateSettings(**wrong)  # type: ignore[arg-type]

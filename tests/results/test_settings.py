@@ -33,7 +33,13 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         {"acceptance_rates": RATES[:3], "verification": "synthetic"},
         {"acceptance_rates": (0.5, 0.6, 0.1, 0.1), "verification": "synthetic"},
     ],
-    "k_by_batch": [{"k_by_batch": {}}, {"k_by_batch": {4: 5}}, {"k_by_batch": {-1: 2}}],
+    "k_by_batch": [
+        {"k_by_batch": {}},
+        {"k_by_batch": {4: 5}},
+        {"k_by_batch": {-1: 2}},
+        {"k_by_batch": {4: 2}, "disable_above_batch": 8},
+    ],
+    "disable_above_batch": [{"disable_above_batch": 0}],
 }
 
 
@@ -47,6 +53,28 @@ def test_settings_that_no_measurement_can_have_are_refused_by_name(setting: str,
 def test_settings_that_go_together_are_taken() -> None:
     synthetic = SyntheticAcceptance.of_length(2.5, 4).rates
     Settings(verification="synthetic", acceptance_rates=synthetic, k_by_batch={8: 4, 16: 0}, repeats=0)
+
+
+def test_a_mean_length_stands_for_rates_and_a_limit_for_a_schedule() -> None:
+    assert Settings(verification="synthetic", acceptance_rates=(2.5,)).acceptance_rates == (1.0, 0.5, 0.0, 0.0)
+    assert Settings(disable_above_batch=8).schedule == {8: 4}
+    assert [one.schedule for one in Settings(disable_above_batch=8).sweep(k=(2, 4)).settings] == [{8: 2}, {8: 4}]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Settings(verification="coupled"),
+        Settings(k_by_batch={8: 2}),
+        Settings(disable_above_batch=8),
+        Settings(draft_sampling=DraftSampling(temperature=0.5)),
+        Settings(draft_sampling=DraftSampling(min_confidence=0.5)),
+        Settings(turns="all"),
+    ],
+)
+def test_vllm_is_not_asked_what_it_cannot_do(asked: Settings) -> None:
+    with pytest.raises(SettingError, match="for vLLM"):
+        check_with_vllm("no-target", ["no-draft"], Sweep.of(asked), VllmSettings())
 
 
 def test_rates_and_schedules_are_for_one_k() -> None:
@@ -65,7 +93,7 @@ def test_rates_and_schedules_are_for_one_k() -> None:
         (lambda: DraftSampling("warm"), "draft_sampling"),  # type: ignore[arg-type]
         (lambda: VllmSettings(tensor_parallel_size=0), "tensor_parallel_size"),
         (lambda: VllmSettings(gpu_memory_utilization=1.5), "gpu_memory_utilization"),
-        (lambda: CertificateSettings(verification="coupled"), "verification"),
+        (lambda: CertificateSettings(Sweep.of(Settings(verification="coupled"))), "verification"),
     ],
 )
 def test_so_are_those_of_engines_drafts_and_certificates(make: Callable[[], object], setting: str) -> None:
@@ -81,6 +109,9 @@ def test_so_are_those_of_engines_drafts_and_certificates(make: Callable[[], obje
         Settings(verification="synthetic", acceptance_rates=RATES),
         Settings(k_by_batch={8: 2}),
         Settings(draft_sampling=DraftSampling("greedy")),
+        Settings(draft_sampling=DraftSampling(min_confidence=0.5)),
+        Settings(disable_above_batch=8),
+        Settings(turns="all"),
     ],
 )
 def test_a_server_is_not_asked_how_to_draft(asked: Settings | Sweep) -> None:

@@ -26,7 +26,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.requests import SamplingParameters
-from draftkit.results.settings import Settings
+from draftkit.results.settings import Settings, Sweep
 from draftkit.targets import ends
 from draftkit.targets.devices import device_named, fast_dtype, use_device
 from draftkit.train import run
@@ -137,7 +137,7 @@ SAMPLING = Sampling(SamplingParameters(), 8, frozenset())
 
 
 def certify(target: Path, data: Path, device: str) -> None:
-    with open_pair("zoo:target", "zoo:eagle", CertificateSettings(device=device)):
+    with open_pair("zoo:target", "zoo:eagle", CertificateSettings(Sweep.of(Settings(device=device)))):
         pass
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from draftkit.errors import require_count, require_setting
+from draftkit.io.settings import setting
+
+STARTED = "vLLM, started here"  # what most of these mean anything for
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,14 @@ class VllmSettings:
     their range.
     """
 
-    python: str | None = None
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float | None = None
-    engine_arguments: Mapping[str, object] = field(default_factory=dict)
+    python: str | None = setting(
+        "The Python of an environment with vLLM; default: this one.", None, name="vllm_python", needs=STARTED
+    )
+    tensor_parallel_size: int = setting("GPUs that vLLM splits the target over.", 1, unit="GPUs", needs=STARTED)
+    gpu_memory_utilization: float | None = setting("Share of a GPU's memory that vLLM takes.", None, needs=STARTED)
+    engine_arguments: Mapping[str, object] = setting(
+        "Further arguments of vllm.LLM, as a JSON object.", factory=dict, name="vllm_arguments", needs=STARTED
+    )
     url: str | None = None
     baseline_url: str | None = None
 

@@ -57,9 +57,9 @@ def certify_pair(
         step = next(steps)
         on_progress(step, STEPS.index(step), len(STEPS))
 
-    ks = sorted({min(k, pair.most_tokens) for k in settings.num_speculative_tokens})
-    most, batch, samplings = ks[-1], settings.concurrency, settings.samplings
-    verify = MODES[settings.verification]
+    ks = sorted({min(k, pair.most_tokens) for k in settings.sweep.k})
+    most, batch, samplings = ks[-1], max(settings.sweep.concurrency), settings.samplings
+    verify = MODES[settings.measured.verification]
     begin()
     plain = pair.plain(pair.requests)
     begin()
@@ -71,7 +71,7 @@ def certify_pair(
     coupled = [coupled_equality(pair, sampling, replay, k, batch) for sampling in samplings for k in ks]
     begin()
     contexts = open_contexts(pair, max(CONTEXTS, settings.continuation_prompts), most, settings.continuations)
-    distributions = distributions_of(contexts[:CONTEXTS], settings.draft_sampling)
+    distributions = distributions_of(contexts[:CONTEXTS], settings.measured.draft_sampling)
     texts = settings.sampler_texts
     fits = {
         f"verifier at temperature {sampling.temperature:g}, drafts from {name}": found
@@ -86,7 +86,7 @@ def certify_pair(
             sampling,
             settings.continuations,
             k=k,
-            verification=settings.verification,
+            verification=settings.measured.verification,
             noise=noise,
         )
         for sampling in samplings

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedModel
 
 from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.evaluate.prompts import encode_prompt, load_prompts
+from draftkit.evaluate.datasets import load_prompt_set
+from draftkit.evaluate.prompts import encode_prompt
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.drafters.protocol import Drafter
@@ -79,16 +80,15 @@ class Pair:
 @contextmanager
 def open_pair(target: str, draft: str, settings: CertificateSettings) -> Iterator[Pair]:
     """Load a target, a draft and prompts, all as `evaluate_draft` takes them. Raises `DraftkitError`."""
-    device = device_named(settings.device)
-    prompts = load_prompts(settings.prompts, settings.limit)
+    asked = settings.measured
+    device = device_named(asked.device)
+    prompts = load_prompt_set(asked.prompts, asked.limit, strict=asked.strict).prompts
     with open_draft(draft, target) as opened:
-        model, tokenizer = load_model(target, device=device, dtype=dtype_named(settings.dtype, device))
+        model, tokenizer = load_model(target, device=device, dtype=dtype_named(asked.dtype, device))
         tune_for_cpu(model)
         drafter = load_drafter(opened, model, tokenizer)
-        texts = [
-            (prompt.id, encode_prompt(prompt, tokenizer, settings.thinking, settings.template)) for prompt in prompts
-        ]
-        yield Pair(model, drafter, ragged_requests(texts, settings.max_new_tokens), settings.draft_sampling)
+        texts = [(prompt.id, encode_prompt(prompt, tokenizer, asked.thinking, asked.template)) for prompt in prompts]
+        yield Pair(model, drafter, ragged_requests(texts, asked.max_new_tokens), asked.draft_sampling)
 
 
 def ragged_requests(prompts: Sequence[tuple[str, tuple[int, ...]]], max_new_tokens: int) -> tuple[Request, ...]:

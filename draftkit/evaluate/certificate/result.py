@@ -147,7 +147,7 @@ class Certificate:
             "coupled": [asdict(equality) for equality in self.coupled],
             "fits": [asdict(fit) for fit in self.fits],
             "self_draft": asdict(self.self_draft) | {"required": self.self_draft.required},
-            "settings": asdict(self.settings),
+            "settings": self.settings.to_dict(),
             "provenance": dict(self.provenance),
         }
         return {key: finite(value) for key, value in found.items()}
