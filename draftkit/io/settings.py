@@ -71,13 +71,13 @@ def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
     """What can be set of a dataclass; those of a dataclass within it as `FIELD.NAME`, or plainly of a `group`."""
     kinds = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        said, kind = field.metadata, kinds[field.name]
+        kind = kinds[field.name]
         inner = without_none(kind)
         if dataclasses.is_dataclass(inner) and isinstance(inner, type):
-            yield from settings_of(inner, prefix if "group" in said else f"{prefix}{field.name}.")
+            yield from settings_of(inner, prefix if "group" in field.metadata else f"{prefix}{field.name}.")
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        said = {key: said[key] for key in ("help", "unit", "needs", "reads") if key in said}
+        said = {key: field.metadata[key] for key in ("help", "unit", "needs", "reads") if key in field.metadata}
         yield Setting(prefix + field.metadata.get("name", field.name), kind, default, **said)
 
 

@@ -84,7 +84,11 @@ def test_layers_can_be_set_without_a_target(eagle3: str, tmp_path: Path) -> None
 BAD_OVERRIDES = {
     "unknown": ({"rope_tehta": "1"}, "there is no fact rope_tehta", "rope_theta"),
     "too deep": ({"rope_scaling": "[" * 200 + "]" * 200}, "nested too deep", "--set rope_scaling"),
-    "a number without end": ({"rope_scaling": '{"factor": 1' + "0" * 400 + "}"}, "more than 20 digits", "--set rope_scaling"),
+    "a number without end": (
+        {"rope_scaling": '{"factor": 1' + "0" * 400 + "}"},
+        "more than 20 digits",
+        "--set rope_scaling",
+    ),
     "half a character": ({"hidden_act": "\ud800"}, "not a configuration", "--set hidden_act"),
     "ill-typed": ({"norm_before_residual": "maybe"}, "'maybe' is not true or false", ""),
     "no choice": ({"feedback": "sideways"}, "'sideways' is not one of", "post_norm"),
