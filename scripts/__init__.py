@@ -1,6 +1,6 @@
 """Commands for those who build draftkit, run in the repository's root: `python -m scripts.check.vllm --help`.
 
-`check` holds draftkit against others, `bench` measures speed, `study` answered a question once, `attack` gives bad
+`check` holds draftkit against others, `bench` measures speed, `study` answers a question once, `attack` gives bad
 input, `zoo` makes the embedded models, `gpu` counts and compiles kernels. Files that begin with an underscore are no
 commands.
 """

@@ -8,6 +8,9 @@ rate that rises for a tenth of the steps and falls to a tenth along a cosine. It
 answers of the same target that are not trained on, which at temperature 0 is what decoding accepts. What is in
 FILE.json is not done again. Prints the loss of the first step and the mean of the last ten, lengths with 95 % intervals
 by resampling samples, differences from the first way on the same samples, and processor seconds of the steps.
+
+Answered at 17cef1a (`benchmarks/training.md`): DFlash begins as the target's last layers, DSpark gains nothing by it.
+Nobody has to keep this running.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ embedded target's own greedy answers to the questions that the embedded drafts w
 by a walk over the target's greedy answers to the 80 embedded prompts, which at temperature 0 is what decoding accepts.
 What is in DIR is not done again. Prints lengths over all seeds with 95 % intervals by resampling prompts, differences
 from the first variant on the same prompts, the share of rounds in which each draft stood, and processor seconds.
+
+Answered at ea3d3b4 (`benchmarks/training.md`): drafts are counted by the chance that serving gets to them.
+Nobody has to keep this running.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ seconds of its steps are over; the learning rate rises for a tenth of them and f
 judged by a walk over `--judges`, answers of the target that are not trained on, which at temperature 0 is what decoding
 accepts. What is in FILE.json is not done again. Prints lengths with 95 % intervals by resampling samples, also without
 the scores of the selector, and differences from going on as DFlash, on the same samples.
+
+Answered at 988ccd6 (`benchmarks/training.md`): it does, if its tables begin large enough.
+Nobody has to keep this running.
 """
 
 from __future__ import annotations

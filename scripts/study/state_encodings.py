@@ -7,6 +7,9 @@ same seeds, on the same rows. Every draft is judged on the states as the target 
 that were held out: with the interval of a bootstrap over samples, and its difference from the draft of bf16 states over
 the same samples.
 Everything is kept in DIR, and what is there is not made again.
+
+Answered at fd6429e (`benchmarks/training.md`): nothing that two seeds show.
+Nobody has to keep this running.
 """
 
 from __future__ import annotations
