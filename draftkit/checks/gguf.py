@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from draftkit.checks.registry import check
-from draftkit.convert.formats import causal_lm_gguf, dflash_gguf, gemma4_assistant_gguf, mtp_gguf
-from draftkit.convert.gguf_layers import DEFAULT, TABLE_IS_HEAD
+from draftkit.convert.formats.gguf import causal_lm_gguf, dflash_gguf, gemma4_assistant_gguf, mtp_gguf
+from draftkit.convert.formats.gguf.layers import DEFAULT, TABLE_IS_HEAD
 from draftkit.engines.llama_cpp import last_state_of, refusal_of_target
 from draftkit.engines.mtp import differences_in_llama_cpp
 from draftkit.finding import Finding

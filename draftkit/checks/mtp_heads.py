@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftkit.checks.registry import check
-from draftkit.convert.mtp_heads import PACKED, WEIGHTS, TargetHeads
+from draftkit.convert.formats.mtp.heads import PACKED, WEIGHTS, TargetHeads
 from draftkit.finding import Finding
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftkit.checks.measurement import Asked
     from draftkit.checks.mtp_heads import Stored
     from draftkit.checks.training_data import Data
-    from draftkit.convert.mtp_heads import TargetHeads
+    from draftkit.convert.formats.mtp.heads import TargetHeads
     from draftkit.io.handles import TensorHandle
     from draftkit.layout.architecture import Architecture
     from draftkit.layout.folder import Draft

@@ -19,8 +19,8 @@ from draftkit.checks.checkpoint import problems_of_map
 from draftkit.checks.pair import share_vocabulary
 from draftkit.checks.registry import check
 from draftkit.checks.training_data import Data
+from draftkit.convert.formats.vocabulary_map import mapped_tokens
 from draftkit.convert.operations import integers
-from draftkit.convert.vocabulary_map import mapped_tokens
 from draftkit.data.states.final_norm import final_norm as norm_of
 from draftkit.data.states.online import AGREEMENT
 from draftkit.finding import Finding

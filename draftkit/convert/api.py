@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
-from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to
+from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to, for_vllm
 from draftkit.convert.detect import Format, detect, format_named
 from draftkit.convert.export import Export, Outgoing, results, write_export
 from draftkit.convert.facts import Facts
-from draftkit.convert.formats import mtp, mtp_gguf
-from draftkit.convert.gguf_target import gguf_target_facts
-from draftkit.convert.gguf_writing import file_tensors, write_file
-from draftkit.convert.mtp_heads import TargetHeads, find_heads
-from draftkit.convert.mtp_put_back import put_back
+from draftkit.convert.formats.gguf import mtp_gguf
+from draftkit.convert.formats.gguf.heads import gguf_target_facts
+from draftkit.convert.formats.gguf.writing import file_tensors, write_file
+from draftkit.convert.formats.mtp import mtp
+from draftkit.convert.formats.mtp.heads import TargetHeads, find_heads
+from draftkit.convert.formats.mtp.put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.quantization import refuse_unread_weights
-from draftkit.convert.to_vllm import for_vllm
 from draftkit.convert.unified import unify, write_draft
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import reachable

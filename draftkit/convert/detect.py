@@ -1,30 +1,39 @@
-"""Finding the format of a checkpoint: every module of `draftkit.convert.formats` is asked."""
+"""Finding the format of a checkpoint: every one in `draftkit.convert.formats` is asked.
+
+Kinds of drafts that have a name and no format here are refused by it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from draftkit.convert import formats
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
+from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
-from draftkit.convert.unsupported import refuse_by_name
+from draftkit.engines.speculators import ARCHITECTURES, KIND
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
+from draftkit.layout.mtp import head_kind
 from draftkit.layout.target import TargetFacts
 
 
 class Format(Protocol):
-    """What a module in `draftkit/convert/formats/` provides.
+    """What the module of a format provides, anywhere in `draftkit/convert/formats/`.
 
     One of weights that are kept as they lie, however they are quantized, has `VERBATIM = True` too.
     """
 
     NAME: str
     TITLE: str
+    __name__: str
 
     def recognize(self, checkpoint: Checkpoint) -> int:
         """How specific a match the checkpoint is, from its tensor names first: 0 is none.
@@ -38,9 +47,14 @@ class Format(Protocol):
 
 def all_formats() -> list[Format]:
     """The known formats in alphabetical order."""
-    names = (module.name for module in pkgutil.iter_modules(formats.__path__))
-    modules: list[Format] = [importlib.import_module(f"{formats.__name__}.{name}") for name in names]
-    return sorted(modules, key=lambda module: module.NAME)
+    modules = (importlib.import_module(module.name) for module in _modules() if not module.ispkg)
+    found: list[Format] = [module for module in modules if hasattr(module, "NAME")]
+    return sorted(found, key=lambda format: format.NAME)
+
+
+def _modules() -> Iterator[pkgutil.ModuleInfo]:
+    """Every module below `formats/`; those without a `NAME` are what formats share."""
+    return pkgutil.walk_packages(formats.__path__, f"{formats.__name__}.")
 
 
 def format_named(name: str) -> Format:
@@ -76,4 +90,113 @@ def detect(checkpoint: Checkpoint) -> Format:
         + f"no known draft format has these {len(checkpoint.tensors)} tensors: {', '.join(sample)}",
         where=checkpoint.source.path,
         hint="draftkit formats lists what can be read",
+    )
+
+
+@dataclass(frozen=True)
+class OtherKind:
+    """A kind of drafts that draftkit does not convert.
+
+    `tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
+
+    `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
+    projector. `method`: vLLM's name for it, if vLLM runs it; `since` its release 0.32, or a later one. `remedy`: what
+    to do where it does not.
+    """
+
+    name: str
+    tensors: str
+    named: str | None = None
+    method: str | None = None
+    since: str = "0.32"
+    remedy: str | None = None
+
+    @property
+    def hint(self) -> str | None:
+        """What to do with it."""
+        if self.method is None:
+            return self.remedy
+        return f"vLLM ≥ {self.since} loads such drafts as they are, with method {self.method}"
+
+    def has_tensors(self, checkpoint: Checkpoint) -> bool:
+        return any(re.search(self.tensors, name) for name in checkpoint.tensors)
+
+    def is_named(self, checkpoint: Checkpoint) -> bool:
+        pattern = self.named or self.name
+        return any(re.search(pattern, name, re.IGNORECASE) for name in checkpoint.kind_names)
+
+
+# What their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge, speculators 0.9, NeMo
+# Automodel, and the MTP and DSpark classes of vLLM 0.32. The later ones have parts that the earlier ones have too.
+KINDS = (
+    OtherKind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash"),
+    OtherKind(
+        "DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b",
+        "DSparkV41|DeepseekV4DSpark", "dspark",
+    ),
+    OtherKind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
+    OtherKind(
+        "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.",
+        "Eagle3Deepseek", "eagle3",
+    ),
+)  # fmt: skip
+HEADS = OtherKind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
+NO_TARGET = (
+    "neither architectures nor model_type of the config name a target whose heads draftkit or vLLM 0.32 knows: correct "
+    "them if they are wrong"
+)
+LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
+PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
+OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
+IN_VLLM = {"K3": "0.32", "MuseSpark": "0.33", "Qwen3Omni": "0.32"}  # of those, vLLM runs these from a release on
+
+
+def refuse_by_name(checkpoint: Checkpoint) -> None:
+    """Raise `FormatError` for a draft of a kind that draftkit does not convert, with its name."""
+    kind = next((kind for kind in KINDS if kind.has_tensors(checkpoint)), None)
+    kind = kind or next((kind for kind in KINDS if kind.is_named(checkpoint)), None)
+    kind = kind or _of_other_layers(checkpoint) or _of_other_target(checkpoint)
+    kind = kind or _of_other_library(checkpoint) or _of_other_head(checkpoint)
+    if kind is not None:
+        raise FormatError(
+            f"this is a draft of the kind {kind.name}; draftkit cannot convert it yet",
+            where=checkpoint.source.path,
+            hint=kind.hint,
+        )
+
+
+def _of_other_layers(checkpoint: Checkpoint) -> OtherKind | None:
+    """DSpark whose class is named after other layers than Qwen3's: latent attention, norms of other kinds."""
+    found = next((match for name in checkpoint.architectures if (match := OTHER_LAYERS.fullmatch(name))), None)
+    if found is None:
+        return None
+    since = IN_VLLM.get(found[1])
+    name = f"DSpark with {found[1]}'s layers"
+    return OtherKind(name, "") if since is None else OtherKind(name, "", method="dspark", since=since)
+
+
+def _of_other_target(checkpoint: Checkpoint) -> OtherKind | None:
+    """Heads of a target that draftkit does not know, or without the sizes of one; those of others have a format."""
+    own_format = checkpoint.gguf_architecture is not None or checkpoint.config.get(KIND) == LIBRARY_HEADS
+    known = own_format or find_heads(checkpoint) is not None
+    if known or not HEADS.has_tensors(checkpoint):
+        return None
+    return HEADS if head_kind(checkpoint.config) is not None else replace(HEADS, method=None, remedy=NO_TARGET)
+
+
+def _of_other_library(checkpoint: Checkpoint) -> OtherKind | None:
+    """A type of the speculators library that is younger than what draftkit knows of it."""
+    kind = checkpoint.config.get(KIND)
+    if kind is None or kind in ("eagle", LIBRARY_HEADS, *ARCHITECTURES):
+        return None
+    return OtherKind(f"{kind} of the speculators library", "")
+
+
+def _of_other_head(checkpoint: Checkpoint) -> OtherKind | None:
+    """A block drafter whose config names a head that no format has: as plain DFlash it would run without it."""
+    named = checkpoint.projector
+    return (
+        None
+        if named is None or named in PROJECTORS
+        else OtherKind(f"{named}, a block drafter with a head of that name", "")
     )

@@ -1,22 +1,26 @@
-"""A draft in a foreign layout: planned from the unified one, and written."""
+"""A draft in a foreign layout: planned from the unified one, and written.
+
+Of the tensors of the target that a destination needs a copy of, only the shards that hold them are opened.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from draftkit.convert.operations import Move, carry_out, copy
 from draftkit.convert.plan import renamed
-from draftkit.convert.target_tensors import PREFIX, target_embedding, target_head
 from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
-from draftkit.errors import LayoutError
+from draftkit.errors import LayoutError, TargetError
 from draftkit.hub.local_paths import copy_named, named
+from draftkit.hub.locate import locate_file
 from draftkit.io.gguf_file import GgufTensor
 from draftkit.io.handles import TensorHandle, TensorToWrite
 from draftkit.io.jsonfile import dump
 from draftkit.io.records import to_dict
-from draftkit.io.tensors import write_checkpoint
+from draftkit.io.safetensors_file import read_safetensors
+from draftkit.io.tensors import SAFETENSORS, read_weight_map, write_checkpoint
 from draftkit.io.torch_file import write_torch
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.facts import facts_of
@@ -140,3 +144,39 @@ def write_export(
         )
         for file, names in export.torch_files.items():
             write_torch(folder / file, {name: tensors[name].load() for name in names})
+
+
+PREFIX = "target:"  # of source names in moves that take a tensor from the target
+EMBEDDING = (
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+)
+HEAD = ("lm_head.weight", "language_model.lm_head.weight")
+
+
+def target_embedding(target: TargetFacts) -> TensorHandle:
+    """The target's embedding table [V, H], under the name `target:embed_tokens.weight`. Raises `DraftkitError`."""
+    return _find(target, EMBEDDING, "embed_tokens.weight")
+
+
+def target_head(target: TargetFacts) -> TensorHandle:
+    """The target's head [V, H], its embedding where tied, under `target:lm_head.weight`. Raises `DraftkitError`."""
+    return _find(target, HEAD + EMBEDDING if target.tied else HEAD, "lm_head.weight")
+
+
+def _find(target: TargetFacts, names: tuple[str, ...], unified: str) -> TensorHandle:
+    """The first of `names` that the target has."""
+    index = locate_file(target.name, SAFETENSORS.index, target.revision)
+    shards = dict.fromkeys(names, SAFETENSORS.single) if index is None else read_weight_map(index)
+    for name in (name for name in names if name in shards):
+        path = locate_file(target.name, shards[name], target.revision)
+        if path is not None:
+            for handle in read_safetensors(path):
+                if handle.name == name:
+                    return replace(handle, name=PREFIX + unified)
+    raise TargetError(
+        f"{target.name} has no tensor {' or '.join(names)} in safetensors files",
+        where=target.name,
+        hint="pass the original target with --target",
+    )

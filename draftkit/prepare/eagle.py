@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from draftkit.convert.export import target_head
 from draftkit.convert.operations import Move, carry_out
-from draftkit.convert.target_tensors import target_head
 from draftkit.io.handles import TensorHandle, memory_handle
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from draftkit.checks.checkpoint import findings_of_draft
-from draftkit.convert.to_vllm import remedy_for_vllm
+from draftkit.convert.destinations import remedy_for_vllm
 from draftkit.engines import sglang
 from draftkit.engines.serving import most_tokens, serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm

@@ -11,11 +11,10 @@ from rich.table import Table
 
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
 from draftkit.convert.api import UNKNOWN, Conversion, Reading
-from draftkit.convert.destinations import UNIFIED, VLLM, destination_of
+from draftkit.convert.destinations import UNIFIED, VLLM, destination_of, remedy_for_vllm
 from draftkit.convert.detect import all_formats
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.convert.to_vllm import remedy_for_vllm
 from draftkit.engines.serving import serve_commands
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import loaded_wrongly, method_note

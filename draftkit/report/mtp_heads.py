@@ -10,7 +10,7 @@ from rich.table import Table
 from draftkit.checks.mtp_heads import Stored
 from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.checkpoint import Checkpoint
-from draftkit.convert.mtp_heads import TargetHeads
+from draftkit.convert.formats.mtp.heads import TargetHeads
 from draftkit.engines.mtp import uses_of_heads
 from draftkit.errors import command
 from draftkit.finding import Finding

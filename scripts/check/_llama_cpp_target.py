@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftkit.convert.gguf_tokenizer import tokenizer_in
+from draftkit.convert.formats.gguf.tokenizer import tokenizer_in
 
 
 def main() -> None:

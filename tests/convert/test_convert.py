@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 
 from draftkit.convert.api import convert_checkpoint, inspect_checkpoint, plan_conversion
-from draftkit.convert.bookkeeping import BOOKKEEPING
+from draftkit.convert.facts import HARMLESS_KEYS
 from draftkit.convert.plan import Plan
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.layout.families.causal_lm import CausalLMSpec
@@ -298,12 +298,12 @@ def test_unknown_config_keys_are_one_error(tmp_path: Path) -> None:
 
 def test_bookkeeping_of_transformers_is_dropped(tmp_path: Path) -> None:
     written = PretrainedConfig().to_dict() | GenerationConfig._get_default_generation_params()
-    assert written.keys() <= BOOKKEEPING.keys()
-    harmless = written | dict.fromkeys(BOOKKEEPING, "any")
+    assert written.keys() <= HARMLESS_KEYS.keys()
+    harmless = written | dict.fromkeys(HARMLESS_KEYS, "any")
     pico.write_checkpoint(tmp_path, harmless | pico.eagle_config(), pico.eagle_tensors())
     plan = plan_of(tmp_path)
     assert plan.spec == plan_of(CASES["eagle"].write(tmp_path / "plain")[0]).spec
-    assert plan.dropped_keys.keys() >= BOOKKEEPING.keys() - pico.eagle_config().keys()
+    assert plan.dropped_keys.keys() >= HARMLESS_KEYS.keys() - pico.eagle_config().keys()
 
 
 def test_what_changes_layers_is_no_bookkeeping(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destinations
-from draftkit.convert.target_tensors import target_embedding, target_head
+from draftkit.convert.export import target_embedding, target_head
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.io.settings import read_value
 from draftkit.layout.facts import with_facts

@@ -15,6 +15,7 @@ from fixtures.published import all_published
 from fixtures.published.checkpoint import Published, write_weights
 from safetensors.torch import load_file
 
+from draftkit import convert
 from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import destination_of, destinations
 from draftkit.convert.detect import all_formats, detect
@@ -206,3 +207,10 @@ def test_the_readme_lists_every_format_and_where_its_drafts_go() -> None:
 def test_every_format_has_a_published_checkpoint() -> None:
     adapters = {"lora"}  # of two folders: test_lora.py
     assert {published.format for published in ALL.values()} == set(FORMATS) - adapters - IN_A_FILE
+
+
+def test_a_module_that_recognizes_checkpoints_has_a_name() -> None:
+    """Without one it would be taken for what formats share, and never be asked."""
+    for path in Path(convert.__path__[0], "formats").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert ("\ndef recognize(" in text) == ("\nNAME = " in text), path

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint
-from draftkit.convert.gguf_layers import ROPE_FACTORS
+from draftkit.convert.formats.gguf.layers import ROPE_FACTORS
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.gguf_file import read_gguf
 from draftkit.layout.folder import read_draft

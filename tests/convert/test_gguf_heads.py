@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint, put_heads_back
-from draftkit.convert.gguf_heads import HEADS
+from draftkit.convert.formats.gguf.heads import HEADS
 from draftkit.engines.llama_cpp import WITH_HEADS
 from draftkit.engines.mtp import uses_of_heads
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError

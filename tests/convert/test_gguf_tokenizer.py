@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-from draftkit.convert.gguf_tokenizer import UNNAMED_SPLITS, splits_of
+from draftkit.convert.formats.gguf.tokenizer import UNNAMED_SPLITS, splits_of
 
 SMALL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + SMALL

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from draftkit.convert.checkpoint import Checkpoint
+from draftkit.convert.destinations import Remedy
 from draftkit.convert.facts import Facts
 from draftkit.convert.operations import Move, copy, drop, integers
 from draftkit.convert.plan import Plan, common_dtype, make_plan
-from draftkit.convert.to_vllm import Remedy
 from draftkit.errors import FormatError
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import Architecture

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from draftkit.convert.vocabulary_map import problem_of_map
+from draftkit.convert.formats.vocabulary_map import problem_of_map
 from draftkit.doctor.patient import Patient, Setup, changed, target_ids, with_target_ids
 from draftkit.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.doctor.trial import Trial, experiment, with_facts, with_tensors

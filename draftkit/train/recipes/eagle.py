@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from draftkit.convert.formats.eagle import fusion_spec
+from draftkit.convert.formats.eagle.eagle import fusion_spec
 from draftkit.errors import DraftkitError
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import TrainingBatch
