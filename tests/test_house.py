@@ -111,6 +111,19 @@ def test_what_a_command_is_printed_with_is_quoted() -> None:
     assert not unquoted, "\n".join(unquoted)
 
 
+def test_findings_have_names_with_hyphens() -> None:
+    """They are searched for, and stand in tables and JSON."""
+    names = [
+        node.args[0].value
+        for path in FILES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
+        if node.args and isinstance(node.args[0], ast.Constant)
+    ]
+    assert len(names) > 90
+    assert not [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(name))]
+
+
 def test_no_two_classes_have_the_same_name() -> None:
     names = Counter(
         node.name

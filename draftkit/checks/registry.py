@@ -107,8 +107,8 @@ class Check:
 
     @property
     def name(self) -> str:
-        """That of its function, in words."""
-        return self.find.__name__.replace("_", " ")
+        """That of its function, with hyphens."""
+        return self.find.__name__.replace("_", "-")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -9,12 +9,12 @@ from torch import Tensor
 from draftkit.checks.registry import check
 from draftkit.convert.randomness import looks_random
 from draftkit.finding import Finding, Severity
+from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite
 from draftkit.io.handles import TensorHandle
 
 SMALL_NORM, LARGE_NORM = 1e-3, 1e3  # mean size of a norm's weights, beyond which it switches its input off or swamps it
 UNREAD = 0.02  # of the largest captured layer's weights in fc, below which a layer is not read
-FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @check

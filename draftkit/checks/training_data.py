@@ -160,10 +160,10 @@ def tokenizer(data: Data) -> Iterator[Finding]:
 def chat_template(data: Data) -> Iterator[Finding]:
     """The conversations were rendered with the target's chat template as it is now."""
     if data.origin.template_sha256 == data.target.template_sha256:
-        yield Finding("chat template", "ok", "the chat template is the target's")
+        yield Finding("chat-template", "ok", "the chat template is the target's")
     else:
         yield Finding(
-            "chat template",
+            "chat-template",
             "warning",
             "the data were rendered with another chat template than the target has now",
             f"{data.path}, line 1",
@@ -200,7 +200,7 @@ def end_of_turn(data: Data) -> Iterator[Finding]:
     ends = ", ".join(map(str, sorted(data.target.end_ids)))
     if not survey.ended:
         yield Finding(
-            "end of turn",
+            "end-of-turn",
             "error",
             f"no end-of-turn token ({ends}) is a label",
             str(data.path),
@@ -210,7 +210,7 @@ def end_of_turn(data: Data) -> Iterator[Finding]:
         )
     elif data.is_large(survey.unended):
         yield Finding(
-            "end of turn",
+            "end-of-turn",
             "warning",
             f"{data.share(survey.unended)} do not end with an end-of-turn label",
             data.place(survey.unended),
@@ -218,7 +218,7 @@ def end_of_turn(data: Data) -> Iterator[Finding]:
             "raise --max-length or --max-new-tokens, with which they were cut",
         )
     else:
-        yield Finding("end of turn", "ok", f"{survey.ended} of {survey.samples} samples have an end-of-turn label")
+        yield Finding("end-of-turn", "ok", f"{survey.ended} of {survey.samples} samples have an end-of-turn label")
 
 
 @check

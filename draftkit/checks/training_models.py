@@ -74,7 +74,7 @@ def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | 
     broken = [name for name, values in zip(names, mine, strict=True) if not values.isfinite().all()]
     if broken:
         yield Finding(
-            "aux layers",
+            "aux-layers",
             "error",
             f"NaN or infinite values in the target's states: {', '.join(broken)}",
             f"{data.path}, {data.survey.first.id}",
@@ -86,7 +86,7 @@ def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | 
     wrong = [f"{name}: {gap:.1e}" for name, gap in zip(names, gaps, strict=True) if gap > AGREEMENT[model.dtype]]
     if wrong:
         yield Finding(
-            "aux layers",
+            "aux-layers",
             "error",
             f"captured states differ from those of transformers: {'; '.join(wrong)}",
             f"{data.target.name}, {type(model).__name__}",
@@ -95,7 +95,7 @@ def aux_layers(data: Data, model: PreTrainedModel, architecture: Architecture | 
         )
         return
     yield Finding(
-        "aux layers", "ok", f"states after {', '.join(map(str, ids))} layers and logits agree to {max(gaps):.1e}"
+        "aux-layers", "ok", f"states after {', '.join(map(str, ids))} layers and logits agree to {max(gaps):.1e}"
     )
 
 
@@ -109,7 +109,7 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
     kind = _norm_kind(model, before, after)
     if _gap(head, logits) > AGREEMENT[model.dtype]:
         yield Finding(
-            "final norm",
+            "final-norm",
             "warning",
             "the head on the normed state is not the target's logits: the model scales or caps them afterwards",
             f"{data.target.name}, {type(model).__name__}",
@@ -117,10 +117,10 @@ def final_norm(data: Data, model: PreTrainedModel) -> Iterator[Finding]:
             "train online, where the model's own logits are used",
         )
     if kind == "w":
-        yield Finding("final norm", "ok", "the final norm multiplies by its weight w")
+        yield Finding("final-norm", "ok", "the final norm multiplies by its weight w")
     else:
         yield Finding(
-            "final norm",
+            "final-norm",
             "note",
             f"the final norm multiplies by {kind}",
             f"{data.target.name}, {type(model).__name__}",

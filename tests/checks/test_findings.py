@@ -172,7 +172,7 @@ def test_a_check_runs_where_all_it_needs_is_known_and_nothing_explains_it() -> N
     assert check(look).run(Evidence(format="eagle")) == []
     assert [f.message for f in check(look).run(Evidence(format="eagle", config={}))] == ["eagle {} "]
     evidence = Evidence(contradictions=[replace(said, name="d2t")], tensors={}, format="modelopt")
-    assert [name for name, _ in run_checks(evidence, "checkpoint")] == ["contradiction", "double norm"]
+    assert [name for name, _ in run_checks(evidence, "checkpoint")] == ["contradiction", "double-norm"]
 
 
 def test_the_problem_of_a_map_is_said_once() -> None:

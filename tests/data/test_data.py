@@ -441,11 +441,11 @@ def test_good_data_pass(evidence: Evidence) -> None:
 BOS, EOT = 4088, 4092
 SAMPLES = {
     "outside": (Sample.of("x", [BOS, 5000, EOT], [(1, 3)]), {"tokenizer": "error"}),
-    "unmarked": (Sample.of("x", [BOS, 5, EOT], []), {"mask": "error", "end of turn": "error"}),
-    "endless": (Sample.of("x", [BOS, 5, 6], [(1, 3)]), {"end of turn": "error"}),
+    "unmarked": (Sample.of("x", [BOS, 5, EOT], []), {"mask": "error", "end-of-turn": "error"}),
+    "endless": (Sample.of("x", [BOS, 5, 6], [(1, 3)]), {"end-of-turn": "error"}),
     "cut": (
         Sample.of("x", [BOS, 5, 6, EOT] * 16, [(1, 4), (62, 63)]),
-        {"end of turn": "warning", "truncation": "warning"},
+        {"end-of-turn": "warning", "truncation": "warning"},
     ),
     "loop": (Sample.of("x", [BOS, *[7, 8, 9] * 20, EOT], [(1, 62)]), {"loops": "warning"}),
     "double": (Sample.of("x", [BOS, BOS, EOT], [(2, 3)]), {"beginning": "error"}),
@@ -462,7 +462,7 @@ def test_another_tokenizer_and_another_template_are_found(evidence: Evidence) ->
     origin = replace(evidence.data.origin, tokenizer_sha256="x", template_sha256="y")
     assert failing(replace(evidence, data=replace(evidence.data, origin=origin))) == {
         "tokenizer": "error",
-        "chat template": "warning",
+        "chat-template": "warning",
     }
 
 
@@ -597,8 +597,8 @@ def test_the_models_of_today_are_checked(kind: str, draftkit: Command, tmp_path:
     write_samples(tmp_path / "data.jsonl", [Sample.of("a", list(range(3, 40)), [(5, 37)])], origin)
     ran = draftkit("data", "check", tmp_path / "data.jsonl", "--target", target, "--json", "--device", "cpu")
     found = {finding["check"]: finding for finding in json.loads(ran.out)["findings"]}
-    assert found["aux layers"]["severity"] == "ok", found["aux layers"]
-    assert found["final norm"]["severity"] in ("ok", "note")
+    assert found["aux-layers"]["severity"] == "ok", found["aux-layers"]
+    assert found["final-norm"]["severity"] in ("ok", "note")
     refused = runtime_refusal(str(target)) is not None
     assert ("runtime" in found) == refused
     if kind == "falcon":
