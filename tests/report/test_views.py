@@ -1,0 +1,92 @@
+"""What is shown of a cell: in the terminal, in a card and its header, as CSV, on a page and in a notebook."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fixtures.report_results import full_result, old_result
+from rich.console import Console
+from test_golden import compare
+
+from draftkit.report.csv import cells_csv
+from draftkit.report.figures import all_figures
+from draftkit.report.markdown import acceptance_table, speed_table
+from draftkit.report.model_index import eval_results
+from draftkit.report.page import page
+from draftkit.report.series import join
+from draftkit.report.tables import details_table, evaluation_table
+from draftkit.results.notebook import result_html
+from draftkit.results.record import Result, result_from
+
+WHERE = Path("result.json")
+
+
+def views(result: Result) -> dict[str, str]:
+    """View → what it shows of the cells of a result, as text with a line for each row."""
+    rows = [(1, cell) for cell in result.cells]
+    series = join([result])
+    html = page([result], series, all_figures(series))
+    measurements = html[html.index('aria-label="All measurements"') : html.index('<p class="note">Acceptance length')]
+    return {
+        "table": _printed(evaluation_table(result)),
+        "details": _printed(details_table(result)),
+        "card": acceptance_table(rows),
+        "card speed": speed_table(rows),
+        "model-index": yaml.safe_dump([vars(entry) for entry in eval_results([result])], sort_keys=False),
+        "csv": cells_csv(result),
+        "page": _lines(measurements),
+        "notebook": _lines(result_html(result)),
+    }
+
+
+def _printed(table: object) -> str:
+    text = io.StringIO()
+    Console(file=text, width=250).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _lines(html: str) -> str:
+    """A line for each row of a table, its cells between bars."""
+    rows = re.findall(r"<tr.*?</tr>", html, re.DOTALL)
+    return "\n".join(
+        " | ".join(
+            " ".join(re.sub(r"<[^>]*>", "", cell).split()) for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.DOTALL)
+        )
+        for row in rows
+    )
+
+
+def mixed() -> dict[str, Any]:
+    """Cells that have and lack what may be lacking."""
+    length = {"mean": 3.5, "low": 3.25, "high": 3.75, "prompts": 80}
+    speedup = {"mean": 2.5, "low": 2.25, "high": 2.75, "prompts": 80}
+    result = copy.deepcopy(full_result())
+    first, second = result["cells"][5], result["cells"][24]
+    found = {
+        "num_rounds": 1100,
+        "drafted_acceptance_length": length,
+        "speedup": 2.5,
+        "speedup_interval": speedup,
+        "passes": 3,
+    }
+    result["cells"] = [
+        first,
+        first | found | {"context": 4096},
+        second | {"temperature": 0.7, "matches_greedy": None, "num_matching_prompts": None},
+        second | {"engine": "vllm", "concurrency": 4, "estimated": True, "num_matching_prompts": 78},
+        second | {"engine": "vllm", "concurrency": 8, "verification": None, "num_matching_prompts": None},
+    ]
+    return result
+
+
+@pytest.mark.parametrize("make", [mixed, old_result])
+def test_what_is_shown_of_cells(make: Callable[[], dict[str, Any]]) -> None:
+    shown = views(result_from(make(), WHERE))
+    compare(f"views-{make.__name__}.txt", "".join(f"{view}\n{text.strip()}\n\n" for view, text in shown.items()))
