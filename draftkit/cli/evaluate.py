@@ -484,7 +484,7 @@ def _check_server_options(
 
 
 def _require_acceptance(result: Result, floor: float) -> None:
-    from draftkit.report.format import mean
+    from draftkit.results.metrics import mean
 
     missed = [c for c in result.cells if c.acceptance_length is None or not c.acceptance_length.mean >= floor]
     for cell in missed:

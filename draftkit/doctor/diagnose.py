@@ -28,7 +28,7 @@ from draftkit.layout.folder import is_unified
 from draftkit.layout.target import read_target_facts
 from draftkit.loading import OWN_HEAD, load_model, open_draft, runtime_refusal
 from draftkit.requests import Request, SamplingParameters
-from draftkit.results.notebook import interval_text
+from draftkit.results import metrics
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
@@ -106,7 +106,7 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """As a notebook shows it."""
-        length = "not measured" if self.length is None else f"acceptance length {interval_text(self.length)}"
+        length = "not measured" if self.length is None else f"acceptance length {metrics.length(self.length)}"
         said = said_html(f"{self.draft} ({self.method}) with {self.target}: {length}")
         causes = ((cause.name, cause.message, cause.fix) for cause in self.causes)
         changes = (
@@ -115,7 +115,7 @@ class Diagnosis:
                 t.change,
                 f"{t.before:.2f}",
                 f"{t.after:.2f}",
-                interval_text(t.gain),
+                metrics.length(t.gain),
                 "yes" if t.helps else "",
             )
             for t in self.tried

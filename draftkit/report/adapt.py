@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from draftkit.report.format import length
+from draftkit.results.metrics import length
 from draftkit.train.adapt import Adaptation
 
 

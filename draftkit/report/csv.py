@@ -7,52 +7,17 @@ import io
 import math
 
 from draftkit.hub.local_paths import names_of_paths
-from draftkit.results.record import Cell, Result
+from draftkit.results.metrics import kind_at, metrics_of, value_at
+from draftkit.results.record import Interval, Result, Times
 
-# Column by column, where its value lies in a cell.
-CELL = {
-    "target": ("target",),
-    "draft": ("draft",),
-    "method": ("method",),
-    "engine": ("engine",),
-    "dataset": ("dataset",),
-    "num_prompts": ("num_prompts",),
-    "max_new_tokens": ("max_new_tokens",),
-    "num_speculative_tokens": ("num_speculative_tokens",),
-    "temperature": ("temperature",),
-    "draft_sampling": ("draft_sampling",),
-    "verification": ("verification",),
-    "concurrency": ("concurrency",),
-    "context": ("context",),
-    "output_tokens": ("output_tokens",),
-    "num_drafts": ("num_drafts",),
-    "num_draft_tokens": ("num_draft_tokens",),
-    "num_accepted_tokens": ("num_accepted_tokens",),
-    "acceptance_length": ("acceptance_length", "mean"),
-    "acceptance_length_low": ("acceptance_length", "low"),
-    "acceptance_length_high": ("acceptance_length", "high"),
-    "drafted_acceptance_length": ("drafted_acceptance_length", "mean"),
-    "expected_acceptance_length": ("expected_acceptance_length", "mean"),
-    "acceptance_per_pos": ("acceptance_per_pos",),
-    "conditional_acceptance_per_pos": ("conditional_acceptance_per_pos",),
-    "tokens_per_second": ("tokens_per_second",),
-    "baseline_tokens_per_second": ("baseline_tokens_per_second",),
-    "speedup": ("speedup",),
-    "speedup_low": ("speedup_interval", "low"),
-    "speedup_high": ("speedup_interval", "high"),
-    "runtime_s": ("runtime_s",),
-    **{
-        f"{name}_ms_{statistic}": (f"{name}_ms", statistic)
-        for name in ("ttft", "tpot", "itl")
-        for statistic in ("mean", "p50", "p99")
-    },
-    "matches_greedy": ("matches_greedy",),
-    "num_matching_prompts": ("num_matching_prompts",),
+# The columns of a metric that is a record: what comes after its name, and where in the record the value lies.
+PARTS: dict[type, dict[str, str]] = {
+    Interval: {"": ".mean", "_low": ".low", "_high": ".high"},
+    Times: {"_mean": ".mean", "_p50": ".p50", "_p99": ".p99"},
 }
 PROVENANCE = ("date", "hardware", "device", "dtype", "draftkit", "torch", "transformers")
 # Text that begins so is a formula to spreadsheets; after an apostrophe it is text.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-COLUMNS = (*CELL, *PROVENANCE)
 
 
 def cells_csv(result: Result) -> str:
@@ -64,20 +29,23 @@ def cells_csv(result: Result) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    places = columns()
+    writer.writerow([*places, *PROVENANCE])
     provenance = [_plain(result.provenance.get(name)) for name in PROVENANCE]
     names = names_of_paths([[cell.target, cell.draft, cell.dataset] for cell in result.cells])
     for cell in result.cells:
-        found = [_plain(_found(cell, path)) for path in CELL.values()]
+        found = [_plain(value_at(cell, path)) for path in places.values()]
         writer.writerow([names.get(str(value), value) for value in found] + provenance)
     return text.getvalue()
 
 
-def _found(cell: Cell, path: tuple[str, ...]) -> object:
-    value: object = cell
-    for name in path:
-        value = None if value is None else getattr(value, name)
-    return value
+def columns() -> dict[str, str]:
+    """Column by column of a cell, where its value lies."""
+    return {
+        metric.name + ending: metric.path + part
+        for metric in metrics_of("csv", ())
+        for ending, part in PARTS.get(kind_at(metric.path), {"": ""}).items()
+    }
 
 
 def _plain(value: object) -> object:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftkit.report.format import length, severity
+from draftkit.report.format import severity
+from draftkit.results.metrics import length
 from draftkit.results.record import Interval
 
 SHOWN = 6  # tensors of which the same is to be said

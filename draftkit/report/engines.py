@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from draftkit.report.format import length, speed
+from draftkit.report.format import speed
+from draftkit.results.metrics import length
 from draftkit.results.record import Cell
 
 

@@ -1,45 +1,17 @@
-"""How figures are written in tables, on pages and in cards; – for what was not measured."""
+"""How what is no metric of a cell is written in tables and on pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 
 from rich.text import Text
 
 from draftkit.finding import Severity
-from draftkit.results.record import Cell, Interval, Predicted, Times
+from draftkit.results.metrics import number
+from draftkit.results.record import Cell, Predicted
 
 SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def number(value: float | None, format: str = ",.2f", unit: str = "") -> str:
-    return "–" if value is None else f"{value:{format}}{unit}"
-
-
-def length(interval: Interval | None, digits: int = 2, *, signed: bool = False, count: bool = False) -> str:
-    """A mean with its interval, as far as there is one; `count`: and over how many prompts."""
-    if interval is None or not isfinite(interval.mean):
-        return "–"
-    sign = "+" if signed else ""
-    text = f"{interval.mean:{sign}.{digits}f}"
-    if interval.bounds is not None:
-        text += " [" + ", ".join(f"{bound:{sign}.2f}" for bound in interval.bounds) + "]"
-    return text + (f" ({interval.prompts})" if count and interval.prompts is not None else "")
-
-
-def mean(interval: Interval | None) -> str:
-    return number(interval.mean if interval else None)
-
-
-def median(times: Times | None) -> str:
-    return number(times.p50 if times else None, ".1f")
-
-
-def latencies(cell: Cell) -> str:
-    """TTFT, TPOT and ITL in milliseconds."""
-    return " / ".join(median(times) for times in (cell.ttft_ms, cell.tpot_ms, cell.itl_ms))
 
 
 def speed(cell: Cell) -> str:

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from draftkit.report.format import latencies, length, mean, number
 from draftkit.report.model_index import is_hub_id
-from draftkit.results.record import Cell, Interval, Result
+from draftkit.results.metrics import Metric, View, metrics_of, number
+from draftkit.results.record import Cell, Result
 
 Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
-# What every table says of a row; the last only where rows differ in it.
-SETTING: dict[str, Callable[[Cell], object]] = {
-    "dataset": lambda cell: cell.dataset,
-    "K": lambda cell: cell.num_speculative_tokens,
-    "T": lambda cell: f"{cell.temperature:g}",
-    "concurrency": lambda cell: cell.concurrency,
-    "context": lambda cell: cell.context,
-    "engine": lambda cell: cell.engine,
-}
-VARIED = ("context", "engine")
+EMPHASIZED = "acceptance_length"  # the metric whose mean is in bold
 VERSIONS = ("draftkit", "vllm", "torch", "transformers", "python")
 
 
@@ -36,35 +27,28 @@ def plain(value: object) -> str:
 
 
 def acceptance_table(rows: Sequence[Row]) -> str:
-    header = ("prompts", "drafts", "acceptance length", "of drafts", "expected", "accepted at 1…K")
-    return _by_setting(header, [(row, _acceptance(row[1])) for row in rows])
+    """What each cell accepted."""
+    return _shown("card-acceptance", rows)
 
 
-def _by_setting(header: Sequence[str], lines: Sequence[tuple[Row, Sequence[object]]]) -> str:
+def _shown(view: View, rows: Sequence[Row]) -> str:
+    """A table of what a view shows of each cell."""
+    shown = metrics_of(view, [cell for _, cell in rows])
+    return _by_setting([metric.title for metric in shown], rows, lambda cell: [_text(metric, cell) for metric in shown])
+
+
+def _by_setting(header: Sequence[str], rows: Sequence[Row], texts: Callable[[Cell], Sequence[str]]) -> str:
     """A table whose rows begin with the run and how it was measured."""
-    cells = [cell for (_, cell), _ in lines]
-    shown = [name for name, of in SETTING.items() if name not in VARIED or len({of(cell) for cell in cells}) > 1]
-    settings = ((number, *(SETTING[name](cell) for name in shown)) for (number, cell), _ in lines)
-    rows = ((*setting, *line) for setting, (_, line) in zip(settings, lines, strict=True))
-    return table(("run", *shown, *header), rows)
+    setting = metrics_of("card", [cell for _, cell in rows])
+    lines = ((run, *(metric.text(cell) for metric in setting), *texts(cell)) for run, cell in rows)
+    return table(("run", *(metric.title for metric in setting), *header), lines)
 
 
-def _acceptance(cell: Cell) -> tuple[object, ...]:
-    return (
-        cell.num_prompts,
-        cell.draft_sampling,
-        _emphasized(cell.acceptance_length),
-        mean(cell.drafted_acceptance_length or cell.acceptance_length),
-        mean(cell.expected_acceptance_length),
-        " ".join(f"{rate:.2f}" for rate in cell.accepted_at) or None,
-    )
-
-
-def _emphasized(interval: Interval | None) -> str | None:
-    """An acceptance length with its mean in bold."""
-    if interval is None:
-        return None
-    mean, _, rest = length(interval).partition(" ")
+def _text(metric: Metric, cell: Cell) -> str:
+    text = metric.text(cell)
+    if metric.name != EMPHASIZED or metric.value(cell) is None:
+        return text
+    mean, _, rest = text.partition(" ")
     return f"**{mean}** {rest}".rstrip()
 
 
@@ -92,23 +76,13 @@ def _spread(rows: Sequence[Row], texts: Callable[[Cell], dict[str, str]], least:
     names = list(dict.fromkeys(name for _, cell in rows for name in texts(cell)))
     if len(names) < least:
         return ""
-    return _by_setting(names, [(row, [texts(row[1]).get(name, number(None)) for name in names]) for row in rows])
+    return _by_setting(names, rows, lambda cell: [texts(cell).get(name, number(None)) for name in names])
 
 
 def speed_table(rows: Sequence[Row]) -> str:
     """Throughput and latencies; empty where no cell compares with plain decoding."""
-    header = ("tokens/s", "plain", "speed-up", "TTFT / TPOT / ITL ms")
-    lines = [(row, _speed(row[1])) for row in rows if row[1].times_faster is not None]
-    return _by_setting(header, lines) if lines else ""
-
-
-def _speed(cell: Cell) -> tuple[object, ...]:
-    return (
-        number(cell.tokens_per_second, ".1f"),
-        number(cell.baseline_tokens_per_second, ".1f"),
-        length(cell.speedup_interval) if cell.speedup_interval else number(cell.times_faster, ".2f"),
-        latencies(cell),
-    )
+    timed = [(run, cell) for run, cell in rows if cell.times_faster is not None]
+    return _shown("card-speed", timed) if timed else ""
 
 
 def runs_table(results: Sequence[Result]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from draftkit.layout.folder import Draft
+from draftkit.results.metrics import metrics_of
 from draftkit.results.record import Cell, Interval, Result
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def eval_results(results: Sequence[Result]) -> list[EvalResult]:
 def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    length, said = cell.acceptance_length, provenance.get("dataset")
+    said = provenance.get("dataset")
     dataset: dict[str, str] = said if isinstance(said, dict) else {}
     name, source = dataset.get("name") or cell.dataset or "unknown", dataset.get("source") or ""
     settings = {
@@ -73,11 +74,7 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
         "hardware": provenance.get("hardware") or provenance.get("device"),
         "convention": provenance.get("convention"),
     }
-    metrics: list[tuple[str, float, dict[str, float]]] = []
-    if length is not None:
-        metrics.append(("acceptance_length", length.mean, _bounds(length)))
-    if cell.times_faster is not None:
-        metrics.append(("speedup", cell.times_faster, _bounds(cell.speedup_interval)))
+    metrics = [(metric.name, metric.value(cell)) for metric in metrics_of("model-index", [cell])]
     return [
         EvalResult(
             task_type="text-generation",
@@ -88,10 +85,11 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
             dataset_revision=dataset.get("revision"),
             metric_type=metric,
             metric_name=f"{metric.replace('_', ' ')} ({_setting(cell)})",
-            metric_value=round(value, 4),
-            metric_args={key: setting for key, setting in settings.items() if setting is not None} | bounds,
+            metric_value=round(value.mean if isinstance(value, Interval) else value, 4),
+            metric_args={key: setting for key, setting in settings.items() if setting is not None} | _bounds(value),
         )
-        for metric, value, bounds in metrics
+        for metric, value in metrics
+        if value is not None
     ]
 
 
@@ -102,10 +100,10 @@ def _setting(cell: Cell) -> str:
     return f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency={cell.concurrency}{context}{engine}"
 
 
-def _bounds(interval: Interval | None) -> dict[str, float]:
-    if interval is None or interval.bounds is None:
+def _bounds(value: object) -> dict[str, float]:
+    if not isinstance(value, Interval) or value.bounds is None:
         return {}
-    low, high = interval.bounds
+    low, high = value.bounds
     return {"low": round(low, 4), "high": round(high, 4)}
 
 

@@ -12,13 +12,14 @@ from markupsafe import Markup
 
 from draftkit.io.html import signed
 from draftkit.report.chart import Chart
-from draftkit.report.format import length, measured_of, number, prediction, size
+from draftkit.report.format import measured_of, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
 from draftkit.report.palette import MOST_SERIES, PALETTE
 from draftkit.report.series import Series
 from draftkit.report.svg import svg
 from draftkit.report.tokens import KINDS, show_transcript, with_line_ends, with_marks
 from draftkit.results.comparison import compare, summary
+from draftkit.results.metrics import length, metrics_of, number
 from draftkit.results.record import Cell, Result, Transcript
 from draftkit.results.verdict import verdicts_of
 from draftkit.version import __version__
@@ -40,9 +41,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends, equality=equality
-    )
+    environment.filters.update(size=size, length=length, number=number, marks=with_marks, line_ends=with_line_ends)
     cells = [cell for result in results for cell in result.cells]
     costs = [(one, cost) for one in _once_a_draft(series) if (cost := memory_cost(one.main))]
     samples = [(one, [show_transcript(sample) for sample in _samples(one)]) for one in series if _samples(one)]
@@ -50,6 +49,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         title=_title(results),
         results=results,
         series=series,
+        metrics=metrics_of("page", cells),
         provenance=provenance_table(results),
         verdicts=[(result.path, verdict) for result in results for verdict in verdicts_of(result)],
         compared=compared,
@@ -156,12 +156,3 @@ def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def equality(cell: Cell) -> str:
-    """How the output compares with plain decoding's, or how it was sampled where it need not be the same."""
-    if cell.num_matching_prompts is None:
-        return "not compared" if cell.verification is None else f"by {cell.verification}"
-    if cell.num_matching_prompts == cell.num_prompts:
-        return "the same"
-    return f"the same for {cell.num_matching_prompts} of {cell.num_prompts} prompts"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from rich.table import Table
 
 from draftkit.report.certificate import certificate, served_certificate
 from draftkit.report.engines import engines_table
-from draftkit.report.format import latencies, length, mean, measured_of, number, prediction
+from draftkit.report.format import measured_of, prediction
 from draftkit.report.memory_cost import cost_of
+from draftkit.results.metrics import METRICS, length, metrics_of, number
 from draftkit.results.record import Cell, Interval, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of
 
@@ -37,14 +38,6 @@ DETAILS = (
     "accepted / rounds; times are medians"
 )
 NAME_WIDTH = 16  # of a draft in the table that fits a terminal of 80 columns
-# What a sweep varies: in the title where all cells have the same, else a column.
-VARIED: dict[str, Callable[[Cell], str]] = {
-    "K": lambda cell: str(cell.num_speculative_tokens),
-    "T": lambda cell: f"{cell.temperature:g}",
-    "batch": lambda cell: str(cell.concurrency),
-    "context": lambda cell: "–" if cell.context is None else str(cell.context),
-    "prompts": lambda cell: str(cell.num_prompts),
-}
 
 
 def show_evaluation(
@@ -94,73 +87,41 @@ def show_verdicts(console: Console, result: Result) -> None:
 def evaluation_table(result: Result) -> Table:
     """One row per cell of a measurement, in 80 columns."""
     cells, provenance = result.cells, result.provenance
-    first, varied = cells[0], _varied(cells)
-    fixed = [
-        f"{name}={value(first)}"
-        for name, value in VARIED.items()
-        if name not in (*varied, "prompts") and value(first) != "–"
-    ]
+    shown = metrics_of("table", cells)
+    first, varied = cells[0], {metric.name for metric in shown}
+    fixed = {m.name: m for m in METRICS if "table" in m.sparing and m.unlike is None and m.name not in varied}
+    prompts = fixed.pop("num_prompts", None)
     where = f"{provenance.get('dtype')} on {provenance.get('device')}"
     if "server" in provenance:
         where = "a server" if first.engine == "server" else f"a server of {first.engine}"
-    title = [first.target, *fixed, where]
-    if "prompts" not in varied:
-        title.append(f"{first.num_prompts} prompts")
-    drafted = any(cell.drafted_acceptance_length for cell in cells)
-    gap = 0 if drafted else 1  # beside that of the box
+    told = [f"{metric.title}={metric.text(first)}" for metric in fixed.values() if metric.value(first) is not None]
+    title = [first.target, *told, where]
+    if prompts is not None:
+        title.append(f"{prompts.text(first)} prompts")
+    gap = 0 if "length_of_drafts" in varied else 1  # beside that of the box
     table = Table(title=" · ".join(title), caption=CAPTION, box=SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
     labels = _labels(cells)
     table.add_column("draft", width=min(max(map(len, ("draft", *labels.values()))), NAME_WIDTH), overflow="fold")
-    for name in (*varied, "acceptance length"):
-        table.add_column(name, justify="right")
-    if drafted:
-        table.add_column("of\ndrafts", justify="right")
-    for name in ("speed-up", "output"):
-        table.add_column(name, justify="right")
+    for metric in shown:
+        table.add_column(metric.heading, justify="left" if metric.left else "right")
     before = None
     for cell in cells:
-        table.add_row(
-            labels[_draft(cell)] if _draft(cell) != before else "",
-            *(VARIED[name](cell) for name in varied),
-            length(cell.acceptance_length),
-            *([mean(cell.drafted_acceptance_length or cell.acceptance_length)] if drafted else []),
-            length(cell.speedup_interval) if cell.speedup_interval else number(cell.times_faster),
-            _equality(cell),
-        )
+        draft = labels[_draft(cell)] if _draft(cell) != before else ""
+        table.add_row(draft, *(metric.text(cell) for metric in shown))
         before = _draft(cell)
     return table
 
 
 def details_table(result: Result) -> Table:
     """What else each cell measured."""
-    varied = _varied(result.cells)
+    shown = metrics_of("details", result.cells)
     table = Table(caption=DETAILS)
     table.add_column("draft")
-    for name in (*varied, "expected", "drafted"):
-        table.add_column(name, justify="right")
-    table.add_column("accepted at 1…K")
-    for name in ("tokens/s", "plain", "passes", "TTFT / TPOT / ITL ms"):
-        table.add_column(name, justify="right")
-    table.add_column("drafts are, verified by")
+    for metric in shown:
+        table.add_column(metric.title, justify="left" if metric.left else "right")
     for cell in result.cells:
-        table.add_row(
-            _draft(cell),
-            *(VARIED[name](cell) for name in varied),
-            length(cell.expected_acceptance_length),
-            length(cell.drafted_acceptance_length),
-            " ".join(f"{rate:.2f}" for rate in cell.accepted_at),
-            number(cell.tokens_per_second, ".1f"),
-            number(cell.baseline_tokens_per_second, ".1f"),
-            number(cell.passes, "d"),
-            latencies(cell),
-            f"{cell.draft_sampling}, {cell.verification}",
-        )
+        table.add_row(_draft(cell), *(metric.text(cell) for metric in shown))
     return table
-
-
-def _varied(cells: Sequence[Cell]) -> list[str]:
-    """The names of what is not the same in all cells, and K."""
-    return [name for name, value in VARIED.items() if name == "K" or len(set(map(value, cells))) > 1]
 
 
 def _draft(cell: Cell) -> str:
@@ -311,15 +272,6 @@ def measured_beside(cell: Cell, cells: Sequence[Cell]) -> str:
         if (other := measured_of(predicted, cell, cells)) is not None
     ]
     return f"measured: {'; '.join(found)}" if found else ""
-
-
-def _equality(cell: Cell) -> str:
-    """Whether the output is plain decoding's; – where that was not run."""
-    if cell.num_matching_prompts is None:
-        return "drawn" if cell.temperature else "–"
-    if cell.num_matching_prompts == cell.num_prompts:
-        return "same"
-    return f"{cell.num_matching_prompts}/{cell.num_prompts}"
 
 
 def memory_table(draft: str, plan: MemoryPlan, k: int) -> Table:

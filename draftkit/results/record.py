@@ -346,6 +346,22 @@ class Cell(Heading):
             return None
         return self.tokens_per_second / self.baseline_tokens_per_second
 
+    @property
+    def faster(self) -> Interval | None:
+        """The same with its interval, as far as there is one."""
+        speedup = self.times_faster
+        return self.speedup_interval or (None if speedup is None else Interval(speedup, None, None))
+
+    @property
+    def length_of_drafts(self) -> Interval | None:
+        """The acceptance length over the rounds that had a draft, which are all where it does not differ."""
+        return self.drafted_acceptance_length or self.acceptance_length
+
+    @property
+    def latencies(self) -> tuple[Times | None, ...]:
+        """TTFT, TPOT and ITL."""
+        return self.ttft_ms, self.tpot_ms, self.itl_ms
+
     def to_dict(self) -> dict[str, Any]:
         """The cell as a file has it."""
         cell = _fields(self)

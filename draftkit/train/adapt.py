@@ -39,7 +39,7 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.loading import open_draft
 from draftkit.requests import SamplingParameters
-from draftkit.results.notebook import interval_text
+from draftkit.results import metrics
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length, contrast, gain
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
@@ -147,7 +147,7 @@ class Adaptation:
     def _repr_html_(self) -> str:
         """As a notebook shows it."""
         rows = (
-            (s.name, f"{s.samples:,}", *map(interval_text, (s.before, s.behind, s.after, s.gained)))
+            (s.name, f"{s.samples:,}", *map(metrics.length, (s.before, s.behind, s.after, s.gained)))
             for s in self.slices
         )
         head = ("slice", "answers", "before", "against general", "after", "gained")

@@ -56,7 +56,7 @@ from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
-from draftkit.report.format import length
+from draftkit.results.metrics import length
 from draftkit.results.record import Interval
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.target import Target

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from draftkit import AdaptSettings, adapt_draft, walk_acceptance
 from draftkit.report.adapt import adaptation_table
-from draftkit.report.format import length
+from draftkit.results.metrics import length
 from draftkit.results.statistics import gain
 from scripts.bench.train import training_questions
 from scripts.check.lora import tune_target

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import draftkit
-from draftkit.report.format import length
 from draftkit.report.tables import show_speed_model
 from draftkit.requests import DraftSampling, DraftSamplingMode
+from draftkit.results.metrics import length
 from draftkit.results.record import Cell
 from draftkit.results.settings import Settings
 

@@ -28,7 +28,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_model
 from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import Pruning, plan_pruning
-from draftkit.report import format
+from draftkit.results import metrics
 from draftkit.results.settings import Settings
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
@@ -81,7 +81,7 @@ def check(
             f"{predicted.coverage:.1%}",
             f"{predicted.acceptance_length:.2f}",
             f"{ceiling(answers, counts, ids, K).acceptance_length:.2f}",
-            format.length(length),
+            metrics.length(length),
             f"{(length.mean - 1) / (whole.mean - 1):.0%}",
             "yes" if measured[source].matches_greedy else "NO",
         )

@@ -11,8 +11,8 @@ import draftkit
 from draftkit.engines.records import Answer, DraftCounts, EngineRun
 from draftkit.evaluate.engine_cell import engine_cell
 from draftkit.evaluate.speed import RoundTimes, speed_model
-from draftkit.report.format import length
 from draftkit.requests import Request
+from draftkit.results.metrics import length
 from draftkit.results.record import Cell, Heading, Interval, Result, Times, result_from, result_json
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import acceptance_length, bootstrap_length, contrast, drafted_acceptance_length, gain

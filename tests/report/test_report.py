@@ -31,7 +31,7 @@ from draftkit.cli.shared import print_json
 from draftkit.errors import DraftkitError
 from draftkit.report import figures as figures_module
 from draftkit.report.chart import Chart, linear, logarithmic
-from draftkit.report.csv import COLUMNS, cells_csv
+from draftkit.report.csv import PROVENANCE, cells_csv, columns
 from draftkit.report.figures import all_figures, measured_speedups, short
 from draftkit.report.format import size
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
@@ -413,7 +413,7 @@ def test_csv_has_a_row_for_each_cell_and_always_the_same_columns(make: Callable[
     result = make()
     result["cells"][0]["draft"] = 'a, "quoted"\nname'
     header, *rows = csv_reader.reader(io.StringIO(cells_csv(result_from(result, WHERE))))
-    assert tuple(header) == COLUMNS
+    assert header == [*columns(), *PROVENANCE]
     assert len(rows) == len(result["cells"])
     row = dict(zip(header, rows[0], strict=True))
     assert row["draft"] == 'a, "quoted"\nname'

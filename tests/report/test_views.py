@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import re
+import typing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from draftkit.report.model_index import eval_results
 from draftkit.report.page import page
 from draftkit.report.series import join
 from draftkit.report.tables import details_table, evaluation_table
+from draftkit.results.metrics import METRICS, Metric, View, kind_at, value_at
 from draftkit.results.notebook import result_html
 from draftkit.results.record import Result, result_from
 
@@ -37,13 +40,18 @@ def views(result: Result) -> dict[str, str]:
     return {
         "table": _printed(evaluation_table(result)),
         "details": _printed(details_table(result)),
-        "card": acceptance_table(rows),
-        "card speed": speed_table(rows),
+        "card-acceptance": acceptance_table(rows),
+        "card-speed": speed_table(rows),
         "model-index": yaml.safe_dump([vars(entry) for entry in eval_results([result])], sort_keys=False),
         "csv": cells_csv(result),
         "page": _lines(measurements),
         "notebook": _lines(result_html(result)),
     }
+
+
+@pytest.fixture
+def mixed_result() -> Result:
+    return result_from(mixed(), WHERE)
 
 
 def _printed(table: object) -> str:
@@ -90,3 +98,34 @@ def mixed() -> dict[str, Any]:
 def test_what_is_shown_of_cells(make: Callable[[], dict[str, Any]]) -> None:
     shown = views(result_from(make(), WHERE))
     compare(f"views-{make.__name__}.txt", "".join(f"{view}\n{text.strip()}\n\n" for view, text in shown.items()))
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: f"{metric.name}-{metric.where[0]}")
+def test_a_path_leads_to_something_that_cells_have(metric: Metric, mixed_result: Result) -> None:
+    for path in (metric.path, *filter(None, [metric.unlike])):
+        kind = kind_at(path)
+        for cell in mixed_result.cells:
+            found = value_at(cell, path)
+            assert found is None or isinstance(found, typing.get_origin(kind) or kind)
+            assert isinstance(metric.text(cell), str)
+
+
+@pytest.mark.parametrize(
+    "path", ["acceptance_lenght", "acceptance_length.median", "target.name", "to_dict", "faster.no"]
+)
+def test_a_path_that_leads_nowhere_is_no_empty_column(path: str) -> None:
+    with pytest.raises(AttributeError, match=f"{path} leads nowhere"):
+        kind_at(path)
+
+
+def test_a_metric_is_one_row(monkeypatch: pytest.MonkeyPatch, mixed_result: Result) -> None:
+    """In every view, with its heading and its value."""
+    toy = Metric("toy", "repetition", "toy heading", ".4f", typing.get_args(View), unit="u")
+    monkeypatch.setattr("draftkit.results.metrics.METRICS", (*METRICS, toy))
+    cells = tuple(replace(cell, repetition=0.4321) for cell in mixed_result.cells)
+    shown = views(replace(mixed_result, cells=cells))
+    assert {view for view, text in shown.items() if "0.4321" not in text} == set()
+    for view, text in shown.items():
+        heading = "toy heading" if view == "table" else "toy" if view in ("csv", "model-index") else "toy heading u"
+        assert heading in text, view
+    assert shown.keys() == set(typing.get_args(View)) - {"card"}, "every table of a card begins with the rows of card"
