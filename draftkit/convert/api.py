@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
-from draftkit.convert.destinations import GGUF, UNIFIED, VLLM, alternatives, export_to, for_vllm
+from draftkit.convert.destinations import UNIFIED, Destination, GgufFile, destination_named
 from draftkit.convert.detect import Format, detect, format_named
-from draftkit.convert.export import Export, Outgoing, results, write_export
+from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.gguf import mtp_gguf
 from draftkit.convert.formats.gguf.heads import gguf_target_facts
-from draftkit.convert.formats.gguf.writing import file_tensors, write_file
 from draftkit.convert.formats.mtp import mtp
 from draftkit.convert.formats.mtp.heads import TargetHeads, find_heads
 from draftkit.convert.formats.mtp.put_back import put_back
 from draftkit.convert.plan import Plan, planned_so_far
 from draftkit.convert.quantization import refuse_unread_weights
-from draftkit.convert.unified import unify, write_draft
+from draftkit.convert.unified import OnBytes, unify
 from draftkit.errors import DraftkitError, FormatError, LayoutError, command
 from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
@@ -54,17 +52,15 @@ class Conversion:
     """A planned conversion; nothing has been written.
 
     `reading` is None for a unified source. `draft` is the source in the layout, its tensors not read yet; None while
-    facts are missing, which `reading.plan.missing` lists. `export` is None for the unified layout itself. `stored`: how
-    the matrices of a GGUF file are stored, None as the draft's are.
+    facts are missing, which `reading.plan.missing` lists. `export` is None for the unified layout itself.
     """
 
     source: Located
-    destination: str
+    destination: Destination
     target: TargetFacts | None
     reading: Reading | None
     draft: Draft | None
     export: Export | None
-    stored: str | None = None
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -95,28 +91,21 @@ class Conversion:
         *,
         force: bool = False,
         allow_lossy: bool = False,
-        on_bytes: Callable[[int], None] | None = None,
+        on_bytes: OnBytes | None = None,
     ) -> Path:
         """Carry the plan out. Raises `DraftkitError`; then `out` is as it was."""
         draft = self.require_draft()
         if self.unagreed_losses and not allow_lossy:
             raise self._lossy(draft)
-        if self.export is not None:
-            outgoing = Outgoing(draft, self.target, self.destination)
-            if self.destination == GGUF:
-                write_file(out, outgoing, self.export, self.stored, force=force, on_bytes=on_bytes)
-            else:
-                write_export(out, outgoing, self.export, force=force, on_bytes=on_bytes)
-        else:
-            write_draft(out, draft, force=force, on_bytes=on_bytes)
+        self.destination.write(out, self._outgoing, self.export, force=force, on_bytes=on_bytes)
         return out
 
     def _lossy(self, draft: Draft) -> LayoutError:
         listing = "\n    ".join(self.unagreed_losses)
-        others = alternatives(draft, self.target, self.destination) if self.export else []
+        others = self.destination.without_loss(draft, self.target)
         instead = f"without loss: {', '.join(f'--to {name}' for name in others)}; " if others else ""
         return LayoutError(
-            f"converting {self.source.name} to {self.destination} loses:\n    {listing}",
+            f"converting {self.source.name} to {self.destination.name} loses:\n    {listing}",
             where=self.source.path,
             hint=f"{instead}or pass --allow-lossy, and the losses are recorded with the result",
         )
@@ -124,13 +113,11 @@ class Conversion:
     @property
     def output_bytes(self) -> int:
         """Size of all tensors that will be written."""
-        draft = self.require_draft()
-        if self.export is None:
-            return sum(tensor.nbytes for tensor in draft.tensors.values())
-        outgoing = Outgoing(draft, self.target, self.destination)
-        if self.destination == GGUF:
-            return sum(tensor.nbytes for tensor in file_tensors(outgoing, self.export, self.stored))
-        return sum(tensor.nbytes for tensor in results(outgoing, self.export).values())
+        return self.destination.nbytes(self._outgoing, self.export)
+
+    @property
+    def _outgoing(self) -> Outgoing:
+        return Outgoing(self.require_draft(), self.target, self.destination.name)
 
 
 def plan_conversion(
@@ -153,15 +140,14 @@ def plan_conversion(
     unknown, and which are dropped all the same; that is recorded as a loss. `digest`: take the SHA-256 of large local
     files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. Raises `DraftkitError`.
     """
-    if stored is not None and to != GGUF:
-        raise DraftkitError(f"--type {stored} is for GGUF files", expected=f"--to {GGUF}")
+    destination = destination_named(to, stored)
     located = locate(source, revision=revision, as_file=True)
     if not is_unified(located.path):
         reading = read_foreign(located, target, format, overrides, ignored_keys)
         draft = None
         if reading.plan.spec is not None or reading.plan.problems:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
-        return _plan_destination(located, to, reading.target, reading, draft, stored)
+        return _plan_destination(located, destination, reading.target, reading, draft)
     draft = read_draft(located.path)
     if to == UNIFIED and not overrides:
         raise LayoutError(
@@ -173,9 +159,8 @@ def plan_conversion(
         raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
     if overrides:
         draft = _overridden(draft, overrides)
-    return _plan_destination(
-        located, to, _target_facts(target or reachable(draft.provenance.target)), None, draft, stored
-    )
+    target_facts = _target_facts(target or reachable(draft.provenance.target))
+    return _plan_destination(located, destination, target_facts, None, draft)
 
 
 def read_foreign(
@@ -247,7 +232,7 @@ def convert_checkpoint(
     stored: str | None = None,
     force: bool = False,
     allow_lossy: bool = False,
-    on_bytes: Callable[[int], None] | None = None,
+    on_bytes: OnBytes | None = None,
 ) -> Path:
     """Convert a draft checkpoint of any known format into the unified layout, or to another (`to`), under `out`.
 
@@ -306,24 +291,17 @@ def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Pat
         expected = command("OUT.gguf", "--into", target.name)
         raise DraftkitError("heads are put into a GGUF file of its own", expected=expected)
     check_finite(heads.tensors, heads.path)
-    outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), GGUF)
-    write_file(out, outgoing, mtp_gguf.export_into(outgoing), None, force=False, on_bytes=None)
+    file = GgufFile()
+    outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), file.name)
+    file.write(out, outgoing, mtp_gguf.export_into(outgoing), force=False, on_bytes=None)
     return out, [out.name]
 
 
 def default_output(conversion: Conversion) -> Path:
-    """The folder name for a conversion: the source's own with `-draftkit`, or the name of another destination.
-
-    Any path with `eagle-` makes vLLM choose method `eagle`, so only EAGLE-1 drafts keep that substring.
-    """
+    """What a conversion is written to in the current folder where no output is named: the source's name and more."""
     source = conversion.source
     name = source.repo.split("/")[1] if source.repo else Path(os.path.abspath(source.path)).name
-    if conversion.destination == GGUF:
-        return Path(f"{name}.gguf")
-    name += "-draftkit" if conversion.destination == UNIFIED else f"-{conversion.destination}"
-    if conversion.require_draft().spec.method == "eagle":
-        return Path(name)
-    return Path(re.sub("(?i)(eagle)-", r"\1_", name))
+    return Path(conversion.destination.default_name(name, conversion.require_draft().spec.method))
 
 
 def inspect_checkpoint(
@@ -364,22 +342,14 @@ def _describe_refused(located: Located, refusal: LayoutError) -> Reading:
 
 
 def _plan_destination(
-    source: Located,
-    to: str,
-    target: TargetFacts | None,
-    reading: Reading | None,
-    draft: Draft | None,
-    stored: str | None,
+    source: Located, destination: Destination, target: TargetFacts | None, reading: Reading | None, draft: Draft | None
 ) -> Conversion:
-    if draft is not None and target is not None:
+    if draft is None:
+        return Conversion(source, destination, target, reading, None, None)
+    if target is not None:
         _check_captured_layers(draft, target)
         _check_size(source.name, draft, target, adapter=reading is not None and reading.checkpoint.adapter is not None)
-    export = None
-    if draft is not None and to == VLLM:
-        draft = for_vllm(draft, target)
-    elif draft is not None and to != UNIFIED:
-        export = export_to(to, draft, target)
-    return Conversion(source, to, target, reading, draft, export, stored)
+    return Conversion(source, destination, target, reading, *destination.plan(draft, target))
 
 
 def _check_captured_layers(draft: Draft, target: TargetFacts) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, TypeGuard
 
 from draftkit.convert.detect import Format, all_formats
-from draftkit.convert.export import PREFIX, Export, Outgoing
+from draftkit.convert.export import PREFIX, Export, Outgoing, results, write_export
 from draftkit.convert.facts import with_values
+from draftkit.convert.formats.gguf.writing import file_tensors, write_file
 from draftkit.convert.operations import Move, carry_out
+from draftkit.convert.unified import OnBytes, write_draft
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.handles import TensorHandle
@@ -20,7 +24,7 @@ from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
-UNIFIED, VLLM, GGUF = "unified", "vllm", "gguf"  # the last is one file, and the others folders
+UNIFIED, VLLM, GGUF = "unified", "vllm", "gguf"
 
 
 class Exporter(Format, Protocol):
@@ -36,40 +40,125 @@ class Exporter(Format, Protocol):
         """Plan the way out. Raises `LayoutError` for what cannot be written even with losses."""
 
 
+class Destination:
+    """Where a draft can go. This one is the unified layout, in a folder."""
+
+    def __init__(self, name: str = UNIFIED) -> None:
+        self.name = name
+
+    def plan(self, draft: Draft, target: TargetFacts | None) -> tuple[Draft, Export | None]:
+        """The draft that goes there, and how its layout becomes the other one; None where it is not another.
+
+        Raises `LayoutError` for a draft that cannot go there.
+        """
+        return draft, None
+
+    def without_loss(self, draft: Draft, target: TargetFacts | None) -> list[str]:
+        """Other destinations that lose nothing of this draft, where this one may lose something."""
+        return []
+
+    def nbytes(self, outgoing: Outgoing, export: Export | None) -> int:
+        """Size of all tensors that will be written."""
+        return sum(tensor.nbytes for tensor in outgoing.draft.tensors.values())
+
+    def write(
+        self, out: Path, outgoing: Outgoing, export: Export | None, *, force: bool, on_bytes: OnBytes | None
+    ) -> None:
+        """Write what `plan` has planned. Raises `DraftkitError`; then `out` is as it was."""
+        write_draft(out, outgoing.draft, force=force, on_bytes=on_bytes)
+
+    def default_name(self, source: str, method: str) -> str:
+        """The name of the output, after that of the source.
+
+        Any path with `eagle-` makes vLLM choose method `eagle`, so only EAGLE-1 drafts keep that substring.
+        """
+        name = f"{source}-{'draftkit' if self.name == UNIFIED else self.name}"
+        return name if method == "eagle" else re.sub("(?i)(eagle)-", r"\1_", name)
+
+
+class ForVllm(Destination):
+    """The unified layout of a draft that vLLM loads, made so where it can be done without loss."""
+
+    def plan(self, draft: Draft, target: TargetFacts | None) -> tuple[Draft, Export | None]:
+        return for_vllm(draft, target), None
+
+
+class Layout(Destination):
+    """The layout of a folder that format modules know to write."""
+
+    def plan(self, draft: Draft, target: TargetFacts | None) -> tuple[Draft, Export | None]:
+        return draft, self.export(draft, target)
+
+    def export(self, draft: Draft, target: TargetFacts | None) -> Export:
+        """The export of a draft. Raises `LayoutError` when the destination has no layout for this method.
+
+        Written back in the format it came from, a draft gets the config keys again that the layout has no place for.
+        """
+        method = draft.spec.method
+        for exporter in _exporters():
+            if self.name == exporter.DESTINATION and method in exporter.METHODS:
+                export = exporter.export(Outgoing(draft, target, self.name))
+                if draft.provenance.format == exporter.NAME:
+                    export = replace(export, config=with_values(export.config, draft.provenance.dropped_config))
+                return export
+        others = [UNIFIED, *sorted({e.DESTINATION for e in _exporters() if method in e.METHODS})]
+        raise LayoutError(f"there is no {method} in the layout of {self.name}", where=draft.path, hint=_any_of(others))
+
+    def without_loss(self, draft: Draft, target: TargetFacts | None) -> list[str]:
+        others = (e for e in _exporters() if self.name != e.DESTINATION and _exact(e, draft, target))
+        return [UNIFIED, *(exporter.DESTINATION for exporter in others)]
+
+    def nbytes(self, outgoing: Outgoing, export: Export | None) -> int:
+        assert export is not None
+        return sum(tensor.nbytes for tensor in results(outgoing, export).values())
+
+    def write(
+        self, out: Path, outgoing: Outgoing, export: Export | None, *, force: bool, on_bytes: OnBytes | None
+    ) -> None:
+        assert export is not None
+        write_export(out, outgoing, export, force=force, on_bytes=on_bytes)
+
+
+class GgufFile(Layout):
+    """One GGUF file. `stored`: the type of its matrices, as `q8_0`; None for the draft's own."""
+
+    def __init__(self, stored: str | None = None) -> None:
+        super().__init__(GGUF)
+        self.stored = stored
+
+    def nbytes(self, outgoing: Outgoing, export: Export | None) -> int:
+        assert export is not None
+        return sum(tensor.nbytes for tensor in file_tensors(outgoing, export, self.stored))
+
+    def write(
+        self, out: Path, outgoing: Outgoing, export: Export | None, *, force: bool, on_bytes: OnBytes | None
+    ) -> None:
+        assert export is not None
+        write_file(out, outgoing, export, self.stored, force=force, on_bytes=on_bytes)
+
+    def default_name(self, source: str, method: str) -> str:
+        return f"{source}.gguf"
+
+
 def destinations() -> list[str]:
     """Every name that `--to` takes."""
     return [UNIFIED, VLLM, *sorted({exporter.DESTINATION for exporter in _exporters()})]
 
 
-def export_to(destination: str, draft: Draft, target: TargetFacts | None) -> Export:
-    """The export of a draft. Raises `LayoutError` when the destination has no layout for this method.
-
-    Written back in the format it came from, a draft gets the config keys again that the layout has no place for.
-    """
-    method = draft.spec.method
-    for exporter in _exporters():
-        if destination == exporter.DESTINATION and method in exporter.METHODS:
-            export = exporter.export(Outgoing(draft, target, destination))
-            if draft.provenance.format == exporter.NAME:
-                export = replace(export, config=with_values(export.config, draft.provenance.dropped_config))
-            return export
-    others = [UNIFIED, *sorted({e.DESTINATION for e in _exporters() if method in e.METHODS})]
-    known = destination in destinations()
-    raise LayoutError(
-        f"there is no {method} in the layout of {destination}"
-        if known
-        else f"there is no destination {destination}{did_you_mean(destination, destinations())}",
-        where=draft.path,
-        hint="use " + " or ".join(f"--to {name}" for name in (others if known else destinations())),
-    )
+def destination_named(name: str, stored: str | None = None) -> Destination:
+    """The destination that the user names. Raises `DraftkitError` for an unknown name, and for `stored` elsewhere."""
+    if name == GGUF:
+        return GgufFile(stored)
+    if stored is not None:
+        raise DraftkitError(f"--type {stored} is for GGUF files", expected=f"--to {GGUF}")
+    known = destinations()
+    if name not in known:
+        raise LayoutError(f"there is no destination {name}{did_you_mean(name, known)}", hint=_any_of(known))
+    return {UNIFIED: Destination, VLLM: ForVllm}.get(name, Layout)(name)
 
 
-def alternatives(draft: Draft, target: TargetFacts | None, destination: str) -> list[str]:
-    """Other destinations that take this draft without a loss."""
-    return [
-        UNIFIED,
-        *(e.DESTINATION for e in _exporters() if destination != e.DESTINATION and _exact(e, draft, target)),
-    ]
+def _any_of(names: Iterable[str]) -> str:
+    return "use " + " or ".join(f"--to {name}" for name in names)
 
 
 class _Considered(Outgoing):

@@ -5,13 +5,13 @@ Of the tensors of the target that a destination needs a copy of, only the shards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from draftkit.convert.operations import Move, carry_out, copy
 from draftkit.convert.plan import renamed
-from draftkit.convert.unified import PROVENANCE_FILE, draft_folder
+from draftkit.convert.unified import PROVENANCE_FILE, OnBytes, draft_folder
 from draftkit.errors import LayoutError, TargetError
 from draftkit.hub.local_paths import copy_named, named
 from draftkit.hub.locate import locate_file
@@ -124,9 +124,7 @@ def results(outgoing: Outgoing, export: Export) -> dict[str, TensorHandle]:
     return carry_out(export.moves, {name: outgoing.tensor(name) for name in names}) | dict(export.computed)
 
 
-def write_export(
-    out: Path, outgoing: Outgoing, export: Export, *, force: bool, on_bytes: Callable[[int], None] | None
-) -> None:
+def write_export(out: Path, outgoing: Outgoing, export: Export, *, force: bool, on_bytes: OnBytes | None) -> None:
     """Write the folder atomically, with the draft's provenance beside the weights. Raises `DraftkitError`."""
     tensors = results(outgoing, export)
     apart = {name: file for file, names in export.torch_files.items() for name in names}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeAlias
 
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import value_at
@@ -42,6 +43,7 @@ WRITTEN = (
     "README.md", "eval", "figures", "adapter", "train.yaml", "inputs.json", "versions.json", "trainer_state.json",
     "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "pytorch_model*",
 )  # fmt: skip
+OnBytes: TypeAlias = Callable[[int], None]  # is told how many bytes each write had
 SMALL_FILE = 16 << 20  # bytes; reading less for a digest costs nothing that a user would notice
 
 
@@ -98,7 +100,7 @@ def _hub_sha256(path: Path) -> str | None:
     return blob if path.is_symlink() and re.fullmatch("[0-9a-f]{64}", blob) else None
 
 
-def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: Callable[[int], None] | None = None) -> None:
+def write_draft(out: Path, draft: Draft, *, force: bool = False, on_bytes: OnBytes | None = None) -> None:
     """Write a draft folder atomically: `out` appears complete or not at all.
 
     The tensors are streamed one at a time; `on_bytes` is told how many bytes each write had. Raises `LayoutError`

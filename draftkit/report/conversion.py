@@ -30,7 +30,7 @@ def show_conversion(console: Console, conversion: Conversion) -> None:
     if conversion.reading is not None:
         show_reading(console, conversion.reading)
     if conversion.export is not None:
-        console.print(_moves_table(conversion.export.moves, f"written as {conversion.destination}"))
+        console.print(_moves_table(conversion.export.moves, f"written as {conversion.destination.name}"))
     _show_losses(console, conversion.losses)
 
 
@@ -39,7 +39,7 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
     draft = conversion.require_draft()
     read_as = conversion.reading.plan.format if conversion.reading else "unified"
     console.print(
-        f"{conversion.source.name} ({read_as}) → {out} ({conversion.destination}): {draft.spec.method}, "
+        f"{conversion.source.name} ({read_as}) → {out} ({conversion.destination.name}): {draft.spec.method}, "
         f"{len(draft.tensors)} tensors"
     )
     assumed = [
@@ -55,16 +55,16 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
             f"vLLM would run this draft wrongly ({reason}), so the folder is marked: vLLM refuses to load it."
             + (f" But {remedy}." if remedy else "")
         )
-    elif reason := loaded_wrongly(draft.spec, conversion.destination):
+    elif reason := loaded_wrongly(draft.spec, conversion.destination.name):
         console.print(f"Do not serve this folder with vLLM, but one of --to unified: {reason}.")
     target = conversion.target.name if conversion.target else None
     if draft.spec.architecture.own_model and target == conversion.source.name:
         console.print("This is the target itself: pass it with --target where its drafts are converted and measured.")
         return
-    commands = serve_commands(draft, out, layout=conversion.destination, target=target, local=True)
+    commands = serve_commands(draft, out, layout=conversion.destination.name, target=target, local=True)
     for engine, command in commands.items():
         console.print(f"{engine}: {command}", soft_wrap=True, markup=False)
-    for note in method_note(draft.spec, conversion.destination):
+    for note in method_note(draft.spec, conversion.destination.name):
         console.print(note, soft_wrap=True)
 
 
@@ -136,7 +136,7 @@ def conversion_json(conversion: Conversion) -> dict[str, object]:
         source = draft_json(conversion.require_draft())
     export = conversion.export
     written = export and {"config": export.config, "moves": [to_dict(move) for move in export.moves]}
-    return source | {"to": conversion.destination, "export": written, "losses": list(conversion.losses)}
+    return source | {"to": conversion.destination.name, "export": written, "losses": list(conversion.losses)}
 
 
 def reading_json(reading: Reading) -> dict[str, object]:

@@ -17,7 +17,7 @@ from fixtures.published.dflash_speculators import MIXED, config, dspark
 from fixtures.published.layers import H
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
-from draftkit.convert.destinations import export_to
+from draftkit.convert.destinations import Layout
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import FormatError, LayoutError, UnsafeFileError
 from draftkit.layout.block import MASK_FILE
@@ -233,7 +233,7 @@ def test_what_vllm_reads_of_causality_in_the_librarys_files(
     before = draft.spec.architecture.expect(DFlashSpec)
     after = replace(before, decoder=replace(before.decoder, **layer), causal_layers=causal)
     draft = replace(draft, spec=replace(draft.spec, architecture=after))
-    written = export_to("speculators", draft, read_target_facts(target, str(target), None)).config
+    written = Layout("speculators").export(draft, read_target_facts(target, str(target), None)).config
     within = written["transformer_layer_config"]
     assert isinstance(within, dict)
     assert (written["sliding_window_non_causal"], within.get("is_causal")) == said

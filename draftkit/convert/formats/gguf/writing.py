@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from draftkit.convert.export import Export, Outgoing, results
 from draftkit.convert.formats.gguf.tokenizer import SPLITS_KEY, UNNAMED_SPLITS, tokenizer_in, tokenizer_of
+from draftkit.convert.unified import OnBytes
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.hub.local_paths import named, public_name
 from draftkit.io.atomic import atomic_file
@@ -37,7 +37,7 @@ def write_file(
     stored: str | None,
     *,
     force: bool,
-    on_bytes: Callable[[int], None] | None,
+    on_bytes: OnBytes | None,
 ) -> None:
     """Write the file atomically; `force` lets it replace one that draftkit has written. Raises `DraftkitError`."""
     if out.suffix != ".gguf":
