@@ -25,7 +25,6 @@ FILES = {
     "model.py": "models/bigram.py",
     "drafter.py": "runtime/drafters/bigram.py",
     "recipe.py": "train/recipes/bigram.py",
-    "vllm.py": "engines/vllm/families/bigram.py",
 }
 VOCABULARY, WIDTH = 4096, 8
 

@@ -13,6 +13,7 @@ from draftkit.convert.formats.vocabulary_map import mapped_tokens, problem_of_ma
 from draftkit.convert.operations import carry_out, integers
 from draftkit.convert.randomness import looks_random
 from draftkit.engines.speculators import KIND, LAYER_CONFIG
+from draftkit.engines.vllm.releases import PRESENT
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.architecture import Architecture
@@ -294,7 +295,7 @@ def short_rope(architecture: Architecture, target: TargetFacts) -> Iterator[Find
             "short-rope",
             "note",
             f"max_position_embeddings is {rope.max_position_embeddings}, the target's {theirs}: engines other than "
-            "vLLM 0.32 stop or degrade there",
+            f"{PRESENT} stop or degrade there",
             fix=f"--set max_position_embeddings={theirs}",
             source="vllm-project/vllm #48894, sgl-project/sglang #10787",
         )
@@ -348,7 +349,7 @@ def causality_in_vllm(config: Config, architecture: Architecture, facts: Facts) 
         yield Finding(
             "causality-in-vllm",
             "warning",
-            f"sliding_window_non_causal {stated}: causal within the block are layers {served or 'none'} in vLLM 0.32, "
+            f"sliding_window_non_causal {stated}: causal within the block are layers {served or 'none'} in {PRESENT}, "
             f"and {trained or 'none'} in training",
             cost="vLLM drafts other tokens than the draft was trained to",
             fix="serve the folder that draftkit convert writes, whose config says it as vLLM reads it"
@@ -367,7 +368,7 @@ def narrow_window(format: str, architecture: Architecture, facts: Facts, origins
         yield Finding(
             "narrow-window",
             "warning",
-            f"a window of {narrow} tokens ends within the block of {block} rows: vLLM 0.32 counts it from each row, to "
+            f"a window of {narrow} tokens ends within the block of {block} rows: {PRESENT} counts it from each row, to "
             f"both sides where the layer is not causal, and {OTHER_WINDOWS[format]}",
             cost="rows may see other tokens than in training. Published windows, of 2,048 tokens and more beside "
             "blocks of at most 16, reach across the block whoever counts",

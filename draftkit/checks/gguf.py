@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from draftkit.checks.registry import check
 from draftkit.convert.formats.gguf import causal_lm_gguf, dflash_gguf, gemma4_assistant_gguf, mtp_gguf
 from draftkit.convert.formats.gguf.layers import DEFAULT, TABLE_IS_HEAD
-from draftkit.engines.llama_cpp import last_state_of, refusal_of_target
-from draftkit.engines.mtp import differences_in_llama_cpp
+from draftkit.engines.llama_cpp import differences_of_heads, last_state_of, refusal_of_target
+from draftkit.engines.llama_cpp.releases import PRESENT
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.layout.provenance import FactOrigin
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
-SOURCE = "llama.cpp b11434"
+SOURCE = str(PRESENT)
 VOCABULARY_SLACK = (
     128  # tokens by which sizes may differ (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE` of `common/speculative.cpp`)
 )
@@ -93,7 +93,7 @@ def head_states(format: str, facts: Mapping[str, object], origins: Mapping[str, 
     """Multi-token prediction heads, which read other states than in vLLM."""
     if format != mtp_gguf.NAME:
         return
-    first, *others = differences_in_llama_cpp(str(facts["feedback"]), str(origins["config"].value))
+    first, *others = differences_of_heads(str(facts["feedback"]), str(origins["config"].value))
     yield Finding(
         "gguf-head-states",
         "warning" if others else "note",

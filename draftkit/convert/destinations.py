@@ -15,6 +15,7 @@ from draftkit.convert.formats.gguf.writing import file_tensors, write_file
 from draftkit.convert.operations import Move, carry_out
 from draftkit.convert.unified import OnBytes, write_draft
 from draftkit.engines.vllm.accepts import refusal_by_vllm
+from draftkit.engines.vllm.releases import PRESENT
 from draftkit.errors import DraftkitError, LayoutError
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import did_you_mean
@@ -209,7 +210,7 @@ class Remedy:
 
 
 def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
-    """The draft as vLLM 0.32 runs it. Raises `LayoutError` when there is no such draft."""
+    """The draft as vLLM runs it. Raises `LayoutError` when there is no such draft."""
     reason = refusal_by_vllm(draft.spec)
     if reason is None:
         return draft
@@ -217,7 +218,7 @@ def for_vllm(draft: Draft, target: TargetFacts | None) -> Draft:
     if remedy is not None:
         reason = refusal_by_vllm(_mended(draft.spec, remedy))
     if remedy is None or reason is not None:
-        raise LayoutError(f"vLLM 0.32 cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
+        raise LayoutError(f"{PRESENT} cannot run this draft: {reason}", where=draft.path, hint="use --to unified")
     outgoing = Outgoing(draft, target, "vllm")
     moves = remedy.moves(outgoing)
     sources = {name: outgoing.tensor(name) for move in moves for name in move.sources}

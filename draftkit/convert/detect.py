@@ -19,6 +19,7 @@ from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.plan import Plan
 from draftkit.convert.quantization import refuse_unread_weights
 from draftkit.engines.speculators import ARCHITECTURES, KIND
+from draftkit.engines.vllm.releases import PRESENT, first_with
 from draftkit.errors import FormatError
 from draftkit.io.records import did_you_mean
 from draftkit.layout.mtp import head_kind
@@ -100,23 +101,24 @@ class OtherKind:
     `tensors`: a pattern in a tensor's name that no other kind has, and that `named` may stand for.
 
     `named`: a pattern in the names that a config gives it: of its classes, of the speculators library's type, of its
-    projector. `method`: vLLM's name for it, if vLLM runs it; `since` its release 0.32, or a later one. `remedy`: what
-    to do where it does not.
+    projector. `method`: vLLM's name for it, if vLLM runs it, and `architecture` its class there, where it has one of
+    its own. `remedy`: what to do where vLLM does not.
     """
 
     name: str
     tensors: str
     named: str | None = None
     method: str | None = None
-    since: str = "0.32"
+    architecture: str | None = None
     remedy: str | None = None
 
     @property
     def hint(self) -> str | None:
         """What to do with it."""
-        if self.method is None:
+        since = None if self.method is None else first_with(self.architecture or self.method)
+        if since is None:
             return self.remedy
-        return f"vLLM ≥ {self.since} loads such drafts as they are, with method {self.method}"
+        return f"vLLM ≥ {since} loads such drafts as they are, with method {self.method}"
 
     def has_tensors(self, checkpoint: Checkpoint) -> bool:
         return any(re.search(self.tensors, name) for name in checkpoint.tensors)
@@ -129,26 +131,28 @@ class OtherKind:
 # What their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge, speculators 0.9, NeMo
 # Automodel, and the MTP and DSpark classes of vLLM 0.32. The later ones have parts that the earlier ones have too.
 KINDS = (
-    OtherKind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash"),
+    OtherKind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash", "DFlashLagunaForCausalLM"),
     OtherKind(
         "DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b",
-        "DSparkV41|DeepseekV4DSpark", "dspark",
+        "DSparkV41|DeepseekV4DSpark", "dspark", "DSparkDraftModel",
     ),
-    OtherKind("DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$", "Gemma4DSpark", "dspark"),
+    OtherKind(
+        "DSpark with Gemma-4's layers", r"^layers\.\d+\.layer_scalar$",
+        "Gemma4DSpark", "dspark", "Gemma4DSparkModel",
+    ),
     OtherKind(
         "EAGLE-3 with latent attention", r"^(midlayer|layers\.\d+)\.self_attn\.kv_a_proj_with_mqa\.",
-        "Eagle3Deepseek", "eagle3",
+        "Eagle3Deepseek", "eagle3", "Eagle3DeepseekV2ForCausalLM",
     ),
 )  # fmt: skip
 HEADS = OtherKind("MTP", r"\b(mtp\.(fc|layers)\.|mtp_layers\.\d|eh_proj\.|mtp_linear_proj\.)", method="mtp")
 NO_TARGET = (
-    "neither architectures nor model_type of the config name a target whose heads draftkit or vLLM 0.32 knows: correct "
-    "them if they are wrong"
+    "neither architectures nor model_type of the config name a target whose heads draftkit or "
+    f"{PRESENT} knows: correct them if they are wrong"
 )
 LIBRARY_HEADS = "mtp"  # the speculators library's kind of them, which has a format too
 PROJECTORS = ("dflash", "dflash2", "dspark", "domino", "lilicorr")  # the heads of a block drafter that formats know
 OTHER_LAYERS = re.compile(r"(?!Qwen3DSpark|DSpark)(\w+)DSpark(Draft)?Model")
-IN_VLLM = {"K3": "0.32", "MuseSpark": "0.33", "Qwen3Omni": "0.32"}  # of those, vLLM runs these from a release on
 
 
 def refuse_by_name(checkpoint: Checkpoint) -> None:
@@ -170,9 +174,7 @@ def _of_other_layers(checkpoint: Checkpoint) -> OtherKind | None:
     found = next((match for name in checkpoint.architectures if (match := OTHER_LAYERS.fullmatch(name))), None)
     if found is None:
         return None
-    since = IN_VLLM.get(found[1])
-    name = f"DSpark with {found[1]}'s layers"
-    return OtherKind(name, "") if since is None else OtherKind(name, "", method="dspark", since=since)
+    return OtherKind(f"DSpark with {found[1]}'s layers", "", method="dspark", architecture=f"{found[1]}DSparkModel")
 
 
 def _of_other_target(checkpoint: Checkpoint) -> OtherKind | None:

@@ -1,4 +1,4 @@
-"""The commands that serve a draft's folder: what they have in common over the engines; each has a file of its own."""
+"""How engines are told of a draft's folder, or of the heads in a target's own: what they have in common."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 from draftkit import zoo
-from draftkit.engines import llama_cpp, sglang, speculators
+from draftkit.engines import llama_cpp, sglang, speculators, transformers
 from draftkit.engines.vllm import serve as vllm
+from draftkit.engines.vllm.releases import PRESENT as VLLM
 from draftkit.layout.folder import Draft
+from draftkit.layout.mtp import HeadKind
 
 TOKENS_FACT = "speculative_tokens"  # the draft tokens a round that a draft was trained for
 
@@ -69,3 +71,30 @@ def most_tokens(draft: Draft) -> int | None:
     """The draft tokens a round beyond which a draft was not trained; None of a chain, which may go on."""
     own = draft.spec.architecture.draft_tokens
     return stated_tokens(draft) if own is None and draft.spec.architecture.parallel is not None else own
+
+
+def uses_of_heads(kind: HeadKind, count: int, model_type: str) -> dict[str, str]:
+    """Engine → how it drafts with `count` heads of a target, and where that differs from vLLM."""
+    tokens, again = count, "more tokens than heads use the heads again"
+    if count > 1 and kind.modules == "first":
+        tokens, again = 1, f"only the first drafts, again for further tokens, beyond {count} a multiple of {count}"
+    elif count > 1:
+        again = (
+            f"more tokens, a multiple of {count}, use the heads again, each draft step the next (runner V2; V1 the "
+            "first alone)"
+        )
+    settings = f'{{"method": "mtp", "num_speculative_tokens": {tokens}}}'
+    return {
+        str(VLLM): f"--speculative-config '{settings}'; {again}",
+        "SGLang": "--speculative-algorithm NEXTN",
+        str(transformers.PRESENT): transformers.use_of_heads(kind, model_type),
+        "llama.cpp": _in_llama_cpp(kind, count, model_type),
+    }
+
+
+def _in_llama_cpp(kind: HeadKind, count: int, model_type: str) -> str:
+    if reason := llama_cpp.refusal_of_heads(model_type, count):
+        return f"none: {reason}"
+    return "; it ".join(
+        ["--spec-type draft-mtp, from GGUF", *llama_cpp.differences_of_heads(kind.feedback, model_type)]
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.engines.llama_cpp import draft_arguments, loads
-from draftkit.engines.llama_server import llama_server
+from draftkit.engines.llama_cpp.process import llama_server
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.measure import Progress
 from draftkit.evaluate.server import ServerSettings, evaluate_server

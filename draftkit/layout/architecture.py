@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from draftkit.errors import LayoutError
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import TensorSchema
 from draftkit.layout.target import default_aux_layer_ids
 
@@ -48,6 +49,7 @@ class Architecture(ABC):
     parallel: ParallelDrafting | None = None
 
     SERVED_AS: ClassVar[Mapping[str, Mapping[str, str]]] = {}  # engine → method → the name by which it knows the draft
+    NEEDS: ClassVar[tuple[Capability, ...]] = ()  # what drafts of the family may ask of an engine, in order
     own_model: ClassVar[bool] = False  # a language model of its own, with a tokenizer, not a part of its target
     has_checkpoint: ClassVar[bool] = True  # whether there are weights; else users name the draft, as `ngram:2-4`
     closed: ClassVar[tuple[str, ...]] = ()  # fields of which no part can be set: what they say is its target's
@@ -89,6 +91,20 @@ class Architecture(ABC):
     def rope(self) -> Rope | None:
         """The rotary positions of the draft, where the layout holds them as facts."""
         return None
+
+    def needs(self, layout: str) -> Iterator[Capability]:
+        """What this draft asks of an engine that loads it from a folder in `layout`, as `--to` names it."""
+        return (row for row in self.NEEDS if row.layout in (None, layout) and row.needed(self))
+
+    @property
+    def engine_settings(self) -> Mapping[str, Mapping[str, object]]:
+        """Engine → what it has to be told of the draft besides the folder, the method and the tokens a round."""
+        return {}
+
+    @property
+    def tokens_in_turn(self) -> int:
+        """The draft tokens of one turn of its modules: engines draft fewer, or a multiple of them."""
+        return 1
 
     def usual_layers(self, num_target_layers: int) -> tuple[tuple[int, ...], ...]:
         """The captured layers, in convention S, that trainers of such drafts take where nobody chooses others."""

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, check_range
+from draftkit.layout.capabilities import ACTIVATION, Capability
 from draftkit.layout.decoder import Decoder, Rope, layer_keys, layer_tensors, rope_keys
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
@@ -18,6 +19,39 @@ from draftkit.layout.target import default_block_layer_ids
 
 NESTED = "dflash_config"  # the config key under which z-lab's layout has what only a block drafter has
 MASK_FILE = "mask_embedding.pt"  # where engines look for a mask's embedding that is no row of the table
+# What vLLM's classes compute in one way only (`qwen3_dflash.py`).
+BODY_NEEDS = (
+    ACTIVATION,
+    Capability(
+        "block-without-qk-norms", "a block without norms of queries and keys",
+        "norms queries and keys of block drafters",
+        lambda draft: not draft.decoder.qk_norm,
+    ),
+    Capability(
+        "some-block-biases", "biases in some projections of a block",
+        "gives a bias to all four attention projections or to none, and none to the MLP",
+        lambda draft: draft.decoder.qkv_bias != draft.decoder.output_bias or draft.decoder.mlp_bias,
+    ),
+    Capability(
+        "normed-last-state", "the state after the target's final norm",
+        "reads the state after the target's last layer before the final norm",
+        lambda draft: draft.last_state == "after_norm",
+    ),
+    Capability(
+        "anchored-window", "a window counted from the anchor", "counts a window from each row",
+        lambda draft: draft.window_rule == "anchor" and bool(draft.sliding_layers),
+    ),
+    Capability(
+        "some-causal-layers", "a block that is causal in some layers",
+        "makes all layers causal within the block, none, or those with a window",
+        lambda draft: not draft.uniformly_causal,
+    ),
+    Capability(
+        "mixed-block-windows", "layers with and without a window",
+        "keeps all layers of a block in one group of its cache, and layers with and without a window are in two",
+        lambda draft: len(set(draft.windows)) > 1,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +101,7 @@ class BlockDraft(Architecture):
     - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
     """
 
+    NEEDS: ClassVar = BODY_NEEDS
     whole_head: ClassVar = "prepare does not cut the heads of block drafters yet, whose tables are as long"
 
     decoder: Decoder
@@ -133,6 +168,11 @@ class BlockDraft(Architecture):
     def sliding_layers(self) -> tuple[int, ...]:
         """The layers that have a window."""
         return tuple(layer for layer, window in enumerate(self.windows) if window is not None)
+
+    @property
+    def uniformly_causal(self) -> bool:
+        """Whether all layers are causal within the block, none, or those with a window."""
+        return self.causal_layers in ((), tuple(range(self.decoder.num_hidden_layers)), self.sliding_layers)
 
     @property
     def target_layer_ids(self) -> list[int]:

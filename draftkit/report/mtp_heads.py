@@ -11,7 +11,7 @@ from draftkit.checks.mtp_heads import Stored
 from draftkit.checks.registry import Evidence, findings
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.formats.mtp.heads import TargetHeads
-from draftkit.engines.mtp import uses_of_heads
+from draftkit.engines.serving import uses_of_heads
 from draftkit.errors import command
 from draftkit.finding import Finding
 from draftkit.io.records import to_dict

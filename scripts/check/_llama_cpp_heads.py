@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from draftkit.convert.api import plan_conversion
-from draftkit.engines.mtp import REPLAYED
+from draftkit.engines.llama_cpp.releases import REPLAYED
 from draftkit.loading import load_model
 from draftkit.models.mtp import MtpModel, load_mtp, stored_mtp
 from draftkit.requests import Request

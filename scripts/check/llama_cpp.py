@@ -38,7 +38,7 @@ from transformers import PreTrainedModel
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back
 from draftkit.engines.llama_cpp import draft_arguments
-from draftkit.engines.llama_server import EXACT, llama_server
+from draftkit.engines.llama_cpp.process import EXACT, llama_server
 from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
 from draftkit.evaluate.prompts import encode_prompt, load_prompts

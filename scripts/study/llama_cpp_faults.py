@@ -31,7 +31,7 @@ from rich.table import Table
 
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint
-from draftkit.engines.llama_server import EXACT, llama_server
+from draftkit.engines.llama_cpp.process import EXACT, llama_server
 from draftkit.engines.records import DraftCounts
 from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer

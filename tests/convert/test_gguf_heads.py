@@ -20,7 +20,7 @@ from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint, put_heads_back
 from draftkit.convert.formats.gguf.heads import HEADS
 from draftkit.engines.llama_cpp import WITH_HEADS
-from draftkit.engines.mtp import uses_of_heads
+from draftkit.engines.serving import uses_of_heads
 from draftkit.errors import DraftkitError, FormatError, LayoutError, TargetError
 from draftkit.io.gguf_file import read_gguf
 from draftkit.layout.mtp import KINDS

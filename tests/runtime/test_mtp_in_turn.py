@@ -11,8 +11,7 @@ from fixtures.mtp_targets import Saved, proposal, proposals_in_turn, save_with_h
 
 from draftkit.checks.measurement import heads_used_again
 from draftkit.convert.api import convert_checkpoint, target_with_heads
-from draftkit.engines.mtp import uses_of_heads
-from draftkit.engines.serving import serve_commands
+from draftkit.engines.serving import serve_commands, uses_of_heads
 from draftkit.engines.vllm.serve import method_note, serve_command
 from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft

@@ -47,7 +47,7 @@ class CompletionsClient:
             raise SourceError(
                 "the server returns no token ids",
                 where=where,
-                expected="token_ids in each choice, as vLLM 0.10.2 and later returns for return_token_ids",
+                expected="token_ids in each choice, as vLLM returns for return_token_ids",
                 hint="text without its token ids cannot be turned back into those drawn: serve the target with vLLM",
             )
         answer = answer_of(chunks, began, _counts(events))

@@ -1,11 +1,12 @@
-"""vLLM 0.32 is told of a draft: its `speculative_config`, and the command with it."""
+"""How vLLM is told of a draft: its `speculative_config`, and the command with it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from draftkit.engines.vllm.accepts import family_notes, family_settings, family_tokens, refusal_by_vllm
+from draftkit.engines.vllm.accepts import refusal_by_vllm, serving_notes_of, tokens_taken
 from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
@@ -30,14 +31,14 @@ def speculative_config(spec: DraftSpec, folder: Path | str, tokens: int) -> dict
     return where | {
         "method": spec.architecture.SERVED_AS["vllm"][spec.method],
         "num_speculative_tokens": tokens,
-        **family_settings(spec),
+        **_settings(spec),
     }
 
 
 def serve_command(spec: DraftSpec, target: str, folder: Path | str, tokens: int) -> str:
     """The command that serves the target with a draft; TARGET where that is a GGUF file, which vLLM does not load."""
     target = "TARGET" if target.endswith(".gguf") else target
-    settings = json.dumps(speculative_config(spec, folder, family_tokens(spec, tokens)))
+    settings = json.dumps(speculative_config(spec, folder, tokens_taken(spec, tokens)))
     return command("vllm", "serve", target, "--speculative-config", settings)
 
 
@@ -45,8 +46,13 @@ def method_note(spec: DraftSpec, layout: str = "unified") -> list[str]:
     """What a folder in a layout does not tell vLLM; nothing of a draft that vLLM does not load from it."""
     if not loads(spec, layout):
         return []
-    notes, settings = family_notes(spec), family_settings(spec)
+    notes, settings = serving_notes_of(spec, layout), _settings(spec)
     if settings and layout != "speculators":  # whose config says it
         names = " and ".join(f'"{name}"' for name in ("method", *settings))
         notes.append(f"vLLM cannot read {names} from the folder: without both it fails or drafts wrongly.")
     return notes
+
+
+def _settings(spec: DraftSpec) -> Mapping[str, object]:
+    """What `speculative_config` says of a draft besides its folder, its method and the tokens a round."""
+    return spec.architecture.engine_settings.get("vllm", {})

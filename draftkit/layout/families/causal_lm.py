@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.layout.architecture import Architecture, ParallelDrafting
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema
@@ -45,6 +47,13 @@ class CausalLMSpec(Architecture):
         "sglang": {"draft-model": "STANDALONE"},
         "llama.cpp": {"draft-model": "draft-simple"},
     }
+    NEEDS: ClassVar = (
+        Capability(
+            "added-target-features", "target features added to embeddings",
+            "would ignore the target features of PARD-2",
+            lambda draft: draft.target_features is not None,
+        ),
+    )  # fmt: skip
     own_model: ClassVar = True
 
     config: dict[str, object]
@@ -107,6 +116,10 @@ class CausalLMSpec(Architecture):
     def engine_config(self) -> dict[str, object]:
         parallel = self.parallel
         return self.config | ({} if parallel is None else {"pard_token": parallel.mask_token_id})
+
+    @property
+    def engine_settings(self) -> Mapping[str, Mapping[str, object]]:
+        return {} if self.parallel is None else {"vllm": {"parallel_drafting": True}}
 
     def without_paths(self) -> Self:
         return replace(self, config={key: value for key, value in self.config.items() if key != "_name_or_path"})

@@ -6,8 +6,10 @@ Source: Tencent/AngelSlim `models/draft/qwen_dflare.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftkit.layout.block import BlockDraft
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 
@@ -15,6 +17,13 @@ from draftkit.layout.schema import Shape
 class DFlareSpec(BlockDraft):
     """A DFlare draft: no `fc`, but a row of `layer_fusion_weights` for each layer, which a softmax turns into shares
     of the captured states; and projections of the context's keys and values besides those of the block's rows."""
+
+    NEEDS: ClassVar = (
+        Capability(
+            "layer-fusion", "a fusion of captured states in each layer", "has no class for DFlare",
+            lambda draft: True,
+        ),
+    )  # fmt: skip
 
     @property
     def method(self) -> str:

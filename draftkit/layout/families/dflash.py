@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import MAX_SIZE, check_range
-from draftkit.layout.block import MASK_FILE, BlockConvolution, BlockDraft
+from draftkit.layout.block import BODY_NEEDS, MASK_FILE, BlockConvolution, BlockDraft
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 TITLES = {
@@ -22,6 +23,50 @@ TITLES = {
     "dflash2": "A DFlash2 draft: a block drafter with convolutions and a selector among candidates",
 }
 VLLM_CLASSES = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel", "dflash2": "DFlash2DraftModel"}
+# What vLLM's classes compute in one way only: `qwen3_dflash.py`, `qwen3_dspark.py`, `qwen3_dflash2.py`.
+DFLASH_NEEDS = (
+    *BODY_NEEDS,
+    Capability(
+        "scaled-tables", "scaled embeddings or capped logits",
+        "scales neither embeddings nor caps logits of this draft",
+        lambda draft: draft.method != "dflash2" and (draft.embedding_scale != 1.0 or draft.logit_softcap != 0.0),
+    ),
+    Capability(
+        "gated-markov", "a gated or recurrent Markov head",
+        "has DSpark's plain Markov head only, and the draft's is gated or recurrent",
+        lambda draft: draft.method != "dflash2" and draft.markov is not None and draft.markov.markov_type != "vanilla",
+    ),
+    Capability(
+        "markov-mask-embedding", "an embedding of the mask besides the table and a Markov head",
+        "has no embedding of the mask besides the table in its DSpark class",
+        lambda draft: draft.method == "dspark" and draft.mask_embedding,
+    ),
+    Capability(
+        "convolutions-or-selector", "one of convolutions and selector",
+        "has both convolutions and a selector in its DFlash2 class",
+        lambda draft: draft.method == "dflash2" and (draft.convolution is None or draft.selector is None),
+    ),
+    Capability(
+        "selector-with-markov", "convolutions or a selector with DSpark's heads",
+        "drafts from masks alone in its DFlash2 class, without DSpark's heads",
+        lambda draft: (
+            draft.method == "dflash2"
+            and (draft.slots != "fill-in" or draft.markov is not None or draft.confidence != "none")
+        ),
+    ),
+    Capability(
+        "selector-vocabulary", "a reduced vocabulary with a selector", "has the whole vocabulary in its DFlash2 class",
+        lambda draft: draft.method == "dflash2" and draft.reduced_vocabulary,
+    ),
+    Capability(
+        "causal-windows-alone", "windows that are causal within the block beside layers that are not",
+        "takes windows that are causal within the block for causality in the layers without a window too",
+        lambda draft: (
+            draft.method != "dspark"
+            and 0 < len(draft.causal_layers) < draft.decoder.num_hidden_layers
+        ), layout="speculators",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +112,7 @@ class DFlashSpec(BlockDraft):
     - `embedding_scale`, `logit_scale`, `logit_softcap` (0: none): as applied to the tables' rows and the logits.
     """
 
+    NEEDS: ClassVar = DFLASH_NEEDS
     SERVED_AS: ClassVar = {
         "vllm": {"dflash": "dflash", "dspark": "dspark", "dflash2": "dflash"},
         "llama.cpp": {"dflash": "draft-dflash", "dspark": "draft-dspark", "dflash2": "draft-dflash"},

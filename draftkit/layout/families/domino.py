@@ -6,9 +6,11 @@ Source: sgl-project/SpecForge `modeling/draft/domino.py`; NeMo Automodel and Mod
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftkit.layout.architecture import MAX_SIZE, check_range
 from draftkit.layout.block import BlockDraft
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 
@@ -20,6 +22,13 @@ class DominoSpec(BlockDraft):
     output go through `emb_dim` features to a correction of the logits. `pure_draft_prefix_len`: the first predicting
     rows, whose logits are not corrected.
     """
+
+    NEEDS: ClassVar = (
+        Capability(
+            "recurrent-correction", "a recurrent head that corrects logits", "has no class for Domino",
+            lambda draft: True,
+        ),
+    )  # fmt: skip
 
     gru_hidden_dim: int
     emb_dim: int

@@ -6,11 +6,13 @@ those that vLLM's EAGLE loaders take without a prefix.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, check_range
+from draftkit.layout.capabilities import ACTIVATION, Capability
 from draftkit.layout.decoder import Decoder, Rope, layer_keys, layer_tensors, rope_keys
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
@@ -20,6 +22,83 @@ TITLES = {
     "eagle3": "An EAGLE-3 draft: decoder layers that read hidden states of several of the target's layers",
     "p-eagle": "A P-EAGLE draft: an EAGLE-3 draft that proposes all its tokens in one pass",
 }
+# What vLLM's classes compute in one way only: `llama_eagle.py`, `llama_eagle3.py`, `llm_base_proposer.py`.
+EAGLE_NEEDS = (
+    Capability(
+        "fc-bias", "a bias in fc", "drops fc.bias",
+        lambda draft: draft.token_entry == "fusion" and draft.fusion_bias,
+    ),
+    Capability(
+        "fusion-norms", "norms beside fc", "has none of the norms of this draft in its EAGLE class",
+        lambda draft: draft.token_entry == "fusion" and _has_norms(draft),
+    ),
+    Capability(
+        "fusion-vocabulary", "a reduced vocabulary beside fc", "has the whole vocabulary in its EAGLE class",
+        lambda draft: draft.token_entry == "fusion" and draft.reduced_vocabulary,
+    ),
+    Capability(
+        "fusion-captured-layers", "captured layers in fc beside the embedding",
+        "reads the target's last state in its EAGLE class",
+        lambda draft: draft.token_entry == "fusion" and draft.aux_layer_ids is not None,
+    ),
+    Capability(
+        "fusion-own-head", "an output layer of its own beside fc",
+        "takes the target's head in its EAGLE class, and its loader stops at another",
+        lambda draft: draft.token_entry == "fusion" and draft.lm_head == "draft",
+    ),
+    Capability(
+        "fusion-window", "a sliding window beside fc", "has no sliding window in its EAGLE class",
+        lambda draft: draft.token_entry == "fusion" and draft.decoder.sliding_window is not None,
+    ),
+    Capability(
+        "captured-fc-bias", "a bias in fc of captured layers", "has no bias in fc in its EAGLE-3 class",
+        lambda draft: draft.token_entry == "attention" and draft.fusion_bias,
+    ),
+    Capability(
+        "norms-left-out", "a layer 0 without all norms of embedding, hidden state and output",
+        "always norms embedding, hidden state and output in its EAGLE-3 class",
+        lambda draft: (
+            draft.token_entry == "attention"
+            and not (draft.embedding_norm and draft.hidden_norm and draft.final_norm)
+        ),
+    ),
+    Capability(
+        "attention-last-state", "the target's last state in layer 0",
+        "feeds captured layers to a draft that reads the last state, in its second model runner",
+        lambda draft: draft.token_entry == "attention" and draft.aux_layer_ids is None,
+    ),
+    Capability(
+        "some-attention-biases", "biases in some attention projections",
+        "gives a bias to all four attention projections or to none in its EAGLE-3 class",
+        lambda draft: (
+            draft.token_entry == "attention" and not draft.decoder.qk_norm
+            and draft.decoder.qkv_bias != draft.decoder.output_bias
+        ),
+    ),
+    Capability(
+        "biases-with-qk-norms", "biases in o_proj and the MLP with norms of queries and keys",
+        "has no biases in o_proj and the MLP of its EAGLE-3 class with norms of queries and keys",
+        lambda draft: (
+            draft.token_entry == "attention" and draft.decoder.qk_norm
+            and (draft.decoder.output_bias or draft.decoder.mlp_bias)
+        ),
+    ),
+    Capability(
+        "mixed-windows", "layers with and without a window",
+        "keeps all layers of a draft in one group of its cache, and layers with and without a window are in two",
+        lambda draft: draft.token_entry == "attention" and len(set(draft.windows)) > 1,
+    ),
+    Capability(
+        "parallel-without-mask-state", "parallel drafting without a mask_hidden",
+        "drafts in parallel with a mask_hidden only",
+        lambda draft: draft.token_entry == "attention" and draft.parallel is not None and not draft.parallel.mask_state,
+    ),
+    Capability(
+        "hidden-state-first", "the hidden state before the embedding", "concatenates the embedding first",
+        lambda draft: draft.concatenation != "embedding_hidden",
+    ),
+    ACTIVATION,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +121,7 @@ class EagleSpec(Architecture):
     - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
     """
 
+    NEEDS: ClassVar = EAGLE_NEEDS
     SERVED_AS: ClassVar = {
         "vllm": {"eagle": "eagle", "eagle3": "eagle3", "p-eagle": "eagle3"},
         "sglang": {"eagle": "EAGLE", "eagle3": "EAGLE3"},
@@ -208,6 +288,10 @@ class EagleSpec(Architecture):
             keys["ptd_token_id"] = self.parallel.mask_token_id
         return keys
 
+    @property
+    def engine_settings(self) -> Mapping[str, Mapping[str, object]]:
+        return {} if self.parallel is None else {"vllm": {"parallel_drafting": True}}
+
     def card_facts(self) -> dict[str, str]:
         ids = self.aux_layer_ids
         return {} if ids is None else {"target layers read": ", ".join(map(str, ids))}
@@ -219,3 +303,9 @@ class EagleSpec(Architecture):
             left_out = self.vocab_size - self.draft_vocab_size
             found.append(f"It never proposes {left_out:,} of the target's {self.vocab_size:,} tokens.")
         return found
+
+
+def _has_norms(draft: EagleSpec) -> bool:
+    """Whether there is any norm but those that every decoder layer has after its attention."""
+    around = draft.embedding_norm or draft.hidden_norm or draft.input_norm or draft.final_norm
+    return around or draft.decoder.qk_norm or draft.feature_norm != "none" or draft.norm_before_residual

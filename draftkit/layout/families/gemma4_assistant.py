@@ -7,11 +7,31 @@ from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, Architecture, check_range
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.mtp import Concatenation, HiddenState
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 
 ORDERING = "masked_embedding.token_ordering"
 Position = Literal["state", "token"]
+
+# What vLLM's class computes in one way, whatever the config says (`gemma4_mtp.py`).
+ASSISTANT_NEEDS = (
+    Capability(
+        "shared-keys-concatenation", "another concatenation of a draft over the target's keys",
+        "has concatenation embedding_hidden in its Gemma4MTP, this assistant another",
+        lambda draft: draft.concatenation != "embedding_hidden",
+    ),
+    Capability(
+        "shared-keys-state", "another hidden state of a draft over the target's keys",
+        "has hidden_state after_norm in its Gemma4MTP, this assistant another",
+        lambda draft: draft.hidden_state != "after_norm",
+    ),
+    Capability(
+        "shared-keys-position", "another position of a draft over the target's keys",
+        "has position state in its Gemma4MTP, this assistant another",
+        lambda draft: draft.position != "state",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +51,7 @@ class Gemma4AssistantSpec(Architecture):
     - `concatenation` of the target's embedding of a token and the state; `hidden_state` as in `HeadKind`.
     """
 
+    NEEDS: ClassVar = ASSISTANT_NEEDS
     SERVED_AS: ClassVar = {"vllm": {"gemma4-assistant": "mtp"}, "llama.cpp": {"gemma4-assistant": "draft-mtp"}}
     closed: ClassVar = ("config",)
     whole_head: ClassVar = "engines build its output layer for all of the target's tokens"

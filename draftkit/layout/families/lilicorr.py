@@ -11,10 +11,35 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, check_range
-from draftkit.layout.block import BlockConvolution, BlockDraft
+from draftkit.layout.block import BODY_NEEDS, BlockConvolution, BlockDraft
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 FEATURES = 5  # of a candidate: its log-probability, three forms of it, and its rank
+# What vLLM's class computes in one way only; it loads every tensor of the head or fails (`lilicorr.py`).
+LILICORR_NEEDS = (
+    *BODY_NEEDS,
+    Capability(
+        "weighed-from-anchor", "weighed candidates of the anchor's row",
+        "drafts from masks alone in its LiLiCorr class",
+        lambda draft: draft.slots != "fill-in",
+    ),
+    Capability(
+        "weighed-vocabulary", "weighed candidates of a reduced vocabulary",
+        "has the whole vocabulary in its LiLiCorr class",
+        lambda draft: draft.reduced_vocabulary,
+    ),
+    Capability(
+        "weighed-own-embeddings", "weighed candidates in the draft's own table",
+        "embeds LiLiCorr's candidates with the target's table",
+        lambda draft: draft.embed_tokens == "draft",
+    ),
+    Capability(
+        "weighed-candidate-counts", "another number of weighed candidates than 1, 2, 4, 8, 16",
+        "takes 1, 2, 4, 8, 16 candidates",
+        lambda draft: draft.lilicorr_candidate_topk not in (1, 2, 4, 8, 16),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +51,7 @@ class LiLiCorrSpec(BlockDraft):
     for `lilicorr_vector_eps`, score each step from candidate to candidate, times `lilicorr_logit_scale`.
     """
 
+    NEEDS: ClassVar = LILICORR_NEEDS
     SERVED_AS: ClassVar = {"vllm": {"lilicorr": "dflash"}}
 
     convolution: BlockConvolution | None

@@ -6,7 +6,22 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
+
+# What vLLM's class leaves uninitialized, or its loader stops at (`medusa.py`).
+MEDUSA_NEEDS = (
+    Capability(
+        "heads-without-output-layer", "heads on the target's output layer",
+        "does not borrow the target's head in its Medusa class, and leaves its own uninitialized",
+        lambda draft: draft.lm_head == "target",
+    ),
+    Capability(
+        "heads-vocabulary", "heads with a reduced vocabulary",
+        "has a token_map in its Medusa class, and its loader stops at it",
+        lambda draft: draft.reduced_vocabulary,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +33,7 @@ class MedusaSpec(Architecture):
       target's, borrowed when loaded.
     """
 
+    NEEDS: ClassVar = MEDUSA_NEEDS
     SERVED_AS: ClassVar = {"vllm": {"medusa": "medusa"}}
     whole_head: ClassVar = "Medusa has a head for each position, and engines do not load its token_map"
 

@@ -62,6 +62,10 @@ class MtpSpec(Architecture):
         return k / self.num_modules
 
     @property
+    def tokens_in_turn(self) -> int:
+        return self.num_modules
+
+    @property
     def modules_run(self) -> int:
         """How many of the modules draft."""
         return self.num_modules if self.modules == "in_turn" else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -49,6 +50,10 @@ class NgramSpec(Architecture):
     @property
     def states_read(self) -> int:
         return 0
+
+    @property
+    def engine_settings(self) -> Mapping[str, Mapping[str, object]]:
+        return {"vllm": {"prompt_lookup_min": self.min_n, "prompt_lookup_max": self.max_n}}
 
     def tensors(self) -> dict[str, TensorSchema]:
         return {}

@@ -5,6 +5,7 @@ arXiv 2411.04975; its structure for one request alone, not the one over the answ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -47,6 +48,18 @@ class SuffixSpec(Architecture):
     @property
     def states_read(self) -> int:
         return 0
+
+    @property
+    def engine_settings(self) -> Mapping[str, Mapping[str, object]]:
+        """No answers to earlier requests are kept."""
+        return {
+            "vllm": {
+                "suffix_decoding_max_tree_depth": self.max_depth,
+                "suffix_decoding_max_cached_requests": 0,
+                "suffix_decoding_max_spec_factor": self.max_spec_factor,
+                "suffix_decoding_min_token_prob": self.min_token_prob,
+            }
+        }
 
     def tensors(self) -> dict[str, TensorSchema]:
         return {}

@@ -6,9 +6,11 @@ Source: speculators 0.9 `models/xpress`; vLLM's serving class of a later release
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftkit.layout.architecture import MAX_SIZE, check_range
 from draftkit.layout.block import BlockDraft
+from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 
@@ -20,6 +22,13 @@ class XPressSpec(BlockDraft):
     features, which a causal mixer takes from row to row, and an MLP of `xpress_mlp_hidden` features. Drafting repeats
     it `num_jacobi_passes` times, each on the tokens of the pass before.
     """
+
+    NEEDS: ClassVar = (
+        Capability(
+            "refined-block", "a causal head that refines the block", "has no class for XPress",
+            lambda draft: True,
+        ),
+    )  # fmt: skip
 
     xpress_rank: int
     xpress_mlp_hidden: int

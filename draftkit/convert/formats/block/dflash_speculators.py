@@ -32,7 +32,7 @@ from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators-dflash"
-TITLE = "DFlash, DSpark, DFlash2 (speculators 0.9 layout)"
+TITLE = "DFlash, DSpark, DFlash2 (speculators layout)"
 
 DESTINATION = "speculators"
 METHODS = ("dflash", "dspark", "dflash2")

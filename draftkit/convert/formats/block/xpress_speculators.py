@@ -19,7 +19,7 @@ from draftkit.layout.families.xpress import XPressSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators-xpress"
-TITLE = "XPress (speculators 0.9 layout)"
+TITLE = "XPress (speculators layout)"
 DESTINATION = "speculators"
 METHODS = ("xpress",)
 

@@ -35,7 +35,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators"
-TITLE = "EAGLE-3, P-EAGLE (speculators 0.9 layout)"
+TITLE = "EAGLE-3, P-EAGLE (speculators layout)"
 
 DESTINATION = "speculators"
 METHODS = ("eagle3", "p-eagle")

@@ -18,7 +18,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators-eagle"
-TITLE = "EAGLE-1, HASS (speculators 0.1 to 0.4 layout)"
+TITLE = "EAGLE-1, HASS (the first speculators layout)"
 
 NAMES = {
     "fusion_fc.": "fc.",

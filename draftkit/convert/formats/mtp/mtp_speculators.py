@@ -22,7 +22,7 @@ from draftkit.layout.mtp import QWEN
 from draftkit.layout.target import TargetFacts
 
 NAME = "speculators-mtp"
-TITLE = "multi-token prediction head (speculators 0.9 layout)"
+TITLE = "multi-token prediction head (speculators layout)"
 VERBATIM = True
 KINDS = ("mtp",)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from draftkit.engines.sglang.releases import PRESENT
 from draftkit.errors import command
 from draftkit.layout.spec import DraftSpec
 
 
 def serves(spec: DraftSpec) -> bool:
     """Whether SGLang has an algorithm for a draft, in a layout of its own unless it is a language model."""
-    return spec.method in spec.architecture.SERVED_AS.get("sglang", {})
+    return spec.architecture.SERVED_AS.get("sglang", {}).get(spec.method) in PRESENT.methods
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:

@@ -1,36 +1,29 @@
-"""llama.cpp (b11434): the drafts that it runs from GGUF files, the targets that it runs them with, and how."""
+"""llama.cpp: the drafts that it runs from GGUF files, the targets that it runs them with, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from draftkit.engines.llama_cpp.releases import (
+    PRESENT,
+    REPLAYED,
+    WITH_HEADS,
+    WITH_LAYER_INPUTS,
+    WITH_SEVERAL_HEADS,
+    WITHOUT_LAST_STATE,
+)
 from draftkit.errors import TargetError, command
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts, language_model
 
-# By `model_type`, the targets whose graph hands out the inputs of its layers (`t_layer_inp` in `src/models/`).
-WITH_LAYER_INPUTS = (
-    "bailing_moe_v3", "deepseek_v4", "gemma4", "gemma4_text", "gpt_oss", "hunyuan_vl", "lfm2", "llama", "mimo_v2",
-    "minimax", "minimax_m2", "mistral", "muse_glimmer", "nanbeige", "nemotron_h", "qwen3", "qwen3_5", "qwen3_5_moe",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text",
-)  # fmt: skip
-WITHOUT_LAST_STATE = ("llama", "mistral")  # whose graph keeps no state after its last layer for a draft
-
-# By `model_type`, the targets for whose heads a graph is built (`LLM_GRAPH_TYPE_DECODER_MTP` in `src/models/`), and
-# those of them whose graph takes more than one.
-WITH_HEADS = (
-    "cohere2_moe", "deepseek_v32", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v3",
-    "mimo_v2", "mimo_v2_flash", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-    "qwen4_exp", "qwen4_exp_text", "step3p5",
-)  # fmt: skip
 HEAD_TOKENS = 3  # draft tokens a round with heads in the target's file: the server's own default
-WITH_SEVERAL_HEADS = ("hy_v3", "mimo_v2", "mimo_v2_flash", "step3p5")
 
 
 def loads(spec: DraftSpec, layout: str) -> bool:
     """Whether llama.cpp runs a draft's file: one of GGUF."""
-    return layout == "gguf" and spec.method in spec.architecture.SERVED_AS.get("llama.cpp", {})
+    kind = spec.architecture.SERVED_AS.get("llama.cpp", {}).get(spec.method)
+    return layout == "gguf" and kind in PRESENT.methods
 
 
 def refusal_of_target(spec: DraftSpec, target: TargetFacts) -> str | None:
@@ -38,16 +31,26 @@ def refusal_of_target(spec: DraftSpec, target: TargetFacts) -> str | None:
     kind = _kind(target)
     if spec.architecture.aux_layer_ids is None or kind in WITH_LAYER_INPUTS:
         return None
-    return f"llama.cpp b11434 hands out no layer inputs of {kind} targets, which this draft reads: the server aborts"
+    return f"{PRESENT} hands out no layer inputs of {kind} targets, which this draft reads: the server aborts"
 
 
 def refusal_of_heads(kind: str, count: int) -> str | None:
     """Why llama.cpp does not draft with the multi-token prediction heads of a type of target; None where it does."""
     if kind not in WITH_HEADS:
-        return f"llama.cpp b11434 runs no multi-token prediction heads of {kind} targets"
+        return f"{PRESENT} runs no multi-token prediction heads of {kind} targets"
     if count > 1 and kind not in WITH_SEVERAL_HEADS:
-        return f"llama.cpp b11434 runs one head of {kind} targets, and there are {count}"
+        return f"{PRESENT} runs one head of {kind} targets, and there are {count}"
     return None
+
+
+def differences_of_heads(feedback: str, model_type: str) -> list[str]:
+    """What llama.cpp has heads read that vLLM does not (`common/speculative.cpp`, `src/models/`)."""
+    found = ["reads a row more, of the first token beside the last state of the request before"]
+    if feedback == "pre_norm":
+        found.append("feeds the head's own state after its last norm, vLLM before it")
+    if model_type in REPLAYED:
+        found.append("runs what stands of a draft twice, and then reads the state of a rejected token")
+    return found
 
 
 def check_target(spec: DraftSpec, target: TargetFacts) -> None:
