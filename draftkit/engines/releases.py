@@ -13,7 +13,7 @@ from draftkit.layout.spec import DraftSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Entry:
     """Whether a release has something.
 
     - `read_in`: the file of its package that says so; None where it was run.
@@ -31,22 +31,22 @@ class Row:
     second_runner: bool = False
 
 
-def has(read_in: str, code: str = "", *, second_runner: bool = False, layout: str | None = None) -> Row:
+def has(read_in: str, code: str = "", *, second_runner: bool = False, layout: str | None = None) -> Entry:
     """A row that is there, read in a file."""
-    return Row(read_in=read_in, code=code, second_runner=second_runner, layout=layout)
+    return Entry(read_in=read_in, code=code, second_runner=second_runner, layout=layout)
 
 
-def lacks(read_in: str, code: str = "", *, no_code: str = "") -> Row:
+def lacks(read_in: str, code: str = "", *, no_code: str = "") -> Entry:
     """A row that is not there, read in a file."""
-    return Row(there=False, read_in=read_in, code=code, no_code=no_code)
+    return Entry(there=False, read_in=read_in, code=code, no_code=no_code)
 
 
-def ran(*, second_runner: bool = False) -> Row:
+def ran(*, second_runner: bool = False) -> Entry:
     """A row that was run."""
-    return Row(read_in=None, second_runner=second_runner)
+    return Entry(read_in=None, second_runner=second_runner)
 
 
-def each(row: Row, names: str) -> dict[str, Row]:
+def each(row: Entry, names: str) -> dict[str, Entry]:
     """The same row under every name of a text."""
     return dict.fromkeys(names.split(), row)
 
@@ -61,16 +61,16 @@ class Release:
 
     engine: str
     number: str
-    methods: Mapping[str, Row]
-    config_keys: Mapping[str, Row] = field(default_factory=dict)
-    architectures: Mapping[str, Row] = field(default_factory=dict)
-    capabilities: Mapping[str, Row] = field(default_factory=dict)
+    methods: Mapping[str, Entry]
+    config_keys: Mapping[str, Entry] = field(default_factory=dict)
+    architectures: Mapping[str, Entry] = field(default_factory=dict)
+    capabilities: Mapping[str, Entry] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.engine} {self.number}"
 
 
-def runs_in(row: Row | None, layout: str) -> bool:
+def runs_in(row: Entry | None, layout: str) -> bool:
     """Whether a row says that something is there, for a folder in a layout."""
     return row is not None and row.there and row.layout in (None, layout)
 
@@ -101,7 +101,7 @@ def refusal(releases: Sequence[Release], spec: DraftSpec, layout: str, architect
     return f"{engine} has no setting {unknown[0]}" if unknown else None
 
 
-def _news(rows: Iterable[tuple[str, Row | None]], what: str) -> str:
+def _news(rows: Iterable[tuple[str, Entry | None]], what: str) -> str:
     """Which later release has what is lacking, and in which layout; nothing where none has."""
     for number, row in rows:
         if row is not None and row.there:

@@ -136,7 +136,7 @@ def test_vllm_cannot_run_an_mlp_speculator(tmp_path: Path) -> None:
     source = write("mlp-speculator", tmp_path)
     convert_checkpoint(str(source), tmp_path / "out")
     assert written_config(tmp_path / "out")["architectures"] == [REFUSED_ARCHITECTURE]
-    with pytest.raises(LayoutError, match="vLLM has no proposer for MLP speculators"):
+    with pytest.raises(LayoutError, match="vLLM has no proposer for mlp-speculator drafts"):
         plan_conversion(str(source), to="vllm")
 
 
@@ -215,7 +215,7 @@ def test_vllm_cannot_load_a_reduced_vocabulary(shared: bool, tmp_path: Path) -> 
     medusa = medusa_of(tmp_path / "out")
     assert (medusa.lm_head, medusa.draft_vocab_size) == ("shared" if shared else "draft", 128)
     assert written_config(tmp_path / "out")["architectures"] == [REFUSED_ARCHITECTURE]
-    with pytest.raises(LayoutError, match="vLLM's Medusa class has a token_map, and its loader stops at it"):
+    with pytest.raises(LayoutError, match="vLLM has a token_map in its Medusa class, and its loader stops at it"):
         plan_conversion(str(source), to="vllm")
 
 

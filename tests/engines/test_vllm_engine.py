@@ -290,7 +290,7 @@ def test_a_bias_that_vllm_drops_is_folded(journal: Journal, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("draft", "changes", "reason"),
     [
-        ("zoo:mlp-speculator", {}, "no proposer for MLP speculators"),
+        ("zoo:mlp-speculator", {}, "no proposer for mlp-speculator drafts"),
         ("ngram:4", {}, "ngram:MIN-MAX"),
         ("suffix:4", {}, "suffix, which has no settings"),
         ("zoo:eagle", {"verification": "coupled"}, "coupled verification"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftkit.engines.releases import Release, Row, refusal, runs_in
+from draftkit.engines.releases import Release, Entry, refusal, runs_in
 from draftkit.engines.vllm.releases import PRESENT, RELEASES
 from draftkit.errors import TargetError
 from draftkit.io.tensors import gguf_file
@@ -54,7 +54,7 @@ def serving_notes_of(spec: DraftSpec, layout: str) -> list[str]:
     return notes
 
 
-def _rows(release: Release, spec: DraftSpec, layout: str) -> list[tuple[str, Row]]:
+def _rows(release: Release, spec: DraftSpec, layout: str) -> list[tuple[str, Entry]]:
     """What a draft that a release runs takes of it, in words, and the release's row of it."""
     method = spec.architecture.SERVED_AS["vllm"][spec.method]
     rows = [(needed.what, release.capabilities[needed.name]) for needed in spec.architecture.needs(layout)]
