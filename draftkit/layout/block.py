@@ -101,7 +101,7 @@ class BlockDraft(Architecture):
     - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
     """
 
-    NEEDS: ClassVar = BODY_NEEDS
+    NEEDS: ClassVar[tuple[Capability, ...]] = BODY_NEEDS
     whole_head: ClassVar = "prepare does not cut the heads of block drafters yet, whose tables are as long"
 
     decoder: Decoder

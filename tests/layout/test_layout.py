@@ -498,7 +498,7 @@ def test_other_engine_configs() -> None:
         (spec_of(EAGLE3, concatenation="hidden_embedding"), "embedding first"),
         (spec_of(PARD), None),
         (spec_of(PARD2), "PARD-2"),
-        (spec_of(MLP), "MLP"),
+        (spec_of(MLP), "mlp-speculator"),
         (spec_of(MEDUSA), None),
     ],
     ids=lambda value: value.method if isinstance(value, DraftSpec) else str(value),
