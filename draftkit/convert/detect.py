@@ -131,7 +131,9 @@ class OtherKind:
 # What their trainers and engines call their parts: z-lab/dflash, deepseek-ai/DeepSpec, SpecForge, speculators 0.9, NeMo
 # Automodel, and the MTP and DSpark classes of vLLM 0.32. The later ones have parts that the earlier ones have too.
 KINDS = (
-    OtherKind("DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash", "DFlashLagunaForCausalLM"),
+    OtherKind(
+        "DFlash with Laguna's layers", r"^aux_hidden_norms\.", "DFlashLaguna", "dflash", "DFlashLagunaForCausalLM",
+    ),
     OtherKind(
         "DSpark within DeepSeek-V4", r"\bmtp\.\d+\.(main_proj|markov_head)\b",
         "DSparkV41|DeepseekV4DSpark", "dspark", "DSparkDraftModel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftkit.engines.releases import Release, Entry, refusal, runs_in
+from draftkit.engines.releases import Entry, Release, refusal, runs_in
 from draftkit.engines.vllm.releases import PRESENT, RELEASES
 from draftkit.errors import TargetError
 from draftkit.io.tensors import gguf_file

@@ -131,5 +131,7 @@ PRESENT = RELEASES[0]
 
 def first_with(name: str) -> str | None:
     """The number of the first release that has a method or an architecture of this name; None where none has."""
-    found = (release for release in RELEASES if name in release.methods or name in release.architectures)
-    return next((release.number for release in found), None)
+    for release in RELEASES:
+        if any(name in rows and rows[name].there for rows in (release.methods, release.architectures)):
+            return release.number
+    return None
