@@ -27,7 +27,7 @@ from draftkit.cli import app
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 FAKE_VLLM = Path(__file__).parent / "fixtures" / "fake_vllm"
 K = 3
-SHORT = ("--target", "zoo:target", "--limit", 4, "--max-new-tokens", 16, "--device", "cpu", "--repeats", 0)
+SHORT = ("--target", "zoo:target", "--limit", 4, "--max-new-tokens", 16, "--device", "cpu", "--set", "repeats=0")
 # What the machine decides: figures of time and what is made of them, and what says where and when.
 TIMES = {
     "runtime_s", "tokens_per_second", "baseline_tokens_per_second", "speedup", "speedup_interval", "pace_error",
@@ -53,9 +53,10 @@ PLACES = {
 OWN: dict[str, tuple[object, ...]] = {
     "own-greedy": ("--draft", "zoo:eagle3", "--draft", "zoo:dflash", "--draft", "ngram", "--k", "2,4"),
     "own-sampled": ("--draft", "zoo:p-eagle", "--temperature", "1", "--concurrency", "1,4", "--slice", "category"),
-    "own-coupled": ("--draft", "zoo:draft-model", "--verification", "coupled", "--temperature", 0.7, "--context", 128),
+    "own-coupled": ("--draft", "zoo:draft-model", "--set", "verification=coupled", "--temperature", 0.7, "--context", 128),
     "own-synthetic": (
-        "--draft", "zoo:mlp-speculator", "--verification", "synthetic", "--acceptance-rates", "0.8,0.6,0.5,0.4",
+        "--draft", "zoo:mlp-speculator", "--set", "verification=synthetic",
+        "--set", "acceptance_rates=0.8,0.6,0.5,0.4",
     ),
 }  # fmt: skip
 
@@ -126,8 +127,8 @@ def test_llama_cpp(draftkit: Command, tmp_path: Path, monkeypatch: pytest.Monkey
     options = (
         "--engine",
         "llama.cpp",
-        "--llama-server",
-        program,
+        "--set",
+        f"llama_server={program}",
         "--draft",
         "zoo:eagle3",
         "--draft",

@@ -53,7 +53,7 @@ def first_turn_only(asked: Asked, settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "first-turn-only",
             "warning",
-            f"{several} of {len(asked.turns)} prompts have further turns, which were not asked (--turns all)",
+            f"{several} of {len(asked.turns)} prompts have further turns, which were not asked (--set turns=all)",
         )
 
 
@@ -77,7 +77,7 @@ def prompts_with_media(asked: Asked) -> Iterator[Finding]:
 @check
 def loops(cell: Cell, settings: Settings) -> Iterator[Finding]:
     if cell.repetition is not None and is_looping(cell.repetition):
-        forced = "; --ignore-eos makes outputs run on after their end" if settings.ignore_eos else ""
+        forced = "; ignore_eos makes outputs run on after their end" if settings.ignore_eos else ""
         yield Finding(
             "loops",
             "warning",
@@ -182,7 +182,7 @@ def unexplained_speed(cell: Cell) -> Iterator[Finding]:
             "warning",
             f"{cell.name}, T={cell.temperature:g}: {cell.times_faster:.2f} times plain decoding is more than an "
             f"acceptance length of {length.mean:.2f} accounts for: the baseline was disturbed; measure again on a "
-            "machine that does nothing else, with more --repeats",
+            "machine that does nothing else, with --set repeats=10",
         )
 
 

@@ -22,11 +22,12 @@ from draftkit.cli.card import card
 from draftkit.cli.completion import join_words
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
-from draftkit.cli.evaluate import evaluate
+from draftkit.cli.evaluate import certify, evaluate, plan
 from draftkit.cli.panels import PanelCommand
 from draftkit.cli.prune_vocab import prune_vocab
 from draftkit.cli.push import push
 from draftkit.cli.report import report
+from draftkit.cli.settings import settings
 from draftkit.cli.shared import replace_what_streams_lack
 from draftkit.cli.train import train
 from draftkit.errors import DraftkitError, native_failures
@@ -42,9 +43,12 @@ app.command(cls=PanelCommand)(convert)
 app.command(cls=PanelCommand)(inspect)
 app.command(cls=PanelCommand)(formats)
 app.command(name="eval", cls=PanelCommand)(evaluate)
+app.command(cls=PanelCommand)(certify)
+app.command(cls=PanelCommand)(plan)
 app.command(cls=PanelCommand)(doctor)
 app.command(cls=PanelCommand)(train)
 app.command(cls=PanelCommand)(adapt)
+app.command(cls=PanelCommand)(settings)
 app.command(cls=PanelCommand)(report)
 app.command(cls=PanelCommand)(card)
 app.command(cls=PanelCommand)(push)

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 _typed = ""  # of the word that is completed: what bash keeps, as `zoo:`
 
@@ -33,36 +29,27 @@ def drafts() -> list[str]:
 
 def facts() -> list[str]:
     """What `convert --set` takes, of drafts of any family."""
+    from draftkit.io.settings import settings_of
     from draftkit.layout.facts import PATHS
     from draftkit.layout.families import families
 
-    names = {name.rpartition(".")[2] for family in families().values() for name in _names(family)}
+    names = {one.name.rpartition(".")[2] for family in families().values() for one in settings_of(family)}
     return sorted(f"{name}=" for name in names | PATHS.keys())
+
+
+def evaluation_settings() -> list[str]:
+    """What `eval --set` takes."""
+    from draftkit.cli.measuring import settable_settings
+
+    return sorted(f"{one.name}=" for one in settable_settings())
 
 
 def training_settings() -> list[str]:
     """What `train --set` takes, but for the options of single recipes."""
+    from draftkit.io.settings import settings_of
     from draftkit.train.config import TrainConfig
 
-    return sorted(f"{name}=" for name in _names(TrainConfig))
-
-
-def _names(record: type) -> Iterator[str]:
-    """The fields of a dataclass by their path, those of the dataclasses within it instead of these."""
-    kinds = get_type_hints(record)
-    for field in fields(record):
-        inner = _plain(kinds[field.name])
-        if is_dataclass(inner) and isinstance(inner, type):
-            yield from (f"{field.name}.{name}" for name in _names(inner))
-        else:
-            yield field.name
-
-
-def _plain(kind: Any) -> Any:
-    """A type without `None`."""
-    if get_origin(kind) in (Union, UnionType):
-        return next(part for part in get_args(kind) if part is not type(None))
-    return kind
+    return sorted(f"{one.name}=" for one in settings_of(TrainConfig))
 
 
 def join_words() -> None:

@@ -14,6 +14,9 @@ EXAMPLES = {
     "inspect": "draftkit inspect zoo:eagle3 --target zoo:target",
     "formats": "draftkit formats",
     "eval": "draftkit eval --target zoo:target --draft zoo:eagle3 --draft ngram --k 2,4 --concurrency 1,4",
+    "certify": "draftkit certify --target zoo:target --draft zoo:eagle3 --temperature 0,1",
+    "plan": "draftkit plan --target zoo:target --draft zoo:eagle3 --k 2,4 --concurrency 1,8",
+    "settings": "draftkit settings eval acceptance_rates",
     "doctor": "draftkit doctor --target zoo:target --draft zoo:eagle3",
     "train": "draftkit train --recipe eagle3 --target T --data samples.jsonl --out run --set validation.every=500",
     "adapt": "draftkit adapt --draft D --target T --traffic logs.jsonl --out adapted",
@@ -34,10 +37,36 @@ EXAMPLES = {
 
 # Settings whose option is not called as they are.
 OPTIONS = {"num_speculative_tokens": "k", "prompts": "dataset", "tensor_parallel_size": "tensor_parallel"}
+MEASURING = ("eval", "certify", "plan")
+# What `eval` once had an option for, and what has it now; the settings among them are under `--set`.
+MOVED = {
+    "--certify": "draftkit certify", "--plan-memory": "draftkit plan", "--plan-time": "draftkit plan",
+    "--vllm-url": "--server", "--vllm-baseline-url": "--server-baseline",
+}  # fmt: skip
 
 
 class PanelCommand(TyperCommand):
     """A command whose help is in panels, and that answers a wrong setting with its option and exit code 2."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.name in MEASURING:
+            known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+            for argument in args:
+                self._refuse_moved(ctx, argument.partition("=")[0], known)
+        return super().parse_args(ctx, args)
+
+    def _refuse_moved(self, ctx: Any, option: str, known: set[str]) -> None:
+        """A usage error for an option that is a command or a setting now."""
+        from draftkit.cli.measuring import settable_settings
+
+        if not option.startswith("--") or option in known:
+            return
+        value = "false" if option.startswith("--no-") else "VALUE"
+        name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
+        settings = {one.name for one in settable_settings()}
+        now = MOVED.get(option) or (f"--set {name}={value}" if name in settings else None)
+        if now is not None:
+            raise typer.BadParameter(f"there is no option {option}: it is {now}", ctx=ctx)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -49,7 +78,8 @@ class PanelCommand(TyperCommand):
     def _option(self, ctx: Any, setting: str) -> str | None:
         """What the command calls a setting; None where it has no option of it."""
         names = {parameter.name: parameter.opts[0] for parameter in self.get_params(ctx)}
-        return names.get(setting) or names.get(OPTIONS.get(setting, setting))
+        option = names.get(setting) or names.get(OPTIONS.get(setting, setting))
+        return option or (f"--set {setting}" if "settings" in names else None)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The parameters, in the order in which their panels come up; those without one come first."""

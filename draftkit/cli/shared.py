@@ -29,6 +29,13 @@ def _formats() -> list[str]:
     return [format.NAME for format in all_formats()]
 
 
+def prompt_sets() -> list[str]:
+    """The prompt sets that have a name."""
+    from draftkit.evaluate.datasets import BUNDLED, registry
+
+    return [BUNDLED, *registry()]
+
+
 SourceArgument = Annotated[
     str, typer.Argument(autocompletion=models, help="A folder, org/name[@revision], hf://org/name or zoo:NAME.")
 ]

@@ -275,7 +275,7 @@ class _Digests:
 def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
     """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
     settings = settings or Settings()
-    require_runtime(target, "vLLM plans its memory itself: leave out --plan-memory, and run with --engine vllm")
+    require_runtime(target, "vLLM plans its memory itself: run draftkit eval --engine vllm")
     with ExitStack() as stack:
         _, _, conversations = _prompts(target, settings)
         opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
@@ -288,7 +288,7 @@ def plan_rounds(
     """What a round of each draft would take, on the device at hand and on those of a small table; no weights are
     loaded. Sequences look back on their prompt and half of what follows, in the mean. Raises `DraftkitError`."""
     sweep = Sweep.of(asked or Settings())
-    require_runtime(target, "rounds are planned for draftkit's own engine: leave out --plan-time")
+    require_runtime(target, "rounds are planned for draftkit's own engine alone")
     device = device_named(sweep.first.device)
     dtype = dtype_named(sweep.first.dtype, device)
     asked_at = [_prompts(target, sweep.first.at(context=context))[2].extents for context in sweep.context]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
@@ -12,6 +12,7 @@ from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_cpp.process import llama_server
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.measure import Progress
+from draftkit.evaluate.options import LlamaCppSettings
 from draftkit.evaluate.server import ServerSettings, evaluate_server
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
@@ -23,15 +24,6 @@ from draftkit.results.settings import AS_STARTED, Settings, Sweep
 from draftkit.results.verdict import verdicts
 
 MEGABYTE = 1e6
-
-
-@dataclass(frozen=True)
-class LlamaCppSettings:
-    """The program to start, and the file that what it prints goes to; of several drafts, one for each is numbered, and
-    that of the server without a draft has `.plain` in its name."""
-
-    program: Path
-    log: Path
 
 
 def evaluate_llama_cpp(

@@ -1,10 +1,12 @@
-"""Values of `eval` options that are written as text."""
+"""Values of `eval` options that are written as text, and the settings of llama.cpp's server."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+
 from draftkit.errors import SettingError
-from draftkit.io.jsonfile import loads
-from draftkit.requests import SyntheticAcceptance
+from draftkit.io.settings import setting
 
 
 def parse_integers(setting: str, text: str) -> tuple[int, ...]:
@@ -40,51 +42,20 @@ def parse_contexts(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
-def parse_slices(text: str | None) -> tuple[str, ...]:
-    """`language,tools` → both; empty where nothing is given."""
-    return tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+@dataclass(frozen=True)
+class LlamaCppSettings:
+    """The program to start, and the file that what it prints goes to; of several drafts, one for each is numbered, and
+    that of the server without a draft has `.plain` in its name."""
 
+    program: Path = setting(
+        "The llama-server that is started; default: of the PATH.",
+        Path("llama-server"),
+        name="llama_server",
+        needs="--engine llama.cpp",
+        reads=Path,
+    )
+    log: Path = Path("llama-server.log")
 
-def parse_object(setting: str, text: str | None) -> dict[str, object]:
-    """A JSON object; empty where nothing is given. Raises `SettingError` for anything else."""
-    try:
-        value = loads(text or "{}")
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise SettingError(f"{setting} is {text}", setting, expected="a JSON object")
-    return value
-
-
-def parse_rates(text: str | None, k: int) -> tuple[float, ...] | None:
-    """`0.8,0.6,0.5` → the rates of K = 3 positions; one number above 1 is a mean acceptance length.
-
-    Raises `SettingError` for anything else.
-    """
-    if text is None:
-        return None
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise SettingError(
-            f"acceptance_rates is {text}",
-            "acceptance_rates",
-            expected="a rate for each position, as 0.8,0.6, or a mean length, as 2.5",
-        ) from None
-    if len(numbers) == 1 and (numbers[0] > 1 or k > 1):
-        return SyntheticAcceptance.of_length(numbers[0], k).rates
-    return numbers
-
-
-def parse_schedule(pairs: str | None, disable_above: int | None, k: int) -> dict[int, int] | None:
-    """`4:6,16:3` → {4: 6, 16: 3}, largest batch → K; `disable_above` N alone is {N: K}. Raises `SettingError`."""
-    if pairs is None:
-        return None if disable_above is None else {disable_above: k}
-    if disable_above is not None:
-        what = "--k-by-batch and --disable-above-batch say the same thing twice"
-        raise SettingError(what, "k_by_batch", hint="give one of them")
-    try:
-        return {int(batch): int(count) for batch, count in (pair.split(":") for pair in pairs.split(","))}
-    except ValueError:
-        what = f"k_by_batch is {pairs}"
-        raise SettingError(what, "k_by_batch", expected="largest batch:K pairs, as 4:6,16:3") from None
+    def logging_to(self, log: Path) -> LlamaCppSettings:
+        """The same with another log."""
+        return replace(self, log=log)

@@ -74,7 +74,7 @@ def encode_messages(
     """
     if tokenizer.chat_template is None and template:
         raise TargetError(
-            "the target's tokenizer has no chat template", where=tokenizer.name_or_path, hint="leave --template out"
+            "the target's tokenizer has no chat template", where=tokenizer.name_or_path, hint="leave out template=true"
         )
     if tokenizer.chat_template is None or template is False:
         return tuple(token_ids(tokenizer, "\n".join(message["content"] for message in messages)))

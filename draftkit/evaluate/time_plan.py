@@ -44,7 +44,7 @@ class PlannedRound:
         return self.ms / self.plain_ms
 
     def to_dict(self) -> dict[str, object]:
-        """As `eval --plan-time --json` has it."""
+        """As `draftkit plan --json` has it."""
         return asdict(self) | {"pays_from": self.pays_from}
 
 

@@ -42,7 +42,7 @@ from draftkit.targets.pretrained import describe
 from draftkit.targets.remote_code import trusts_remote_code
 from draftkit.targets.target import end_token_ids
 
-BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --vllm-url with a server of it"
+BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --server with a server of it"
 
 
 def vllm_here() -> VllmSettings | None:
@@ -125,11 +125,11 @@ def certify_with_vllm(
 def check_certifiable(settings: Settings, vllm: VllmSettings) -> None:
     """Raise `DraftkitError` where vLLM cannot run with a draft and without one at a time."""
     if vllm.url is not None and vllm.baseline_url is None:
-        raise DraftkitError("a certificate needs the same target without a draft", hint="add --vllm-baseline-url URL")
+        raise DraftkitError("a certificate needs the same target without a draft", hint="set VllmSettings.baseline_url")
     if not _both_fit(settings, vllm):
         raise DraftkitError(
             "a certificate runs vLLM with the draft and without one at a time, and each takes most of the GPU",
-            hint="--gpu-memory-utilization 0.45, or leave out --certify",
+            hint="--set gpu_memory_utilization=0.45",
         )
 
 

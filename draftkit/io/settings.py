@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from draftkit.errors import DraftkitError, SettingError
@@ -50,7 +51,8 @@ def group(factory: Callable[[], object]) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: `kind` is its type, `default` `MISSING` where it has to be given."""
+    """One setting: `kind` is its type, `default` `MISSING` where it has to be given, `where` what it is of, in words.
+    `record` is the dataclass that has it."""
 
     name: str
     kind: Any
@@ -58,13 +60,15 @@ class Setting:
     help: str = ""
     unit: str = ""
     needs: str = ""
+    where: str = ""
+    record: type = object
     reads: Callable[[str], object] | None = None
 
     def to_dict(self) -> dict[str, object]:
         required = self.default is MISSING
-        default = None if required else self.default
+        default = None if required else str(self.default) if isinstance(self.default, Path) else self.default
         said = {"name": self.name, "value": words_of(self.kind), "default": default, "required": required}
-        return said | {"help": self.help, "unit": self.unit, "needs": self.needs}
+        return said | {"help": self.help, "unit": self.unit, "needs": self.needs, "of": self.where}
 
 
 def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
@@ -78,7 +82,7 @@ def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
         said = {key: field.metadata[key] for key in ("help", "unit", "needs", "reads") if key in field.metadata}
-        yield Setting(prefix + field.metadata.get("name", field.name), kind, default, **said)
+        yield Setting(prefix + field.metadata.get("name", field.name), kind, default, record=cls, **said)
 
 
 def values_of(record: object) -> dict[str, object]:

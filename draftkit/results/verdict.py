@@ -144,7 +144,7 @@ def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
         if (best.times_faster or 0) < 1:
             known = f"no draft was faster than plain decoding: {name} came closest, {_speed(best)}"
         sentence = f"{known}; how sure that is cannot be told: "
-        how = "measure at least 8 prompts" if (best.num_prompts or 0) < 2 else "measure with --repeats 3"
+        how = "measure at least 8 prompts" if (best.num_prompts or 0) < 2 else "measure with --set repeats=3"
         return _of(best, "unclear", condition + sentence + how)
     if disturbed(best):
         what = "something else used the machine; measure again on one that does nothing else"
@@ -152,7 +152,7 @@ def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
         return _of(best, "unclear", condition + sentence)
     if beyond_length(best):
         beyond = f"{_speed(best)} plain decoding reaches beyond what {_length(best)} accounts for"
-        sentence = f"whether {name} pays cannot be told: {beyond}; measure again with more --repeats"
+        sentence = f"whether {name} pays cannot be told: {beyond}; measure again with --set repeats=10"
         return _of(best, "unclear", condition + sentence)
     more = _more_prompts(best, None)
     needed = "no number of prompts will tell" if more is None else f"measure {more} more prompts"

@@ -191,7 +191,7 @@ class Rounds:
             raise DraftkitError(
                 "the draft does not estimate its chances of acceptance",
                 expected="a confidence head, as DSpark drafts may have",
-                hint="leave out --draft-confidence",
+                hint="leave out draft_confidence",
             )
         confident = (confidences >= self.min_confidence).long().cumprod(1).sum(1)
         return confident if lengths is None else torch.minimum(lengths, confident)

@@ -21,7 +21,7 @@ from draftkit.targets.states import decoder_layers, decoder_of
 FOR_WEIGHTS = 0.8  # of what is free on a device: the rest is for caches and what a forward computes
 DISK = "disk"
 OTHERWISE = (
-    "vLLM splits targets over GPUs: eval --engine vllm --tensor-parallel-size N, "
+    "vLLM splits targets over GPUs: eval --engine vllm --set tensor_parallel_size=N, "
     "data states --vllm-python ENV/bin/python --tensor-parallel N"
 )
 

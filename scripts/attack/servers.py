@@ -282,7 +282,7 @@ def evaluated(url: str, folder: Path) -> dict[str, object]:
 
 
 def answered(url: str, folder: Path) -> Answer:
-    """One answer with its log-probabilities, as `--certify` asks for it."""
+    """One answer with its log-probabilities, as `draftkit certify` asks for it."""
     return server_at(url).complete(Request("0", (5, 6), 9, alternatives=2), None)
 
 

@@ -2,7 +2,7 @@
 
     python -m scripts.bench.roofline
 
-Writes benchmarks/roofline.md, without a GPU, by the cost model of `draftkit eval --plan-time`: draftkit's rounds with
+Writes benchmarks/roofline.md, without a GPU, by the cost model of `draftkit plan`: draftkit's rounds with
 the kernels of benchmarks/launches.json, before and now, and what vLLM has published beside what the model predicts.
 """
 

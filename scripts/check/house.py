@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "draftkit"
 OPTIMIZED = 0x1  # the flag of a function's code, which that of a module or class body lacks
 ENGINE_NAMES = {"vllm", "llama.cpp", "sglang", "tensorrt-llm", "draftkit"}
-SHORT = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu", "--repeats", "0", "--json")
+SHORT = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu", "--set", "repeats=0", "--json")
 
 
 class Row(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -51,10 +52,31 @@ def test_the_options_of_eval_are_in_panels(draftkit: Command) -> None:
     shown = draftkit("eval", "--help").out
     panels = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert panels == [
-        "Options:", "Drafting:", "Prompts:", "Machine:", "Sampling of the target:", "Output:", "What is told of it:",
-        "A running server:", "Other engines:", "Example:",
+        "Options:", "Prompts:", "Machine:", "Engines:", "What is told of it:", "Output:", "Example:",
     ]  # fmt: skip
-    for name, option in (("Prompts:", "--dataset"), ("Machine:", "--device"), ("Other engines:", "--vllm-url")):
+    for name, option in (("Prompts:", "--dataset"), ("Machine:", "--device"), ("Engines:", "--server")):
         begin = shown.index(f"\n{name}\n")
         following = panels[panels.index(name) + 1]
         assert begin < shown.index(f"  {option}") < shown.index(f"\n{following}\n")
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_a_command_has_no_more_options_than_a_person_reads(name: str) -> None:
+    options = [parameter for parameter in commands()[name].params if parameter.param_type_name == "option"]
+    assert len(options) <= {"eval": 28}.get(name, 35)
+
+
+def test_settings_are_listed_and_explained(draftkit: Command) -> None:
+    """All of them, each with what it is for; of a measurement and of a run also with what else they say."""
+    rows = json.loads(draftkit("settings", "--json").out)["settings"]
+    assert {row["command"] for row in rows} == {"eval", "train", "convert"}
+    assert [row["name"] for row in rows if row["command"] == "eval" and not row["help"]] == []
+    (rates,) = (row for row in rows if row["name"] == "acceptance_rates")
+    assert (rates["needs"], rates["default"]) == ("verification synthetic", None)
+    shown = draftkit("settings", "eval", "disable_above_batch").out
+    assert "unit: sequences" in shown
+    assert "needs: no k_by_batch" in shown
+    assert "default: 0.0001" in draftkit("settings", "train", "optimization.lr").out
+    assert "of: drafts of the family eagle" in draftkit("settings", "convert", "aux_layer_ids").out
+    wrong = draftkit("settings", "train", "lrr")
+    assert (wrong.code, "train has no setting lrr" in wrong.err) == (1, True)

@@ -102,17 +102,27 @@ def test_a_result_is_no_model_and_a_draft_no_training_run(draftkit: Command, tmp
 @pytest.mark.parametrize(
     ("arguments", "option", "words"),
     [
-        ((*EVAL, "--top-p", "3"), "--top-p", "top_p is 3.0"),
+        ((*EVAL, "--set", "top_p=3"), "--set top_p", "top_p is 3.0"),
         ((*EVAL, "--k", "0"), "--k", "whole numbers from 1 on"),
         ((*EVAL, "--temperature", "0,-1"), "--temperature", "temperature is -1.0"),
-        ((*EVAL, "--draft-temperature", "-1"), "--draft-temperature", "draft_temperature is -1.0"),
+        ((*EVAL, "--set", "draft_temperature=-1"), "--set draft_temperature", "draft_temperature is -1.0"),
         ((*EVAL, "--max-new-tokens", "1"), "--max-new-tokens", "a whole number from 2 on"),
         ((*EVAL, "--slice", "tongue"), "--slice", "language, thinking, tools, category"),
-        ((*EVAL, "--acceptance-rates", "3"), "--acceptance-rates", "verification is 'rejection'"),
-        ((*EVAL, "--verification", "synthetic"), "--verification", "there are no acceptance_rates"),
-        ((*EVAL, "--k", "2,4", "--disable-above-batch", "8"), "--k", "schedules are for one K"),
-        ((*EVAL, "--k-by-batch", "8:5"), "--k-by-batch", "largest batch: K, each K from 0 to 4"),
-        ((*EVAL, "--engine", "vllm", "--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization", "at most 1"),
+        ((*EVAL, "--set", "acceptance_rates=3"), "--set acceptance_rates", "verification is 'rejection'"),
+        ((*EVAL, "--set", "verification=synthetic"), "--set verification", "there are no acceptance_rates"),
+        ((*EVAL, "--k", "2,4", "--set", "k_by_batch=8:2"), "--k", "schedules are for one K"),
+        ((*EVAL, "--set", "k_by_batch=8:5"), "--set k_by_batch", "largest batch: K, each K from 0 to 4"),
+        (
+            (*EVAL, "--engine", "vllm", "--set", "gpu_memory_utilization=1.5"),
+            "--set gpu_memory_utilization",
+            "at most 1",
+        ),
+        ((*EVAL, "--set", "top_k=many"), "--set top_k", "top_k: 'many' is not a whole number"),
+        (
+            ("certify", *EVAL[1:], "--set", "verification=coupled"),
+            "--set verification",
+            "rejection or block, to certify",
+        ),
         (("data", "regenerate", "rows", "out", "--target", "t", "--top-p", "0"), "--top-p", "above 0, at most 1"),
         (("data", "synthesize", "--count", "1", "--out", "o", "--target", "t", "--top-p", "0"), "--top-p", "above 0"),
     ],
@@ -126,6 +136,31 @@ def test_a_value_that_no_run_can_have_is_a_usage_error_of_its_option_before_anyt
     assert done.code == 2
     assert f"Invalid value for '{option}'" in done.err
     assert words in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "now"),
+    [
+        ("--certify", "draftkit certify"),
+        ("--plan-memory", "draftkit plan"),
+        ("--plan-time", "draftkit plan"),
+        ("--vllm-url=http://host", "--server"),
+        ("--draft-temperature=1", "--set draft_temperature=VALUE"),
+        ("--no-thinking", "--set thinking=false"),
+        ("--llama-server=x", "--set llama_server=VALUE"),
+        ("--repeats=0", "--set repeats=VALUE"),
+    ],
+)
+def test_an_option_that_is_gone_names_what_there_is_now(option: str, now: str, draftkit: Command) -> None:
+    done = draftkit(*EVAL, option)
+    assert done.code == 2
+    assert f"there is no option {option.partition('=')[0]}: it is {now}" in " ".join(done.err.split())
+
+
+def test_a_setting_that_is_none_or_has_an_option_is_named(draftkit: Command) -> None:
+    assert "there is no setting top_kk, did you mean top_k?" in draftkit(*EVAL, "--set", "top_kk=1").err
+    assert "limit has an option of its own" in draftkit(*EVAL, "--set", "limit=1").err
+    assert "--set NAME=VALUE" in draftkit(*EVAL, "--set", "top_k").err
 
 
 def test_a_missing_extra_is_named(draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

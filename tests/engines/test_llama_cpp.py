@@ -77,7 +77,17 @@ def test_one_that_does_not_start_says_why(program: Path) -> None:
 
 def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_path: Path) -> None:
     out, folder = tmp_path / "result.json", convert_checkpoint("zoo:eagle3", tmp_path / "draft", target="zoo:target")
-    command = ("eval", "--engine", "llama.cpp", "--llama-server", program, "--target", "zoo:target", "--limit", 2)
+    command = (
+        "eval",
+        "--engine",
+        "llama.cpp",
+        "--set",
+        f"llama_server={program}",
+        "--target",
+        "zoo:target",
+        "--limit",
+        2,
+    )
     drafts = ("--draft", "zoo:eagle3", "--draft", "zoo:draft-model", "--k", 3, "--max-new-tokens", 8)
     outcome = draftkit(*command, *drafts, "--out", out, "--json")
     assert outcome.code == 0, outcome.err
@@ -97,6 +107,8 @@ def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_pa
     assert "draft.gguf --spec-type draft-eagle3" in (folder / "README.md").read_text()
     block = draftkit(*command, "--draft", "zoo:dflash", "--k", 9)
     assert "at most 7 tokens a round" in block.err
-    assert "add it" in draftkit("eval", "--target", "zoo:target", "--draft", "x", "--llama-server", program).err
+    assert (
+        "add it" in draftkit("eval", "--target", "zoo:target", "--draft", "x", "--set", f"llama_server={program}").err
+    )
     assert "leave it out" in draftkit(*command, *drafts, "--advise").err
     assert "several K for a server" in draftkit(*command, *drafts[:4], "--k", "2,3").err

@@ -175,10 +175,14 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
     (said,) = (w["message"] for w in json.loads(done.out)["warnings"] if w["name"] == "vllm-only")
     assert said.startswith("draftkit's own engine does not run this pair: FalconForCausalLM does not attend")
     assert draftkit(*measure, "--engine", "draftkit").code == 1
-    for option in ("--advise", "--predict", "--certify", "--plan-memory", ("--records", tmp_path / "records")):
+    for option in ("--advise", "--predict", ("--records", tmp_path / "records")):
         refused = draftkit(*measure, *([option] if isinstance(option, str) else option))
         assert refused.code == 1
-        assert re.search(r"next: (leave out|vLLM plans its memory)", refused.err)
+        assert "next: leave out" in refused.err
+    for command in ("certify", "plan"):
+        refused = draftkit(command, "--target", falcon, "--draft", "ngram")
+        assert refused.code == 1
+        assert re.search(r"next: (certify vLLM, with --engine vllm|vLLM plans its memory itself)", refused.err)
 
 
 def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None:
@@ -187,7 +191,7 @@ def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None
     assert {cell["engine"] for cell in json.loads(with_vllm.out)["cells"]} == {"draftkit", "vllm"}
     refused = draftkit(*measure, "--vllm-python", sys.executable, "--engine", "draftkit")
     assert refused.code == 2
-    assert "leave out --engine, or them" in refused.err
+    assert "leave out --engine, or the settings" in refused.err
 
 
 @pytest.mark.parametrize("planted", ["", "errs"])
@@ -197,9 +201,8 @@ def test_vllm_is_certified_as_it_is_measured(
     """At the most draft tokens, and at the temperatures of the run: greedily with log-probabilities, then drawn."""
     monkeypatch.setenv("FAKE_VLLM", planted)
     ran = draftkit(
-        "eval", "--target", falcon, "--draft", "ngram", "--k", "2,4", "--temperature", "0,1", "--limit", 3,
-        "--max-new-tokens", 20, "--repeats", 0, "--device", "cpu", "--vllm-python", sys.executable, "--certify",
-        "--json",
+        "certify", "--target", falcon, "--draft", "ngram", "--k", "2,4", "--temperature", "0,1", "--limit", 3,
+        "--max-new-tokens", 20, "--device", "cpu", "--vllm-python", sys.executable, "--json",
     )  # fmt: skip
     (found,) = json.loads(ran.out)["certificates"]
     assert (ran.code, found["verdict"]) == ((1, "bug") if planted else (0, "no difference seen")), ran.err

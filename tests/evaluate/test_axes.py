@@ -16,14 +16,14 @@ from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
-from draftkit.evaluate.options import parse_contexts, parse_slices
+from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt
 from draftkit.evaluate.speed import RoundTimes
 from draftkit.loading import load_target_tokenizer
 from draftkit.report.series import join
 from draftkit.report.tables import show_evaluation
 from draftkit.results.record import Cell, PromptRecord
-from draftkit.results.settings import Settings
+from draftkit.results.settings import Settings, read_slices
 
 TEXTS = {
     "en": "What is the best way to learn how to cook for the family in the evening?",
@@ -134,9 +134,9 @@ def test_contexts_are_numbers_of_tokens() -> None:
     for wrong in ("1m", "0", "-1k"):
         with pytest.raises(DraftkitError, match="context is"):
             parse_contexts(wrong)
-    assert parse_slices("language, tools") == ("language", "tools")
+    assert read_slices("language, tools") == ("language", "tools")
     with pytest.raises(DraftkitError, match="language, thinking, tools, category"):
-        Settings(slices=parse_slices("tongue"))
+        Settings(slices=read_slices("tongue"))
 
 
 def test_a_server_is_asked_in_slices_and_contexts(draftkit: Command, tmp_path: Path) -> None:

@@ -98,11 +98,11 @@ def test_a_draft_reads_its_weights_in_every_pass(draft: str, tables: str, passes
 
 
 def test_plan_time(draftkit: Command) -> None:
-    asked = "eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--draft", "ngram", "--limit", 2, "--plan-time"
+    asked = "plan", "--target", "zoo:target", "--draft", "zoo:eagle3", "--draft", "ngram", "--limit", 2
     shown = draftkit(*asked)
     assert shown.code == 0
     assert "H100" in shown.out
-    found = json.loads(draftkit(*asked, "--k", "2,4", "--concurrency", "1,8", "--json").out)
+    found = json.loads(draftkit(*asked, "--k", "2,4", "--concurrency", "1,8", "--json").out)["rounds"]
     assert found.keys() == {"zoo:eagle3", "ngram"}
     h100 = [one for one in found["zoo:eagle3"] if one["device"] == "H100"]
     assert [(one["batch"], one["num_speculative_tokens"]) for one in h100] == [(1, 2), (1, 4), (8, 2), (8, 4)]

@@ -114,14 +114,14 @@ def test_what_its_own_run_doubts_is_not_advised(engine: str, doubt: dict[str, An
 def test_an_interval_beyond_the_acceptance_length_says_so() -> None:
     assert said(cell(1.85, **BEYOND)) == (
         "whether one at K = 4 pays cannot be told: 1.85 × [1.06, 3.17] plain decoding reaches beyond what an "
-        "acceptance length of 2.11 accounts for; measure again with more --repeats"
+        "acceptance length of 2.11 accounts for; measure again with --set repeats=10"
     )
     within = BEYOND | {"speedup_interval": Interval(1.85, 1.5, 2.5, 8)}  # some prompts accept more
     assert said(cell(1.85, **within)).startswith("use one at K = 4")
 
 
 def test_without_an_interval_nothing_is_recommended() -> None:
-    assert "how sure that is cannot be told: measure with --repeats 3" in said(cell(1.8, float("inf")))
+    assert "how sure that is cannot be told: measure with --set repeats=3" in said(cell(1.8, float("inf")))
     assert said(cell(0.8, float("inf"))).startswith(
         "no draft was faster than plain decoding: one at K = 4 came closest"
     )

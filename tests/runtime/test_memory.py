@@ -63,11 +63,12 @@ EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3", "--limit", 4)
 
 
 def test_plan_memory(draftkit: Command) -> None:
-    shown = draftkit(*EVAL, "--plan-memory", "--concurrency", 4)
+    shown = draftkit("plan", *EVAL[1:], "--concurrency", 4)
     assert shown.code == 0
     assert "target cache" in shown.out
     assert "largest batch that fits" in shown.out
-    plan: dict[str, Any] = json.loads(draftkit(*EVAL, "--plan-memory", "--concurrency", 4, "--json").out)["zoo:eagle3"]
+    found = json.loads(draftkit("plan", *EVAL[1:], "--concurrency", 4, "--json").out)
+    plan: dict[str, Any] = found["memory"]["zoo:eagle3"]
     weights = sum(parameter.nbytes for parameter in zoo_target().parameters())
     assert plan["fixed"]["target weights"] == weights
     assert plan["total"] == sum(plan["fixed"].values()) + 4 * sum(plan["per_slot"].values())

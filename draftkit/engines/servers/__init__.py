@@ -5,7 +5,7 @@ Such a file defines one subclass of `server.Server`:
 - `engine`, its name in results, and `owner`, what its `/v1/models` says under `owned_by`, by which it is recognized;
 - `answer(request, end_ids)`: one streamed answer. Its `drafts` are the request's own counts, where the server gives
   them; from these come intervals and categories. A request has token ids, or messages where there is no tokenizer here;
-  `alternatives` asks for log-probabilities, which `--certify` needs;
+  `alternatives` asks for log-probabilities, which `draftkit certify` needs;
 - what else it can tell, each with a default for a server that does not: `version`, `draft`, `speculates` and `counted`
   (before and after a run; others' traffic shows in them).
 

@@ -22,7 +22,7 @@ from draftkit.io.atomic import temporary_folder
 
 WORKER = Path(__file__).with_name("worker.py")
 LOG_LINES = 30  # of vLLM's output that an error shows
-HINT = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --vllm-url of a running server"
+HINT = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --server of a running server"
 
 
 class VllmProcess:

@@ -141,7 +141,8 @@ def certify_served(
     without, run = plain(greedy), drafting(greedy)
     if not all(answer.tokens for answer in (*without.answers, *run.answers)):
         raise DraftkitError(
-            f"{names[2]} names no tokens, neither by id nor with log-probabilities", hint="leave out --certify"
+            f"{names[2]} names no tokens, neither by id nor with log-probabilities",
+            hint="an engine that names its tokens can be certified",
         )
     pairs = list(zip(greedy, run.answers, without.answers, strict=True))
     moved = _moved([(answer, other) for _, answer, other in pairs])

@@ -1,0 +1,122 @@
+"""`draftkit settings`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from draftkit.cli.shared import JsonOption, console, print_json
+from draftkit.errors import DraftkitError
+
+if TYPE_CHECKING:
+    from draftkit.io.settings import Setting
+
+Kind = Literal["eval", "train", "convert"]
+
+
+def settings(
+    kind: Annotated[Kind | None, typer.Argument(help="The command whose settings are listed; default: all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The one setting to explain.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what `--set NAME=VALUE` takes. What each setting is for, its unit, its default and what it needs."""
+    found = {one: list(_settings(one)) for one in ((kind,) if kind else ("eval", "train", "convert"))}
+    if kind is not None and name is not None:
+        found = {kind: _named(found[kind], kind, name)}
+    if as_json:
+        rows = [{"command": command, **one.to_dict()} for command, listed in found.items() for one in listed]
+        print_json({"schema": 1, "settings": rows})
+    elif name is not None:
+        for one in next(iter(found.values())):
+            _explain(one)
+    else:
+        for command, listed in found.items():
+            _list(command, listed)
+
+
+def _named(listed: list[Setting], kind: Kind, name: str) -> list[Setting]:
+    """The settings of that name, of all recipes or families that have it. Raises `DraftkitError` where there is none."""
+    from draftkit.io.records import did_you_mean
+
+    found = [one for one in listed if name in (one.name, one.name.rpartition(".")[2])]
+    if not found:
+        near = did_you_mean(name, [one.name for one in listed])
+        raise DraftkitError(f"{kind} has no setting {name}{near}", hint=f"draftkit settings {kind}")
+    return found
+
+
+def _settings(kind: str) -> Iterator[Setting]:
+    from draftkit.io.settings import settings_of
+
+    if kind == "eval":
+        from draftkit.cli.measuring import OPTIONS, known_settings
+
+        for one in known_settings():
+            option = OPTIONS.get(one.name)
+            yield one if option is None else replace(one, where=f"the option {option}")
+    elif kind == "train":
+        from draftkit.train.config import TrainConfig
+        from draftkit.train.recipes import recipe_class, recipe_names
+
+        yield from _explained(settings_of(TrainConfig), "")
+        for recipe in recipe_names():
+            options = recipe_class(recipe).options_type
+            yield from _explained(settings_of(options, "options."), f"recipe {recipe}")
+    else:
+        from draftkit.layout.families import families
+
+        for family, cls in sorted(families().items()):
+            yield from _explained(settings_of(cls), f"drafts of the family {family}")
+
+
+def _explained(listed: Iterator[Setting], where: str) -> Iterator[Setting]:
+    """Settings with what the docstrings of their records say of those that do not say it themselves."""
+    for one in listed:
+        own = f"`{one.name.rpartition('.')[2]}`"
+        said = inspect.cleandoc(one.record.__doc__ or "").replace("\n  ", " ")
+        sentences = re.findall(r"[^\n]+?(?:\.(?=\s)|\n|$)", said)
+        about = " ".join(sentence.strip(" -\n") for sentence in sentences if own in sentence)
+        yield replace(one, help=one.help or about, where=where)
+
+
+def _list(command: str, listed: list[Setting]) -> None:
+    from rich.table import Table
+
+    from draftkit.io.settings import words_of
+
+    table = Table(
+        "setting", "value", "default", "what for", title=f"settings of draftkit {command}", title_justify="left"
+    )
+    for one in listed:
+        table.add_row(one.name, words_of(one.kind).replace("`", ""), _default(one), _about(one))
+    console().print(table)
+
+
+def _default(one: Setting) -> str:
+    if one.default is MISSING:
+        return ""
+    return "" if one.default in (None, "", (), {}) else str(one.default)
+
+
+def _about(one: Setting) -> str:
+    more = (f"in {one.unit}" if one.unit else "", f"needs {one.needs}" if one.needs else "", one.where)
+    ends = "; ".join(part for part in more if part)
+    return f"{one.help} ({ends})" if ends else one.help
+
+
+def _explain(one: Setting) -> None:
+    from draftkit.io.settings import words_of
+
+    rows = {
+        "value": words_of(one.kind).replace("`", ""), "default": _default(one), "unit": one.unit, "needs": one.needs,
+        "of": one.where,
+    }  # fmt: skip
+    console().print(f"{one.name}: {one.help}", soft_wrap=True)
+    for label, text in rows.items():
+        if text:
+            console().print(f"  {label}: {text}", soft_wrap=True)
