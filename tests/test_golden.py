@@ -53,7 +53,9 @@ PLACES = {
 OWN: dict[str, tuple[object, ...]] = {
     "own-greedy": ("--draft", "zoo:eagle3", "--draft", "zoo:dflash", "--draft", "ngram", "--k", "2,4"),
     "own-sampled": ("--draft", "zoo:p-eagle", "--temperature", "1", "--concurrency", "1,4", "--slice", "category"),
-    "own-coupled": ("--draft", "zoo:draft-model", "--set", "verification=coupled", "--temperature", 0.7, "--context", 128),
+    "own-coupled": (
+        "--draft", "zoo:draft-model", "--set", "verification=coupled", "--temperature", 0.7, "--context", 128,
+    ),
     "own-synthetic": (
         "--draft", "zoo:mlp-speculator", "--set", "verification=synthetic",
         "--set", "acceptance_rates=0.8,0.6,0.5,0.4",

@@ -227,7 +227,7 @@ def certify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Test whether an engine or server leaves the target's output as it is. Token for token at temperature 0, the
+    """Test whether an engine leaves the output as it is. Own or served: token for token at temperature 0, the
     distribution above; exit code 1 where it does not."""
     asked = asked_of(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, dtype=dtype, device=device,
@@ -316,8 +316,8 @@ def plan(
     trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what a measurement would take of memory and a round of time, and load nothing. Time by arithmetic, here and
-    on a few GPUs; memory of the largest setting."""
+    """Print what a measurement would take, and load nothing. Memory of the largest setting, and the time of a round by
+    arithmetic, here and on a few GPUs."""
     asked = asked_of(
         target, draft, k=k, concurrency=concurrency, context=context, dtype=dtype, device=device, settings=settings,
         prompts=dataset, limit=limit, max_new_tokens=max_new_tokens,

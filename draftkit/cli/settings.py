@@ -24,7 +24,7 @@ def settings(
     name: Annotated[str | None, typer.Argument(help="The one setting to explain.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what `--set NAME=VALUE` takes. What each setting is for, its unit, its default and what it needs."""
+    """List what `--set` takes. What each setting is for, its unit, its default and what it needs."""
     found = {one: list(_settings(one)) for one in ((kind,) if kind else ("eval", "train", "convert"))}
     if kind is not None and name is not None:
         found = {kind: _named(found[kind], kind, name)}
@@ -40,7 +40,7 @@ def settings(
 
 
 def _named(listed: list[Setting], kind: Kind, name: str) -> list[Setting]:
-    """The settings of that name, of all recipes or families that have it. Raises `DraftkitError` where there is none."""
+    """The settings of that name, of all recipes or families that have it. Raises `DraftkitError` for no such."""
     from draftkit.io.records import did_you_mean
 
     found = [one for one in listed if name in (one.name, one.name.rpartition(".")[2])]

@@ -251,8 +251,8 @@ def test_eval_certifies_servers(dialect: Dialect, planted: str, draftkit: Comman
             SpeakingServer(dialect, speaking()) as plain,
         ):
             ran = draftkit(
-                "certify", "--server", drafting.url, "--server-baseline", plain.url, "--target", "zoo:target", "--limit",
-                "2", "--max-new-tokens", "8", "--concurrency", "8", "--temperature", "0,1", "--json",
+                "certify", "--server", drafting.url, "--server-baseline", plain.url, "--target", "zoo:target",
+                "--limit", "2", "--max-new-tokens", "8", "--concurrency", "8", "--temperature", "0,1", "--json",
             )  # fmt: skip
             return ran.code, json.loads(ran.out)["certificates"][0], ran.err
 
