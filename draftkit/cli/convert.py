@@ -150,7 +150,7 @@ def inspect(
 
 
 def formats() -> None:
-    """List the formats that can be read, and those that can be written."""
+    """List the formats that are read, and those that are written."""
     from draftkit.report.conversion import formats_table
 
     console().print(formats_table())

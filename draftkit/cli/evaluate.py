@@ -12,13 +12,13 @@ import typer
 from draftkit.cli.measuring import (
     PROMPTS,
     SPEED,
-    Asked,
     ConcurrenciesOption,
     ContextOption,
     DatasetOption,
     DraftsOption,
     EngineOption,
     LimitOption,
+    Measurement,
     NewTokensOption,
     ServerBaselineOption,
     ServerOption,
@@ -165,7 +165,7 @@ def _parts(slices: str | None) -> tuple[str, ...] | None:
     return None if slices is None else read_slices(slices)
 
 
-def _measured_by_server(asked: Asked, saved: ResultFile | None, on_progress: Progress) -> Result:
+def _measured_by_server(asked: Measurement, saved: ResultFile | None, on_progress: Progress) -> Result:
     from draftkit.evaluate.llama_cpp import evaluate_llama_cpp
     from draftkit.evaluate.server import ServerSettings, evaluate_server
 
@@ -263,7 +263,7 @@ def certify(
         raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
 
 
-def _certificates(asked: Asked) -> tuple[list[Certificate], list[ServedCertificate]]:
+def _certificates(asked: Measurement) -> tuple[list[Certificate], list[ServedCertificate]]:
     """Those of draftkit's own engine, and those of engines that are only seen from outside."""
     if asked.server is not None:
         from draftkit.evaluate.server import ServerSettings, certify_server

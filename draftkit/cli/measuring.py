@@ -104,7 +104,7 @@ SetOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Asked:
+class Measurement:
     """What a command is asked to measure. `vllm` and `llama_cpp`: None where these do not take part."""
 
     target: str | None
@@ -145,7 +145,7 @@ def asked_of(
     server_baseline: str | None = None,
     settings: Sequence[str] | None = None,
     **flags: object,
-) -> Asked:
+) -> Measurement:
     """What options and `--set` ask together; `flags` are settings by their names, those that are None left out.
 
     What is wrong is said before torch is imported, which takes seconds. Raises `SettingError`, or a usage error.
@@ -169,7 +169,7 @@ def asked_of(
         raise typer.BadParameter(f"{', '.join(of_vllm)} for --engine {engine}: leave out --engine, or the settings.")
     if "llama_server" in given and engine != "llama.cpp":
         raise typer.BadParameter("llama_server without --engine llama.cpp: add it.")
-    asked = Asked(
+    asked = Measurement(
         target,
         list(drafts or ()),
         with_values(Settings, given).sweep(
@@ -185,7 +185,7 @@ def asked_of(
     return asked
 
 
-def _check_server(asked: Asked) -> None:
+def _check_server(asked: Measurement) -> None:
     """A usage error for options that do not go with a server, or that lack one."""
     if asked.server is None and asked.server_baseline is not None:
         raise typer.BadParameter("--server-baseline without --server: add --server, the one with the draft.")

@@ -101,7 +101,7 @@ def certify_with_vllm(
     every temperature of it above. `target` and `draft` as of `measure_with_vllm`. Raises `DraftkitError`.
     """
     sweep = Sweep.of(asked)
-    check_with_vllm(target, [draft], sweep, vllm)
+    (VLLM if vllm.url is None else AS_STARTED).check(sweep)
     sweep.require_certifiable()
     check_certifiable(sweep.first, vllm)
     # Above temperature 0 drafts may be drawn, which vLLM has to be told when it starts.

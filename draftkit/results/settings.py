@@ -297,7 +297,7 @@ class Taken:
     def check(self, sweep: Sweep) -> None:
         """Raise `SettingError` for a setting that the engine does not take, instead of one that means nothing."""
         given, usual = values_of(sweep.first), values_of(Settings())
-        beyond = {name: name for name in self.left if given[name] != usual[name]}
+        beyond = {name: f"{name} {given[name]!r}" for name in self.left if given[name] != usual[name]}
         if len(sweep.k) > 1 and not self.several_k:
             beyond["num_speculative_tokens"] = "several K"
         if (verification := sweep.first.verification) not in self.verification:

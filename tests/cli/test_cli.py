@@ -52,9 +52,9 @@ SURFACE = {
     "formats": [],
     "eval": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",
-        "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code", "--engine",
-        "--vllm-python", "--server", "--server-baseline", "--advise", "--predict", "--out", "--resume", "--records",
-        "--require-al", "--min-acceptance-length", "--details", "--json", "--csv",
+        "--context", "--slice", "--concurrency", "--device", "--device-map", "--dtype", "--trust-remote-code",
+        "--engine", "--vllm-python", "--server", "--server-baseline", "--advise", "--predict", "--out", "--resume",
+        "--records", "--require-al", "--min-acceptance-length", "--details", "--json", "--csv",
     ],
     "certify": [
         "--target", "--draft", "--k", "--temperature", "--set", "--dataset", "--prompts", "--limit", "--max-new-tokens",

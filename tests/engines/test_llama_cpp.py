@@ -77,17 +77,8 @@ def test_one_that_does_not_start_says_why(program: Path) -> None:
 
 def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_path: Path) -> None:
     out, folder = tmp_path / "result.json", convert_checkpoint("zoo:eagle3", tmp_path / "draft", target="zoo:target")
-    command = (
-        "eval",
-        "--engine",
-        "llama.cpp",
-        "--set",
-        f"llama_server={program}",
-        "--target",
-        "zoo:target",
-        "--limit",
-        2,
-    )
+    started = ("--set", f"llama_server={program}")
+    command = ("eval", "--engine", "llama.cpp", *started, "--target", "zoo:target", "--limit", 2)
     drafts = ("--draft", "zoo:eagle3", "--draft", "zoo:draft-model", "--k", 3, "--max-new-tokens", 8)
     outcome = draftkit(*command, *drafts, "--out", out, "--json")
     assert outcome.code == 0, outcome.err

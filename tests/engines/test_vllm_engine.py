@@ -298,9 +298,9 @@ def test_a_bias_that_vllm_drops_is_folded(journal: Journal, tmp_path: Path) -> N
         ("suffix:4", {}, "suffix, which has no settings"),
         ("zoo:eagle", {"verification": "coupled"}, "coupled verification"),
         ("zoo:eagle", {"verification": "synthetic", "acceptance_rates": (0.5,) * K}, "synthetic verification"),
-        ("zoo:eagle", {"k_by_batch": {4: 2}}, "each batch size"),
-        ("zoo:eagle", {"draft_sampling": DraftSampling(temperature=0.5)}, "temperature of the draft"),
-        ("zoo:eagle", {"turns": "all"}, "first turn"),
+        ("zoo:eagle", {"k_by_batch": {4: 2}}, "k_by_batch {4: 2} for vLLM"),
+        ("zoo:eagle", {"draft_sampling": DraftSampling(temperature=0.5)}, "draft_temperature 0.5 for vLLM"),
+        ("zoo:eagle", {"turns": "all"}, "turns 'all' for vLLM"),
     ],
 )
 def test_what_vllm_cannot_do_is_said_before_anything_starts(
