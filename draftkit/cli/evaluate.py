@@ -244,7 +244,10 @@ def certify(
     from draftkit.io.jsonfile import dump, finite
 
     certificates, served = _certificates(asked)
-    as_file = {"schema": 1, "certificates": [found.to_dict() for found in (*certificates, *served)]}
+    as_file = {
+        "schema": 1,
+        "certificates": [*(one.to_dict() for one in certificates), *(other.to_dict() for other in served)],
+    }
     if out is not None:
         write_file(out, dump(finite(as_file)).encode())
     if as_json:

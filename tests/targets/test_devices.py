@@ -143,7 +143,7 @@ def certify(target: Path, data: Path, device: str) -> None:
 
 COMMANDS: dict[str, Callable[[Path, Path, str], object]] = {
     "eval": lambda _target, _data, device: evaluate_draft("zoo:target", ["zoo:eagle"], Settings(device=device)),
-    "eval --certify": certify,
+    "certify": certify,
     "doctor": lambda _target, _data, device: diagnose_draft("zoo:target", "zoo:eagle", device=device),
     "data regenerate": lambda target, _, device: engine_responder(str(target), SAMPLING, 1, device=device),
     "data check": lambda target, data, device: check_data(data, str(target), device=device),
