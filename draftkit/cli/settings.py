@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from draftkit.cli.shared import JsonOption, console, print_json
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:
     from draftkit.io.settings import Setting
@@ -29,14 +29,14 @@ def settings(
     if kind is not None and name is not None:
         found = {kind: _named(found[kind], kind, name)}
     if as_json:
-        rows = [{"command": command, **one.to_dict()} for command, listed in found.items() for one in listed]
+        rows = [{"command": listing, **one.to_dict()} for listing, listed in found.items() for one in listed]
         print_json({"schema": 1, "settings": rows})
     elif name is not None:
         for one in next(iter(found.values())):
             _explain(one)
     else:
-        for command, listed in found.items():
-            _list(command, listed)
+        for listing, listed in found.items():
+            _list(listing, listed)
 
 
 def _named(listed: list[Setting], kind: Kind, name: str) -> list[Setting]:
@@ -46,7 +46,7 @@ def _named(listed: list[Setting], kind: Kind, name: str) -> list[Setting]:
     found = [one for one in listed if name in (one.name, one.name.rpartition(".")[2])]
     if not found:
         near = did_you_mean(name, [one.name for one in listed])
-        raise DraftkitError(f"{kind} has no setting {name}{near}", hint=f"draftkit settings {kind}")
+        raise DraftkitError(f"{kind} has no setting {name}{near}", hint=command("draftkit", "settings", kind))
     return found
 
 
@@ -84,14 +84,12 @@ def _explained(listed: Iterator[Setting], where: str) -> Iterator[Setting]:
         yield replace(one, help=one.help or about, where=where)
 
 
-def _list(command: str, listed: list[Setting]) -> None:
+def _list(kind: str, listed: list[Setting]) -> None:
     from rich.table import Table
 
     from draftkit.io.settings import words_of
 
-    table = Table(
-        "setting", "value", "default", "what for", title=f"settings of draftkit {command}", title_justify="left"
-    )
+    table = Table("setting", "value", "default", "what for", title=f"settings of {kind}", title_justify="left")
     for one in listed:
         table.add_row(one.name, words_of(one.kind).replace("`", ""), _default(one), _about(one))
     console().print(table)
