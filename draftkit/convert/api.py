@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftkit.convert.checkpoint import Checkpoint, open_source
-from draftkit.convert.destinations import UNIFIED, Destination, GgufFile, destination_named
+from draftkit.convert.destinations import UNIFIED, Destination, GgufLayout, destination_named
 from draftkit.convert.detect import Format, detect, format_named
 from draftkit.convert.export import Export, Outgoing
 from draftkit.convert.facts import Facts
@@ -291,7 +291,7 @@ def _put_into_file(heads: Draft, target: Located, out: Path | None) -> tuple[Pat
         expected = command("OUT.gguf", "--into", target.name)
         raise DraftkitError("heads are put into a GGUF file of its own", expected=expected)
     check_finite(heads.tensors, heads.path)
-    file = GgufFile()
+    file = GgufLayout()
     outgoing = Outgoing(heads, gguf_target_facts(target.path, target.name), file.name)
     file.write(out, outgoing, mtp_gguf.export_into(outgoing), force=False, on_bytes=None)
     return out, [out.name]

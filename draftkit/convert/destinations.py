@@ -120,7 +120,7 @@ class Layout(Destination):
         write_export(out, outgoing, export, force=force, on_bytes=on_bytes)
 
 
-class GgufFile(Layout):
+class GgufLayout(Layout):
     """One GGUF file. `stored`: the type of its matrices, as `q8_0`; None for the draft's own."""
 
     def __init__(self, stored: str | None = None) -> None:
@@ -149,7 +149,7 @@ def destinations() -> list[str]:
 def destination_named(name: str, stored: str | None = None) -> Destination:
     """The destination that the user names. Raises `DraftkitError` for an unknown name, and for `stored` elsewhere."""
     if name == GGUF:
-        return GgufFile(stored)
+        return GgufLayout(stored)
     if stored is not None:
         raise DraftkitError(f"--type {stored} is for GGUF files", expected=f"--to {GGUF}")
     known = destinations()
