@@ -10,7 +10,6 @@ import dataclasses
 import inspect
 import json
 import re
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +20,11 @@ from sphinx.application import Sphinx
 
 import draftkit
 from draftkit.cli import app
+from draftkit.cli.measuring import OPTIONS, known_settings
 from draftkit.cli.panels import EXAMPLES
 from draftkit.convert.destinations import UNIFIED, VLLM, destination_of
 from draftkit.convert.detect import all_formats
-from draftkit.io.records import Bounds
+from draftkit.io.settings import without_none, words_of
 from draftkit.layout.families import families
 from draftkit.results.schema import result_schema
 from draftkit.train.config import LoraSettings, OnPolicy, Optimization, StreamSettings, TrainConfig, Validation
@@ -72,8 +72,17 @@ def facts() -> Iterator[str]:
 
 
 def settings() -> Iterator[str]:
-    """What a training run's file, and `train --set`, take."""
-    yield "# Training settings\n"
+    """What `--set` takes of a measurement, and of a training run with its file."""
+    yield "# Settings\n"
+    yield "`draftkit settings` prints them too, `draftkit settings eval NAME` one of them.\n"
+    yield "## Measurements\n"
+    yield "`draftkit eval`, `certify` and `plan` take these with `--set NAME=VALUE`, or by their option.\n"
+    rows = (
+        (f"`{one.name}`", words_of(one.kind), OPTIONS.get(one.name, ""), _markdown(one.help), one.needs)
+        for one in known_settings()
+    )
+    yield from _table(("name", "value", "option", "what for", "needs"), rows)
+    yield "## Training\n"
     yield "`draftkit train --config RUN.yaml`, with `--set SETTING=VALUE` for single ones; `--dry-run` prints the"
     yield "resolved run.\n"
     for prefix, cls in (
@@ -186,43 +195,27 @@ def _record(title: str, cls: type, prefix: str = "") -> Iterator[str]:
     yield f"## {title}\n"
     yield f"{_markdown(inspect.cleandoc(cls.__doc__ or ''))}\n"
     kinds = typing.get_type_hints(cls, include_extras=True)
-    fields = [field for field in dataclasses.fields(cls) if not dataclasses.is_dataclass(_plain(kinds[field.name]))]
-    rows = ((f"`{prefix}{field.name}`", _type(kinds[field.name]), _default(field)) for field in fields)
-    yield from _table(("name", "value", "default"), rows)
+    fields = [
+        field for field in dataclasses.fields(cls) if not dataclasses.is_dataclass(without_none(kinds[field.name]))
+    ]
+    rows = [
+        (
+            f"`{prefix}{field.metadata.get('name', field.name)}`",
+            words_of(kinds[field.name]),
+            _default(field),
+            _markdown(field.metadata.get("help", "")),
+        )
+        for field in fields
+    ]
+    columns = 4 if any(row[3] for row in rows) else 3
+    yield from _table(("name", "value", "default", "what for")[:columns], (row[:columns] for row in rows))
 
 
 def _inner(cls: type) -> list[type]:
     """The dataclasses of a dataclass's fields, and theirs."""
-    kinds = (_plain(kind) for kind in typing.get_type_hints(cls, include_extras=True).values())
+    kinds = (without_none(kind) for kind in typing.get_type_hints(cls, include_extras=True).values())
     found = [kind for kind in kinds if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
     return list(dict.fromkeys(one for kind in found for one in (kind, *_inner(kind))))
-
-
-def _plain(kind: Any) -> Any:
-    """A type without `None` and without checks."""
-    if typing.get_origin(kind) is typing.Annotated:
-        return _plain(typing.get_args(kind)[0])
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return _plain(next(part for part in typing.get_args(kind) if part is not type(None)))
-    return kind
-
-
-def _type(kind: Any) -> str:
-    """A type as a reader takes it: the words of a literal, the bounds of a number."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        bounds = [str(check).removeprefix("a finite number") for check in arguments[1:] if isinstance(check, Bounds)]
-        return _type(arguments[0]) + "".join(bounds)
-    if origin is typing.Literal:
-        return ", ".join(f"`{word}`" if word else "empty" for word in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type(part) for part in arguments)
-    if origin is tuple:
-        return f"list of {_type(arguments[0])}"
-    if kind is type(None):
-        return "none"
-    words = {str: "text", bool: "true or false", int: "whole number", float: "number", dict: "object"}
-    return words.get(origin or kind, getattr(kind, "__name__", str(kind)))
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftkit.cli.completion import drafts
+from draftkit.cli.measuring import DatasetOption
 from draftkit.cli.shared import (
     DeviceMapOption,
     DeviceOption,
@@ -35,9 +36,7 @@ def doctor(
         int | None,
         typer.Option("--k", min=1, help="Draft tokens a round; default: those it is made for, or 4."),
     ] = None,
-    prompts: Annotated[
-        str, typer.Option(help="zoo (bundled), or a JSONL file with turns, messages or prompt.")
-    ] = "zoo",
+    prompts: DatasetOption = "zoo",
     limit: Annotated[
         int, typer.Option(min=1, help="Use this many prompts; a quarter of them tries every change, the rest confirm.")
     ] = 48,

@@ -90,7 +90,7 @@ SURFACE = {
         "--target",
         "--draft",
         "--k",
-        "--prompts",
+        "--dataset", "--prompts",
         "--limit",
         "--max-new-tokens",
         "--device",
