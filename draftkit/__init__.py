@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.errors import DraftkitError
+    from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
     from draftkit.evaluate.evaluate import evaluate_draft
-    from draftkit.evaluate.server import ServerSettings, evaluate_server
     from draftkit.finding import Finding
     from draftkit.layout.folder import Draft
     from draftkit.loading import load_drafter
@@ -55,6 +55,7 @@ __all__ = [
     "ResultFile",
     "Sample",
     "SamplingParameters",
+    "ServerEngine",
     "ServerSettings",
     "Settings",
     "Sweep",
@@ -67,7 +68,6 @@ __all__ = [
     "convert_checkpoint",
     "diagnose_draft",
     "evaluate_draft",
-    "evaluate_server",
     "inspect_checkpoint",
     "load_draft",
     "load_drafter",
@@ -95,7 +95,8 @@ _HOMES = {
     "ResultFile": ("draftkit.results.saved", "ResultFile"),
     "Sample": ("draftkit.data.samples", "Sample"),
     "SamplingParameters": ("draftkit.requests", "SamplingParameters"),
-    "ServerSettings": ("draftkit.evaluate.server", "ServerSettings"),
+    "ServerEngine": ("draftkit.evaluate.engines.server", "ServerEngine"),
+    "ServerSettings": ("draftkit.evaluate.engines.server", "ServerSettings"),
     "Settings": ("draftkit.results.settings", "Settings"),
     "Sweep": ("draftkit.results.settings", "Sweep"),
     "Target": ("draftkit.targets.target", "Target"),
@@ -106,7 +107,6 @@ _HOMES = {
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
     "evaluate_draft": ("draftkit.evaluate.evaluate", "evaluate_draft"),
-    "evaluate_server": ("draftkit.evaluate.server", "evaluate_server"),
     "inspect_checkpoint": ("draftkit.convert.api", "inspect_checkpoint"),
     "load_draft": ("draftkit.loading", "open_draft"),
     "load_drafter": ("draftkit.loading", "load_drafter"),

@@ -49,9 +49,8 @@ if TYPE_CHECKING:
     from draftkit.evaluate.certificate.result import Certificate
     from draftkit.evaluate.certificate.served import ServedCertificate
     from draftkit.evaluate.certificate.settings import CertificateSettings
-    from draftkit.evaluate.measure import Progress
+    from draftkit.evaluate.engine import BaseEngine
     from draftkit.results.record import Result
-    from draftkit.results.saved import ResultFile
 
 
 def evaluate(
@@ -134,7 +133,7 @@ def evaluate(
         device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
         settings=settings, prompts=dataset, limit=limit, max_new_tokens=max_new_tokens, slices=_parts(slices),
     )  # fmt: skip
-    asked.refuse({"--advise": advise, "--predict": predict, "--records": records is not None, "--resume": resume})
+    asked.refuse({"--advise": advise, "--predict": predict, "--records": records is not None})
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv both want stdout: give one of them; --out keeps JSON beside.")
     if resume and out is None:
@@ -143,17 +142,13 @@ def evaluate(
     from draftkit.results.saved import ResultFile
 
     saved = None if out is None else ResultFile(out, resume=resume)
-    with prompt_progress() as on_progress:
-        if asked.served:
-            result = _measured_by_server(asked, saved, on_progress)
-        else:
-            from draftkit.evaluate.evaluate import evaluate_draft
+    from draftkit.evaluate.evaluate import evaluate_draft
 
-            assert asked.target is not None
-            result = evaluate_draft(
-                asked.target, asked.drafts, asked.sweep, on_progress, advise=advise, predict=predict, saved=saved,
-                records=records, vllm=asked.vllm, fall_back=asked.engine is None,
-            )  # fmt: skip
+    with prompt_progress() as on_progress:
+        result = evaluate_draft(
+            asked.target, asked.drafts, asked.sweep, on_progress, engines=_engines(asked, out), advise=advise,
+            predict=predict, saved=saved, records=records,
+        )  # fmt: skip
     _show(result, details, as_json, as_csv)
     if require_al is not None:
         _require_acceptance(result, require_al)
@@ -165,18 +160,20 @@ def _parts(slices: str | None) -> tuple[str, ...] | None:
     return None if slices is None else read_slices(slices)
 
 
-def _measured_by_server(asked: Measurement, saved: ResultFile | None, on_progress: Progress) -> Result:
-    from draftkit.evaluate.llama_cpp import evaluate_llama_cpp
-    from draftkit.evaluate.server import ServerSettings, evaluate_server
+def _engines(asked: Measurement, out: Path | None = None) -> list[BaseEngine]:
+    """The engines that were asked for; none where the evaluation is to choose."""
+    from draftkit.evaluate.engines.llama_cpp import LlamaCppEngine
+    from draftkit.evaluate.engines.own import OwnEngine
+    from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+    from draftkit.evaluate.engines.vllm import VllmEngine
 
     if asked.server is not None:
-        servers = ServerSettings(asked.server, asked.server_baseline)
-        name = asked.drafts[0] if asked.drafts else None
-        return evaluate_server(servers, asked.sweep, on_progress, target=asked.target, draft=name, saved=saved)
-    assert asked.target is not None
-    assert asked.llama_cpp is not None
-    program = asked.llama_cpp.logging_to(log_beside(saved.path if saved is not None else None))
-    return evaluate_llama_cpp(asked.target, asked.drafts, asked.sweep, program, on_progress, saved=saved)
+        return [ServerEngine(ServerSettings(asked.server, asked.server_baseline))]
+    if asked.llama_cpp is not None:
+        return [LlamaCppEngine(asked.llama_cpp.logging_to(log_beside(out)))]
+    if asked.vllm is not None:
+        return [OwnEngine(), VllmEngine(asked.vllm)]
+    return [] if asked.engine is None else [OwnEngine()]
 
 
 def _show(result: Result, details: bool, as_json: bool, as_csv: bool) -> None:
@@ -234,8 +231,6 @@ def certify(
         engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline, settings=settings,
         prompts=dataset, limit=limit, max_new_tokens=max_new_tokens,
     )  # fmt: skip
-    if asked.llama_cpp is not None:
-        raise typer.BadParameter("--engine llama.cpp: start its server, and certify that with --server.")
     asked.sweep.require_certifiable()
     if out is not None and out.exists():
         raise DraftkitError(f"{out} exists", where=out, hint="name another file")
@@ -268,28 +263,26 @@ def certify(
 
 def _certificates(asked: Measurement) -> tuple[list[Certificate], list[ServedCertificate]]:
     """Those of draftkit's own engine, and those of engines that are only seen from outside."""
-    if asked.server is not None:
-        from draftkit.evaluate.server import ServerSettings, certify_server
-
-        servers, name = ServerSettings(asked.server, asked.server_baseline), asked.drafts[0] if asked.drafts else None
-        with prompt_progress() as on_progress:
-            return [], [certify_server(servers, asked.sweep, on_progress, target=asked.target, draft=name)]
     from draftkit.evaluate.certificate.settings import CertificateSettings
-    from draftkit.evaluate.vllm import certify_with_vllm, check_certifiable
+    from draftkit.evaluate.engines.own import OwnEngine
+    from draftkit.evaluate.evaluate import certify_engine
     from draftkit.loading import require_runtime, runtime_refusal
 
-    assert asked.target is not None
+    engines = _engines(asked)
+    others = [engine for engine in engines if not isinstance(engine, OwnEngine)]
+    for engine in others:
+        engine.check_certifiable(asked.sweep.first)
     own: list[Certificate] = []
-    if asked.vllm is not None:
-        check_certifiable(asked.sweep.first, asked.vllm)
-    if asked.vllm is None or runtime_refusal(asked.target) is None:
-        require_runtime(asked.target, "certify vLLM, with --engine vllm")
-        own = _own_certificates(asked.target, asked.drafts, CertificateSettings.of(asked.sweep))
-    if asked.vllm is None:
-        return own, []
+    if len(others) < len(engines) or not engines:
+        assert asked.target is not None
+        if not others or runtime_refusal(asked.target) is None:
+            require_runtime(asked.target, "certify vLLM, with --engine vllm")
+            own = _own_certificates(asked.target, asked.drafts, CertificateSettings.of(asked.sweep))
     with prompt_progress() as on_progress:
         return own, [
-            certify_with_vllm(asked.target, name, asked.sweep, asked.vllm, on_progress) for name in asked.drafts
+            certify_engine(engine, asked.target, name, asked.sweep, on_progress)
+            for engine in others
+            for name in asked.drafts or (None,)
         ]
 
 

@@ -18,9 +18,9 @@ from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, require_count
+from draftkit.evaluate.engines.own import BY_VLLM
 from draftkit.evaluate.notebook import notebook_trials
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.evaluate.vllm import BY_VLLM
 from draftkit.finding import SEVERITIES, Finding
 from draftkit.hub.locate import locate
 from draftkit.io.html import said_html, table_html

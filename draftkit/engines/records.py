@@ -1,17 +1,15 @@
-"""What a run of another engine leaves: the answers, and its counts of drafts."""
+"""What an engine gives: answers, and its counts of drafts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 from math import isfinite
-from statistics import fmean
 
 from draftkit.requests import Request
 
-Progress = Callable[[int, float], None]  # answers done, acceptance length so far
 Token = int | str  # an id; where a server gives none, the token's text
 
 MOST_COUNTED = 1 << 53  # up to which a float tells one whole number from the next
@@ -141,7 +139,7 @@ class Answer:
     offline engine took it up. `gaps`: seconds between chunks, where they were seen. `drafts`: the request's own counts,
     where the engine gives them. `text` and `count`: what was said and of how many tokens, where a server names not all.
     `logprobs` and `alternatives`: of each token the log-probability, and those of the likeliest ones there, where they
-    were asked for.
+    were asked for. `steps`: those after the prefill, of an engine that keeps a record of each.
     """
 
     tokens: tuple[Token, ...]
@@ -153,6 +151,7 @@ class Answer:
     count: int | None = None
     logprobs: tuple[float, ...] | None = None
     alternatives: tuple[Mapping[Token, float], ...] | None = None
+    steps: int | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -181,16 +180,20 @@ class Answer:
 
     @property
     def skipped(self) -> int:
-        """The steps in which nothing was drafted, told from the tokens: each step gives one more than is accepted.
-
-        Too few by what an end has cut off of the last step, which is less than K. 0 where the request was not counted.
+        """The steps in which nothing was drafted; without a record of them told from the tokens, as each step gives one
+        more than is accepted: too few by what an end has cut off of the last step, which is less than K. 0 where the
+        request was not counted.
         """
         own = self.drafts
+        if own is not None and self.steps is not None:
+            return self.steps - own.num_drafts
         return 0 if own is None else max(self.num_tokens - 1 - own.num_accepted_tokens - own.num_drafts, 0)
 
     @property
     def rounds(self) -> int:
         """The steps after the prefill; of an answer that was not counted by itself, those of plain decoding."""
+        if self.steps is not None:
+            return self.steps
         return self.num_tokens - 1 if self.drafts is None else self.drafts.num_drafts + self.skipped
 
     @property
@@ -201,76 +204,5 @@ class Answer:
         return (self.latency - self.ttft) / (self.num_tokens - 1)
 
 
-@dataclass(frozen=True)
-class EngineRun:
-    """The answers of all requests, in order, and how many seconds they took together.
-
-    `counted`: the engine's counters over the run; None without a draft, and where it has none. `concerns`: what may be
-    wrong with the figures.
-    """
-
-    answers: tuple[Answer, ...]
-    seconds: float
-    counted: DraftCounts | None
-    version: str | None
-    concerns: tuple[str, ...] = ()
-
-    @classmethod
-    def joined(cls, passes: Sequence[Sequence[EngineRun]]) -> EngineRun:
-        """One run of all blocks, with the counts of the first pass and the mean times of all."""
-        first = passes[0]
-        counted = [run.counted for run in first if run.counted is not None]
-        answers = [[answer for run in runs for answer in run.answers] for runs in passes]
-        return cls(
-            tuple(replace(found[0], latency=_mean([a.latency for a in found])) for found in zip(*answers, strict=True)),
-            _mean([sum(run.seconds for run in runs) for runs in passes]) or 0.0,
-            DraftCounts.total(counted) if counted else None,
-            first[0].version,
-            tuple(dict.fromkeys(concern for runs in passes for run in runs for concern in run.concerns)),
-        )
-
-    @property
-    def pace(self) -> float:
-        """Seconds of a step, as far as answers are timed; else of the run over its steps."""
-        timed = [a.latency - a.ttft for a in self.answers if a.latency is not None and a.ttft is not None]
-        seconds = sum(timed) if len(timed) == len(self.answers) else self.seconds
-        return seconds / max(sum(answer.rounds for answer in self.answers), 1)
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(answer.num_tokens for answer in self.answers)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.output_tokens / self.seconds
-
-    @property
-    def counted_by_request(self) -> list[DraftCounts] | None:
-        """The counts of each request; None unless the engine gave all of them."""
-        known = [answer.drafts for answer in self.answers if answer.drafts is not None]
-        return known if len(known) == len(self.answers) else None
-
-    @property
-    def drafts(self) -> DraftCounts | None:
-        """The counts of these requests: their own, else the counters, which other requests on a server move too."""
-        own = self.counted_by_request
-        if own is None:
-            return self.counted
-        total, counted = DraftCounts.total(own), self.counted
-        if total.num_accepted_tokens_per_pos or counted is None:
-            return total
-        if counted.num_accepted_tokens != total.num_accepted_tokens:  # others' requests are among them
-            return total
-        return replace(total, num_accepted_tokens_per_pos=counted.num_accepted_tokens_per_pos)
-
-
-Lane = Callable[[Sequence[Request]], EngineRun]  # an engine that is ready for requests
-
-
 def _is_id(token: object) -> bool:
     return type(token) is int and 0 <= token < 1 << 31
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, log, sqrt
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Protocol, TypeVar
 
 from draftkit.results.record import Interval, PromptRecord
@@ -82,8 +82,3 @@ def speedup_interval(speedup: float, prompts: Sequence[PromptRecord], error: flo
 def sides(passes: Sequence[Sequence[tuple[R, R]]]) -> tuple[list[list[R]], list[list[R]]]:
     """The runs without a draft, and those with it, of each pass."""
     return [[plain for plain, _ in pairs] for pairs in passes], [[drafted for _, drafted in pairs] for pairs in passes]
-
-
-def mean_seconds(runs: Sequence[Sequence[float]]) -> list[float]:
-    """Entry by entry over passes."""
-    return [fmean(of_one) for of_one in zip(*runs, strict=True)]

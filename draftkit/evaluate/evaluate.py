@@ -1,176 +1,131 @@
-"""Measuring drafts: the same prompts without a draft and with each, on draftkit's own runtime."""
+"""Measuring drafts: the same prompts without a draft and with each, on draftkit's own runtime and on other engines."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import mean
-from typing import TypeVar
-
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.serving import serve_commands
-from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.errors import DraftkitError, NonFiniteError, TargetError, UnsupportedTarget, command
+from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget, command
 from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.by_turns import by_turns, sides
-from draftkit.evaluate.cells import cell_of, drawn_as
-from draftkit.evaluate.datasets import PromptSet, load_prompt_set
-from draftkit.evaluate.forecast import TEMPERATURES, forecast
-from draftkit.evaluate.greedy import near_ties
+from draftkit.evaluate.cell import cell_of
+from draftkit.evaluate.certificate.served import (
+    ServedCertificate,
+    certified_samplings,
+    certified_settings,
+    certify_served,
+)
+from draftkit.evaluate.engine import BaseEngine
+from draftkit.evaluate.engines.own import OwnEngine
+from draftkit.evaluate.engines.vllm import vllm_here
+from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Run
 from draftkit.evaluate.notebook import notebook_progress
-from draftkit.evaluate.planning import plan_memory
-from draftkit.evaluate.present_device import present_device
-from draftkit.evaluate.provenance import provenance
-from draftkit.evaluate.round_cost import DEVICES
-from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
-from draftkit.evaluate.time_plan import PlannedRound, plan_time
-from draftkit.evaluate.vllm import BY_VLLM, check_with_vllm, measure_with_vllm, plain_lane, vllm_here
+from draftkit.evaluate.provenance import asked as asked_of
+from draftkit.evaluate.provenance import seen_by
 from draftkit.finding import Finding
 from draftkit.hub.locate import locate
 from draftkit.io.lock import sole_writer
-from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft, is_unified
 from draftkit.layout.target import read_target_facts
-from draftkit.loading import (
-    OWN_HEAD,
-    load_drafter,
-    load_model,
-    load_target_tokenizer,
-    open_draft,
-    require_runtime,
-    runtime_refusal,
-)
-from draftkit.results.record import Cell, Heading, Predicted, Result, ResultVerdict, ResultWarning, SpeedModel
+from draftkit.loading import OWN_HEAD, runtime_refusal
+from draftkit.requests import Request
+from draftkit.results.record import Cell, Heading, Result, ResultVerdict, ResultWarning, SpeedModel
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
 from draftkit.results.verdict import verdicts
-from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.engine import check_draft_tokens
-from draftkit.runtime.memory_plan import GIB, MemoryPlan
-from draftkit.targets.chat import template_sha256
-from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.targets.positions import Positions
-from draftkit.targets.target import Target, read_target_config
 
-T = TypeVar("T", bound=Heading)
+Hold = Callable[[Conversations], Run]  # a lane that is asked conversations
 
 
 def evaluate_draft(
-    target: str,
+    target: str | None,
     drafts: str | Sequence[str],
     asked: Settings | Sweep | None = None,
     on_progress: Progress | None = None,
     *,
+    engines: Sequence[BaseEngine] = (),
     advise: bool = False,
     predict: bool = False,
     saved: ResultFile | None = None,
     records: Path | None = None,
-    vllm: VllmSettings | None = None,
-    fall_back: bool = True,
 ) -> Result:
     """Measure drafts against their target.
 
     `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign, `ngram[:MIN-MAX]` and `suffix`.
-    One draft may be given by itself. `on_progress` None: bars in a notebook, nothing elsewhere.
-    `asked`: how, at one setting or at those of a sweep. `advise` times rounds and says which K would be fastest at
-    which batch size; `predict` tells acceptance at other temperatures and K. Cells that `saved` holds
-    are not measured again. `records`: a file to which the raw record of every round is appended. With `vllm` the same
-    prompts run through vLLM too, and through it alone where draftkit's engine cannot run the pair; without it they do
-    where that does not run the target and this environment has vLLM, unless `fall_back` is False.
+    One draft may be given by itself. `asked`: how, at one setting or at those of a sweep. `on_progress` None: bars in a
+    notebook, nothing elsewhere.
 
-    Returns a cell for each draft and setting, with provenance, warnings and speed models: `Result.to_dict` is what
-    `eval --json` prints. Raises `DraftkitError`.
+    `engines` run the prompts one after another: draftkit's own where none is given, or vLLM where that does not run the
+    target and this environment has vLLM. Where one of several does not run the pair, the others do. A server has its
+    own target and draft: `target` gives the tokenizer, and None sends messages; a draft is only named, or none is.
+
+    `advise` times rounds and says which K would be fastest at which batch size; `predict` tells acceptance at other
+    temperatures and K. Cells that `saved` holds are not measured again, and each that is measured is written there at
+    once. `records`: a file to which the raw record of every round is appended.
+
+    Returns a cell for each engine, draft and setting, with provenance, warnings and speed models: `Result.to_dict` is
+    what `eval --json` prints. Raises `DraftkitError`.
     """
     drafts = [drafts] if isinstance(drafts, str) else drafts
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
-    settings = sweep.first
     with ExitStack() as stack:
         # Everything that can be wrong with the input shows before the first long computation.
         if records is not None:
             stack.enter_context(sole_writer(records))
             check_records(records)
-        refusal = runtime_refusal(target)
-        if refusal is not None:
-            vllm = vllm or (vllm_here() if fall_back else None)
-            if vllm is None:
-                raise refusal.otherwise(BY_VLLM)
-            own = {"--advise": advise, "--predict": predict, "--records": records is not None}
-            if asked_for := [name for name, given in own.items() if given]:
-                raise refusal.otherwise(f"leave out {', '.join(asked_for)}: vLLM does not tell of single rounds")
-        if vllm is not None:
-            check_with_vllm(target, drafts, sweep, vllm)
-        else:
-            _check_contexts(target, sweep)
-        prompts, tokenizer, conversations = _prompts(target, settings)
-        device = device_named(settings.device)
-        first_ids = conversations.first_requests[0].prompt
-        turns = [len(prompt.turns) for prompt in prompts.prompts]
-        seen = Asked(prompts.source, turns, prompts.masked, first_ids, tokenizer.bos_token_id, prompts.left_out)
-        warned = findings(Evidence(asked=seen, settings=settings), "measurement")
-        made = provenance(device, dtype_named(settings.dtype, device), tokenizer, prompts, first_ids, settings)
+        job = Job(target, drafts, sweep, stack, resumes=saved is not None)
+        warned: list[Finding] = []
+        running = _able(engines or _default_engines(target), lambda engine: engine.check(job), warned)
+        of_rounds = {"--advise": advise, "--predict": predict, "--records": records is not None}
+        if (wanted := [name for name, there in of_rounds.items() if there]) and not any(
+            engine.keeps_rounds for engine in running
+        ):
+            raise DraftkitError(
+                f"{running[-1].name} does not tell of single rounds", hint=f"leave out {', '.join(wanted)}"
+            )
+        warned = [*_of_prompts(job), *warned]
+        made = _provenance(running[0], job)
         if saved is not None:
-            saved.begin(made, [target, *drafts])
+            saved.begin(made, [*([] if target is None else [target]), *drafts])
         cells = [] if saved is None else list(saved.cells)
         done = {cell.key for cell in cells}
-        measured: list[Iterator[tuple[Cell, tuple[str, ...]]]] = []
-        opened: dict[str, Draft] = {}
-        evaluation = None
-        digests = _Digests(prompts.sha256, None if settings.template is False else template_sha256(tokenizer))
-        try:
-            opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
+        opened = job.drafts if any(engine.sees_weights for engine in running) else {}
+        if target is not None:
             warned += _made_for_others(target, opened)
-            digests = digests.with_weights(opened, None if saved is None else locate(target).path)
-            if refusal is not None:
-                raise refusal
-            for source, draft in opened.items():
-                check_draft_tokens(max(sweep.k), draft.spec.architecture.most_draft_tokens, source)
-            largest = Conversations(prompts.prompts, tokenizer, sweep.largest)
-            plans = _plans(target, opened, largest, sweep.largest)
-            for source, plan in plans.items():
-                _check_size(source, target, plan, opened[source])
-                plan.require()
-            evaluation = _Evaluation(target, opened, plans, digests, prompts, tokenizer, sweep, on_progress, records)
-            measured.append(evaluation.cells(done))
-        except DraftkitError as error:
-            if vllm is None or isinstance(error, NonFiniteError):  # another engine would measure garbage
-                raise
-            why = error.problem if isinstance(error, UnsupportedTarget) else error
-            warned.append(_warning("vllm-only", f"draftkit's own engine does not run this pair: {why}"))
-        if vllm is not None:
-            if vllm.url is not None and any(cell.engine == "vllm" for cell in cells):
-                warned.append(_warning("server-resumed", "kept figures of a server, whose weights cannot be compared"))
-            measured.append(_with_vllm(target, drafts, conversations, digests, sweep, vllm, done, on_progress))
-        for cell, concerns in itertools.chain.from_iterable(measured):
-            warned += [_warning("other-traffic", concern) for concern in concerns]
-            if reason := replaced_by(cell, cells):
-                warned.append(_warning("measured-again", f"{cell.name}: measured again, because {reason}"))
-            cells.append(with_slices(cell, prompts.prompts, settings.slices))
-            if saved is not None:
-                saved.add(cells[-1])
+        running = _able(running, lambda engine: engine.open(on_progress), warned)
+        for engine in running:
+            warned += [Finding("not-told", "note", f"{engine.name} does not tell {what}") for what in engine.untold]
+            if not engine.sees_weights and any(cell.engine == engine.name for cell in cells):
+                kept = "kept figures of a server, whose weights cannot be compared"
+                warned.append(Finding("server-resumed", "warning", kept))
+            label = f", {engine.name}" if len(running) > 1 else ""
+            for cell, run in _Measurement(engine, job, on_progress, label, records).cells(done):
+                warned += [Finding("other-traffic", "warning", concern) for concern in run.concerns]
+                if reason := replaced_by(cell, cells):
+                    again = f"{cell.name}: measured again, because {reason}"
+                    warned.append(Finding("measured-again", "warning", again))
+                cells.append(cell)
+                if saved is not None:
+                    saved.add(cell)
         for cell in cells:
             spec = opened[cell.draft].spec if cell.draft in opened else None
-            warned += findings(Evidence(cell=cell, settings=settings, spec=spec), "measurement")
+            warned += findings(Evidence(cell=cell, settings=sweep.first, spec=spec), "measurement")
         models: list[SpeedModel] = []
-        if evaluation is not None:
+        for engine in running:
             if predict:
-                cells, missed = evaluation.with_predictions(cells)
+                cells, missed = engine.with_predictions(cells)
                 warned += missed
             if advise:
-                models = [
-                    evaluation.speed_model(source, [c for c in cells if (c.context or 0) == context], context)
-                    for source in drafts
-                    for context in sweep.context
-                ]
+                models += engine.speed_models(cells)
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
         judged = tuple(_served(verdict, opened, target) for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)
@@ -179,18 +134,105 @@ def evaluate_draft(
         return result
 
 
+def certify_engine(
+    engine: BaseEngine,
+    target: str | None,
+    draft: str | None,
+    asked: Settings | Sweep,
+    on_progress: Progress = lambda *_: None,
+) -> ServedCertificate:
+    """Whether an engine answers with its draft as without: at temperature 0, and as the user draws at every temperature
+    above, at the most draft tokens of a sweep and with as many requests together as it has at most.
+
+    `target` and `draft` as of `evaluate_draft`. Raises `DraftkitError`.
+    """
+    sweep = Sweep.of(asked)
+    # Above temperature 0 drafts may be drawn, which an engine has to be told when it starts.
+    sweep.require_certifiable()
+    settings = certified_settings(sweep).at(temperature=max(sweep.temperature))
+    with ExitStack() as stack:
+        job = Job(target, [] if draft is None else [draft], Sweep.of(settings), stack)
+        engine.check(job)
+        engine.check_certifiable(settings)
+        engine.open(on_progress)
+        (source,) = engine.sources
+        conversations = job.conversations(settings)
+        total = conversations.size
+
+        def lane(name: str, source: str | None) -> Lane:
+            def report(done: int, length: float) -> None:  # one lane has runs of several sizes
+                on_progress(f"certificate, {name}", done, max(done, total), length)
+
+            return stack.enter_context(engine.lane(source, conversations, report))
+
+        return certify_served(
+            lane("no draft", None),
+            lane(source, source),
+            conversations.first_requests,
+            certified_samplings(sweep),
+            names=(engine.heading(source, settings).target, source, engine.name),
+            concurrency=settings.concurrency,
+        )
+
+
+def _default_engines(target: str | None) -> Sequence[BaseEngine]:
+    """draftkit's own, and vLLM where that does not run the target and vLLM is here."""
+    vllm = None if target is None or runtime_refusal(target) is None else vllm_here()
+    return [OwnEngine()] if vllm is None else [OwnEngine(), vllm]
+
+
+def _able(
+    engines: Sequence[BaseEngine], prepare: Callable[[BaseEngine], None], warned: list[Finding]
+) -> list[BaseEngine]:
+    """Those of the engines that can be prepared; `warned` is told why others cannot. Raises where the last cannot, and
+    for weights that are no numbers, of which another engine would measure garbage."""
+    found = []
+    for engine in engines:
+        try:
+            prepare(engine)
+        except DraftkitError as error:
+            if engine is engines[-1] or isinstance(error, NonFiniteError):
+                raise
+            why = error.problem if isinstance(error, UnsupportedTarget) else error
+            said = f"{engine.name}'s own engine does not run this pair: {why}"
+            warned.append(Finding(f"{engines[-1].name}-only", "warning", said))
+        else:
+            found.append(engine)
+    return found
+
+
+def _of_prompts(job: Job) -> list[Finding]:
+    """What is wrong with the prompts, or with how the target sees them."""
+    prompts, tokenizer = job.prompts, job.tokenizer
+    first = job.conversations(job.sweep.first).first_requests[0].prompt
+    begins = None if tokenizer is None else tokenizer.bos_token_id
+    turns = [len(prompt.turns) for prompt in prompts.prompts]
+    seen = Asked(prompts.source, turns, prompts.masked, first, begins, prompts.left_out)
+    return list(findings(Evidence(asked=seen, settings=job.sweep.first), "measurement"))
+
+
+def _provenance(engine: BaseEngine, job: Job) -> dict[str, object]:
+    """How the cells are made: where, and of what."""
+    found = engine.provenance | asked_of(job.prompts, job.sweep.first)
+    if job.tokenizer is not None:
+        found |= seen_by(job.tokenizer, job.conversations(job.sweep.first).first_requests[0].prompt)
+    return found
+
+
 def _made_for_others(target: str, drafts: Mapping[str, Draft]) -> Iterator[Finding]:
     """The drafts that say of themselves that they were made for another target."""
+    if not drafts:
+        return
     located = locate(target, weights=False)
     facts = read_target_facts(located.path, located.name, located.revision)
     for name, draft in drafts.items():
         yield from findings(Evidence(draft=draft, draft_name=name, target=facts), "pair")
 
 
-def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str) -> ResultVerdict:
+def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str | None) -> ResultVerdict:
     """The verdict with the commands that serve what it says to use."""
     name, k = verdict.draft, verdict.num_speculative_tokens
-    if verdict.kind != "use" or name is None or name not in drafts or name == OWN_HEAD:
+    if verdict.kind != "use" or name is None or name not in drafts or name == OWN_HEAD or target is None:
         return verdict
     draft = drafts[name]
     if not draft.tensors or is_unified(locate(name, as_file=True).path):
@@ -201,324 +243,78 @@ def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str) ->
     return replace(verdict, commands={engine: f"{convert}\n{serve}" for engine, serve in commands.items()})
 
 
-def _warning(name: str, message: str) -> Finding:
-    return Finding(name, "warning", message)
-
-
-def _with_vllm(
-    target: str,
-    drafts: Sequence[str],
-    conversations: Conversations,
-    digests: _Digests,
-    sweep: Sweep,
-    vllm: VllmSettings,
-    done: set[tuple[object, ...]],
-    on_progress: Progress,
-) -> Iterator[tuple[Cell, tuple[str, ...]]]:
-    """The cells that vLLM measures, but for those that are done, and what may be wrong with each."""
-    categories = [prompt.category for prompt in conversations.prompts]
-    seen = digests.without_weights() if vllm.url else digests
-    for group in sweep.groups:
-        wanted = [
-            (source, settings)
-            for source in drafts
-            for settings in group
-            if seen.of(Heading.of(settings, engine="vllm", target=target, draft=source)).key not in done
-        ]
-        if not wanted:
-            continue
-        requests = Conversations(conversations.prompts, conversations.tokenizer, group[0]).first_requests
-        with plain_lane(target, requests, _longest(group), vllm, on_progress) as plain:
-            for source, settings in wanted:
-                cell, concerns = measure_with_vllm(
-                    target,
-                    source,
-                    requests,
-                    settings,
-                    vllm,
-                    plain=plain,
-                    categories=categories,
-                    on_progress=on_progress,
-                )
-                yield seen.of(cell), concerns
-
-
 @dataclass(frozen=True)
-class _Digests:
-    """What is measured, by content: as a server is, without the weights, or with them. `drafts`: None of those
-    without a checkpoint."""
+class _Measurement:
+    """What one engine measures of a job. `label`: what progress adds to the name of a draft."""
 
-    prompts: str
-    template: str | None
-    target: str | None = None
-    drafts: Mapping[str, str | None] = field(default_factory=dict)
+    engine: BaseEngine
+    job: Job
+    on_progress: Progress
+    label: str
+    records: Path | None
 
-    def with_weights(self, drafts: Mapping[str, Draft], target: Path | None) -> _Digests:
-        """Those of the drafts too, and of the target, which takes longest, where there is a use for it."""
-        own = {source: draft_sha256(draft) if draft.tensors else None for source, draft in drafts.items()}
-        return replace(self, target=None if target is None else target_sha256(target), drafts=own)
+    def cells(self, done: set[tuple[object, ...]]) -> Iterator[tuple[Cell, Run]]:
+        """All cells but those that are done, each with its run."""
+        for group in self.job.sweep.groups:
+            headings = [(self.engine.heading(source, at), at) for source in self.engine.sources for at in group]
+            wanted = [(heading, settings) for heading, settings in headings if heading.key not in done]
+            if not wanted:
+                continue
+            with self._plain(group) as plain:
+                for heading, settings in wanted:
+                    yield self._cell(heading, settings, plain)
 
-    def without_weights(self) -> _Digests:
-        return _Digests(self.prompts, self.template)
-
-    def of(self, record: T) -> T:
-        """A cell, or the heading of one, that says what was measured."""
-        return replace(
-            record,
-            target_sha256=self.target,
-            draft_sha256=self.drafts.get(record.draft),
-            prompts_sha256=self.prompts,
-            template_sha256=self.template,
-        )
-
-
-def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
-    """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
-    settings = settings or Settings()
-    require_runtime(target, "vLLM plans its memory itself: run draftkit eval --engine vllm")
-    with ExitStack() as stack:
-        _, _, conversations = _prompts(target, settings)
-        opened = {source: stack.enter_context(open_draft(source, target)) for source in drafts}
-        return _plans(target, opened, conversations, settings)
-
-
-def plan_rounds(
-    target: str, drafts: Sequence[str], asked: Settings | Sweep | None = None
-) -> dict[str, list[PlannedRound]]:
-    """What a round of each draft would take, on the device at hand and on those of a small table; no weights are
-    loaded. Sequences look back on their prompt and half of what follows, in the mean. Raises `DraftkitError`."""
-    sweep = Sweep.of(asked or Settings())
-    require_runtime(target, "rounds are planned for draftkit's own engine alone")
-    device = device_named(sweep.first.device)
-    dtype = dtype_named(sweep.first.dtype, device)
-    asked_at = [_prompts(target, sweep.first.at(context=context))[2].extents for context in sweep.context]
-    here = present_device(torch.device(device), dtype)
-    with ExitStack() as stack:
-        return plan_time(
-            locate(target).path,
-            {source: stack.enter_context(open_draft(source, target)) for source in drafts},
-            devices=[here, *(listed for listed in DEVICES if listed is not here)],
-            dtype=dtype,
-            batches=sweep.concurrency,
-            contexts=[round(mean(prompt + new / 2 for _, prompt, new in extents)) for extents in asked_at],
-            ks=sweep.k,
-        )
-
-
-class _Evaluation:
-    """Target and drafts, loaded once for all cells."""
-
-    def __init__(
-        self,
-        target: str,
-        opened: Mapping[str, Draft],
-        plans: Mapping[str, MemoryPlan],
-        digests: _Digests,
-        prompts: PromptSet,
-        tokenizer: PreTrainedTokenizerBase,
-        sweep: Sweep,
-        on_progress: Progress,
-        records: Path | None,
-    ):
-        device = device_named(sweep.first.device)
-        self.target = target
-        self.model, _ = load_model(target, device=device, dtype=dtype_named(sweep.first.dtype, device))
-        self.drafts = {source: _Loaded.of(draft, self.model, tokenizer) for source, draft in opened.items()}
-        self.plans = plans
-        self.digests = digests
-        self.prompts = prompts
-        self.tokenizer = tokenizer
-        self.sweep = sweep
-        self.on_progress = on_progress
-        self.records = records
-        tune_for_cpu(self.model)
-
-    def cells(self, done: set[tuple[object, ...]]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
-        """All cells but those that are done; nothing is wrong with them that could be told already."""
-        for group in self.sweep.groups:
-            for cell in self._group(group, done):
-                yield cell, ()
-
-    def _group(self, group: Sequence[Settings], done: set[tuple[object, ...]]) -> Iterator[Cell]:
-        """The cells of settings that share a run without a draft."""
-        wanted = [
-            (source, settings, heading)
-            for source in self.drafts
-            for settings in group
-            if (heading := self._heading(source, settings)).key not in done
-        ]
-        if not wanted:
+    @contextmanager
+    def _plain(self, group: Sequence[Settings]) -> Iterator[Hold | None]:
+        """What settings run without a draft: by turns with each draft, where the engine has room for both, else once,
+        before all drafts."""
+        if not self.engine.runs_plain:
+            yield None
             return
-        asked = self._asked(_longest(group))
-        without = Lane(Target(self.model), None, asked, "no draft", self.on_progress)
-        shared = all(plan.holds_twice("target cache", "target states") for plan in self.plans.values())
-        before = None if shared and group[0].repeats else without.run(asked)
-        if not shared:
-            del without  # its memory is the draft's now
-        for source, settings, heading in wanted:
-            loaded, asked = self.drafts[source], self._asked(settings)
-            name = f"{source}, K={settings.num_speculative_tokens}"
-            lane = Lane(loaded.target, loaded.drafter, asked, name, self.on_progress)
-            if before is None:
-                passes, error = by_turns(asked.blocks, without.run, lane.run, settings.repeats)
-                plain, run = (Run.joined(runs) for runs in sides(passes))
+        # What is run once for all of a group is sized for the most draft tokens.
+        asked = self.job.conversations(max(group, key=lambda settings: settings.num_speculative_tokens))
+        with self._lane(None, asked) as hold:
+            if self._repeats(group[0]):
+                yield hold
+                return
+            run = hold(asked)
+        del hold  # its memory is the draft's now
+        yield lambda _: run
+
+    def _repeats(self, settings: Settings) -> int:
+        return 0 if self.engine.alone(settings) is not None else settings.repeats
+
+    def _cell(self, heading: Heading, settings: Settings, plain: Hold | None) -> tuple[Cell, Run]:
+        asked = self.job.conversations(settings)
+        passes, error, without = 0, math.inf, None
+        with self._lane(heading.draft, asked) as hold:
+            if plain is not None and (repeats := self._repeats(settings)):
+                turns, error = by_turns(asked.blocks, plain, hold, repeats)
+                (without, run), passes = (Run.joined(runs) for runs in sides(turns)), len(turns)
             else:
-                passes, error, plain, run = [], math.inf, before, lane.run(asked)
-            del lane
-            if self.records is not None:
-                append_rounds(self.records, heading, run.generations)
-            ties = None
-            if self.model.dtype == torch.float32 and settings.exact and settings.sampling.temperature == 0:
-                ties = near_ties(self.model, run.generations, plain.generations, source)
-            yield cell_of(
-                heading,
-                run,
-                plain,
-                settings,
-                self.tokenizer,
-                plan=self.plans[source],
-                passes=len(passes) or None,
-                pace_error=error,
-                near_ties=ties,
-            )
+                without, run = None if plain is None else plain(asked), hold(asked)
+        if self.records is not None and run.generations:
+            append_rounds(self.records, heading, run.generations)
+        tokenizer = self.job.tokenizer
+        cell = cell_of(heading, run, without, settings, tokenizer, passes=passes or None, pace_error=error)
+        cell = self.engine.told(cell, run, without)
+        return with_slices(cell, self.job.prompts.prompts, settings.slices), run
 
-    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
-        """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was
-        left out of it, because it misses what was measured by more than its interval."""
-        found, missed = list(cells), []
-        for source in self.drafts:
-            at, cell = max(
-                ((at, c) for at, c in enumerate(cells) if c.engine == "draftkit" and c.draft == source),
-                key=lambda place: (-place[1].temperature, place[1].num_speculative_tokens),
-            )
-            predicted = self._predicted(cell)
-            wrong = {
-                (p.temperature, p.draft_sampling): (p, measured)
-                for p in predicted
-                for measured in cells
-                if measured.measures(p, cell) and _misses(p, measured)
-            }
-            kept = tuple(p for p in predicted if (p.temperature, p.draft_sampling) not in wrong)
-            found[at] = replace(cell, predicted=kept)
-            missed += [_missed_prediction(*pair) for pair in wrong.values()]
-        return found, missed
+    @contextmanager
+    def _lane(self, source: str | None, asked: Conversations) -> Iterator[Hold]:
+        """A lane that is ready for these conversations, and for blocks of them."""
+        name = "no draft" if source is None else f"{source}, K={asked.settings.num_speculative_tokens}"
+        before = 0  # answers of this pass from earlier blocks and turns
 
-    def _predicted(self, cell: Cell) -> tuple[Predicted, ...]:
-        loaded, asked = self.drafts[cell.draft], self.sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens)
-        predicted: list[Predicted] = []
-        temperatures = sorted({*TEMPERATURES, *self.sweep.temperature} - {0.0})
-        for done, temperature in enumerate(temperatures):
-            self.on_progress(f"{cell.draft}, other temperatures", done, len(temperatures), _length(cell))
-            predicted += forecast(loaded.target, loaded.drafter, self._asked(asked.at(temperature=temperature)))
-        return tuple(predicted)
+        def report(done: int, length: float) -> None:
+            self.on_progress(name + self.label, before + done, asked.size, length)
 
-    def speed_model(self, source: str, cells: Sequence[Cell], context: int) -> SpeedModel:
-        """What a draft's round times say about every K and batch size, in a context."""
-        own = [cell for cell in cells if cell.engine == "draftkit"]
-        mine = [cell for cell in own if cell.draft == source and cell.temperature == own[0].temperature]
-        loaded, settings = (
-            self.drafts[source],
-            self.sweep.first.at(num_speculative_tokens=max(self.sweep.k), context=context),
-        )
-        batches = batches_up_to(max(cell.concurrency for cell in mine))
-        self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
-        requests = self._asked(settings).first_requests
-        times = measure_round_times(Target(self.model), loaded.target, loaded.drafter, requests, settings, batches)
-        return replace(speed_model(source, mine, times), context=context or None)
+        with self.engine.lane(source, asked, report) as lane:
 
-    def _asked(self, settings: Settings) -> Conversations:
-        return Conversations(self.prompts.prompts, self.tokenizer, settings)
+            def counting(requests: Sequence[Request]) -> Run:
+                nonlocal before
+                run = lane(requests)
+                before = (before + len(requests)) % asked.size
+                return run
 
-    def _heading(self, source: str, settings: Settings) -> Heading:
-        heading = Heading.of(
-            settings,
-            engine="draftkit",
-            target=self.target,
-            draft=source,
-            method=self.drafts[source].method,
-            dataset=self.prompts.name,
-        )
-        return self.digests.of(drawn_as(heading, source))
-
-
-def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> None:
-    """Raise `TargetError` for a draft model that is larger than its target: it can only be slower."""
-    own, of_target = plan.fixed.get(f"weights of {source}", 0), plan.fixed["target weights"]
-    if draft.spec.architecture.own_model and own > of_target:
-        raise TargetError(
-            f"{source} is larger than its target {target}: {own / GIB:.3f} and {of_target / GIB:.3f} GiB of weights",
-            hint=f"did you mean {command('--target', source, '--draft', target)}?",
-        )
-
-
-def _check_contexts(target: str, sweep: Sweep) -> None:
-    """Raise `DraftkitError` for a context that the target has no positions for, before texts are put together."""
-    for context in filter(None, sweep.context):
-        positions = Positions.of(read_target_config(locate(target, weights=False).path))
-        positions.check(f"of --context {context}", context, sweep.first.max_new_tokens)
-
-
-def _longest(group: Sequence[Settings]) -> Settings:
-    """The settings of the most draft tokens: what is run once for all of a group is sized for it."""
-    return max(group, key=lambda settings: settings.num_speculative_tokens)
-
-
-def _misses(predicted: Predicted, measured: Cell) -> bool:
-    """Whether a prediction is farther from what was measured than its interval, and than rounding of figures."""
-    length = measured.acceptance_length
-    if length is None or length.bounds is None:
-        return False
-    low, high = length.bounds
-    return not low * (1 - MISSED) <= predicted.acceptance_length <= high * (1 + MISSED)
-
-
-def _missed_prediction(predicted: Predicted, measured: Cell) -> Finding:
-    assert measured.acceptance_length is not None
-    return _warning(
-        "prediction-missed",
-        f"{measured.name}, T={measured.temperature:g}: {predicted.acceptance_length:.2f} was predicted and "
-        f"{measured.acceptance_length.mean:.2f} measured: no predictions are given there; measure other K themselves",
-    )
-
-
-def _length(cell: Cell) -> float:
-    """As progress shows it."""
-    return cell.acceptance_length.mean if cell.acceptance_length else math.nan
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A draft's drafter, and the target with the aux_layers that it reads."""
-
-    method: str
-    target: Target
-    drafter: Drafter
-
-    @classmethod
-    def of(cls, draft: Draft, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> _Loaded:
-        drafter = load_drafter(draft, model, tokenizer)
-        return cls(draft.spec.method, Target(model, drafter.aux_layers), drafter)
-
-
-def _prompts(target: str, settings: Settings) -> tuple[PromptSet, PreTrainedTokenizerBase, Conversations]:
-    prompts = load_prompt_set(settings.prompts, settings.limit, strict=settings.strict)
-    tokenizer = load_target_tokenizer(target)
-    return prompts, tokenizer, Conversations(prompts.prompts, tokenizer, settings)
-
-
-def _plans(
-    target: str, drafts: Mapping[str, Draft], conversations: Conversations, settings: Settings
-) -> dict[str, MemoryPlan]:
-    folder, device = locate(target).path, device_named(settings.device)
-    positions = Positions.of(read_target_config(folder))
-    for name, prompt, new in conversations.extents:
-        positions.check(name, prompt, new)
-    return plan_memory(
-        folder,
-        drafts,
-        device=torch.device(device),
-        dtype=dtype_named(settings.dtype, device),
-        num_slots=min(settings.concurrency, len(conversations.prompts)),
-        longest=conversations.longest,
-        k=settings.num_speculative_tokens,
-    )
+            yield partial(Conversations.hold, lane=counting)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftkit.evaluate.measure import Conversations, engine_of
+from draftkit.evaluate.measure import Conversations
+from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
 from draftkit.results.record import Predicted
 from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
@@ -105,7 +106,7 @@ def forecast(target: Target, drafter: Drafter, conversations: Conversations) -> 
         listener.target, listener.drafter, settings, num_slots=min(settings.concurrency, len(conversations.prompts))
     )
     engine.eager = True
-    conversations.hold(engine)
+    conversations.hold(runtime_lane(engine))
     predicted = []
     for mode, rounds in sorted(listener.rates.items()):
         rates = torch.cat(rounds).mean(0).tolist()

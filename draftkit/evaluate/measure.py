@@ -1,71 +1,119 @@
-"""One measurement: all prompts through one engine."""
+"""One measurement: prompts as requests, turn by turn, and what an engine gives to them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
+from draftkit.engines.records import Answer, DraftCounts
+from draftkit.errors import DraftkitError
 from draftkit.evaluate.axes import paddings
-from draftkit.evaluate.by_turns import block_sizes, mean_seconds
+from draftkit.evaluate.by_turns import block_sizes
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
-from draftkit.requests import Request, SyntheticAcceptance
+from draftkit.requests import Request
 from draftkit.results.settings import Settings
-from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.engine import Engine, OnRound
 from draftkit.runtime.records import Generation
-from draftkit.targets.target import Target
 
 Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
 
 
 @dataclass(frozen=True)
 class Run:
-    """Generations with the categories of their prompts, and how long they took, in seconds: together, and each."""
+    """The answers of an engine to requests, in their order, and how many seconds they took together.
 
-    generations: list[Generation]
-    categories: list[str]
+    `counted`: the engine's counters over the run; None without a draft, and where it has none. `concerns`: what may be
+    wrong with the figures. `generations`: the record of every round, of an engine that keeps it. `ids` and
+    `categories`: those of the prompts, once the run is one of conversations. `mean_latencies`: the seconds of each
+    answer, where they are the mean of several passes.
+    """
+
+    answers: tuple[Answer, ...]
     seconds: float
-    latencies: list[float]
+    counted: DraftCounts | None = None
+    version: str | None = None
+    concerns: tuple[str, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    ids: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    mean_latencies: tuple[float | None, ...] = ()
 
     @classmethod
     def joined(cls, passes: Sequence[Sequence[Run]]) -> Run:
-        """One run of all blocks, with the mean times of all passes."""
+        """One run of all blocks or turns: the answers and counts of the first pass, the mean times of all."""
         first = passes[0]
+        counted = [run.counted for run in first if run.counted is not None]
+        latencies = [[seconds for run in runs for seconds in run.latencies] for runs in passes]
         return cls(
-            [g for run in first for g in run.generations],
-            [category for run in first for category in run.categories],
+            tuple(answer for run in first for answer in run.answers),
             fmean(sum(run.seconds for run in runs) for runs in passes),
-            mean_seconds([[latency for run in runs for latency in run.latencies] for runs in passes]),
+            DraftCounts.total(counted) if counted else None,
+            first[0].version,
+            tuple(dict.fromkeys(concern for runs in passes for run in runs for concern in run.concerns)),
+            tuple(generation for run in first for generation in run.generations),
+            tuple(prompt for run in first for prompt in run.ids),
+            tuple(category for run in first for category in run.categories),
+            tuple(map(_mean, zip(*latencies, strict=True))),
         )
 
     @property
+    def latencies(self) -> tuple[float | None, ...]:
+        """The seconds of each answer; None where the engine does not say."""
+        return self.mean_latencies or tuple(answer.latency for answer in self.answers)
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a round, as far as answers are timed; else of the run over its rounds."""
+        timed = [a.latency - a.ttft for a in self.answers if a.latency is not None and a.ttft is not None]
+        seconds = sum(timed) if len(timed) == len(self.answers) else self.seconds
+        return seconds / max(sum(answer.rounds for answer in self.answers), 1)
+
+    @property
     def output_tokens(self) -> int:
-        return sum(len(g.tokens) for g in self.generations)
+        return sum(answer.num_tokens for answer in self.answers)
 
     @property
     def tokens_per_second(self) -> float:
         return self.output_tokens / self.seconds
 
     @property
-    def pace(self) -> float:
-        """Seconds of a round."""
-        rounds = sum(len(g.rounds) for g in self.generations)
-        return sum(g.times[-1] - g.times[0] for g in self.generations) / max(rounds, 1)
+    def counted_by_request(self) -> list[DraftCounts] | None:
+        """The counts of each request; None unless the engine gave all of them."""
+        known = [answer.drafts for answer in self.answers if answer.drafts is not None]
+        return known if len(known) == len(self.answers) else None
+
+    @property
+    def drafts(self) -> DraftCounts | None:
+        """The counts of these requests: their own, else the counters, which other requests on a server move too."""
+        own = self.counted_by_request
+        if own is None:
+            return self.counted
+        total, counted = DraftCounts.total(own), self.counted
+        if total.num_accepted_tokens_per_pos or counted is None:
+            return total
+        if counted.num_accepted_tokens != total.num_accepted_tokens:  # others' requests are among them
+            return total
+        return replace(total, num_accepted_tokens_per_pos=counted.num_accepted_tokens_per_pos)
+
+
+Lane = Callable[[Sequence[Request]], Run]  # an engine with a draft, or without one, that is ready for requests
+Report = Callable[[int, float], None]  # what a lane says meanwhile: answers done, acceptance length so far
 
 
 class Conversations:
-    """The prompts of a measurement as requests, turn by turn: a later turn follows the target's own answers."""
+    """The prompts of a measurement as requests, turn by turn: a later turn follows the target's own answers.
+
+    Without a `tokenizer` requests are messages, which a server renders. Raises `DraftkitError` for what needs one.
+    """
 
     def __init__(
         self,
         prompts: Sequence[Prompt],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         settings: Settings,
         *,
         first: int = 0,
@@ -109,6 +157,8 @@ class Conversations:
         texts = [prompt.text for prompt in self.prompts]
         if not self.settings.context:
             return texts
+        if self.tokenizer is None:
+            raise DraftkitError("a context is filled token by token", hint="pass --target, for the target's tokenizer")
         own = [len(self._ids(prompt, [*prompt.opening, _user(prompt.text)])) for prompt in self.prompts]
         before = paddings(texts, [self.settings.context - tokens for tokens in own], self.tokenizer)
         return [padding + text for padding, text in zip(before, texts, strict=True)]
@@ -130,11 +180,10 @@ class Conversations:
         """Tokens of the longest conversation, at most."""
         return max(first + further for _, first, further in self.extents)
 
-    def hold(self, engine: Engine, on_round: OnRound | None = None) -> tuple[list[Generation], list[str]]:
-        """All generations, and the categories of their prompts."""
+    def hold(self, lane: Lane) -> Run:
+        """What a lane gives to all of them, turn by turn."""
         histories = [prompt.opening for prompt in self.prompts]
-        generations: list[Generation] = []
-        categories: list[str] = []
+        runs = []
         for turn in range(self.turns):
             asked = [number for number, prompt in enumerate(self.prompts) if len(prompt.turns) > turn]
             for number in asked:
@@ -143,81 +192,45 @@ class Conversations:
             requests = self.first_requests
             if turn:
                 requests = [self._request(number, histories[number], turn) for number in asked]
-            answers = engine.generate(requests, on_round=on_round)
-            for number, answer in zip(asked, answers, strict=True):
-                text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-                histories[number].append({"role": "assistant", "content": text})
-            generations += answers
-            categories += [self.prompts[number].category for number in asked]
-        return generations, categories
+            run = lane(requests)
+            for number, answer in zip(asked, run.answers if turn + 1 < self.turns else (), strict=False):
+                assert self.tokenizer is not None
+                text = self.tokenizer.decode(answer.ids, skip_special_tokens=True)
+                histories[number].append({"role": "assistant", "content": str(text)})
+            categories = tuple(self.prompts[number].category for number in asked)
+            runs.append(replace(run, ids=tuple(request.id for request in requests), categories=categories))
+        return Run.joined([runs])
 
     def _request(self, number: int, messages: Sequence[Message], turn: int) -> Request:
         prompt, settings = self.prompts[number], self.settings
-        return Request(
+        request = Request(
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
-            self._ids(prompt, messages),
+            (),
             settings.max_new_tokens,
             settings.sampling.numbered(self._first + number + turn * len(self._whole.prompts)),
             ignore_eos=settings.ignore_eos,
         )
+        if self.tokenizer is not None:
+            return replace(request, prompt=self._ids(prompt, messages))
+        if settings.template is False or prompt.plain:
+            raise DraftkitError(
+                "plain text, to which no chat template belongs, is sent as token ids",
+                where=settings.prompts,
+                hint="pass --target, a folder or Hub id with the target's tokenizer",
+            )
+        said = tuple((message["role"], message["content"]) for message in messages)
+        return replace(request, messages=said, thinking=settings.thinking)
 
     def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[int, ...]:
+        assert self.tokenizer is not None
         template = False if self.settings.template is None and prompt.plain else self.settings.template
         return encode_messages(messages, self.tokenizer, self.settings.thinking, template)
 
 
-class Lane:
-    """An engine with a drafter, or without one, that is ready for all prompts of conversations, or a block of them."""
-
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter | None,
-        conversations: Conversations,
-        name: str,
-        on_progress: Progress = lambda *_: None,
-    ):
-        settings = conversations.settings
-        requests = conversations.first_requests
-        self._engine = engine_of(target, drafter, settings, num_slots=min(settings.concurrency, len(requests)))
-        self._engine.reserve(conversations.longest)
-        self._engine.warm_up(requests)
-        self._report = lambda done, length: on_progress(name, done, conversations.size, length)
-        self._size = conversations.size
-        self._finished = self._accepted = self._rounds = 0
-
-    def run(self, conversations: Conversations) -> Run:
-        """What they gave, timed."""
-        self._finished %= self._size  # a further pass
-        began = time.perf_counter()
-        generations, categories = conversations.hold(self._engine, self._on_round)
-        seconds = time.perf_counter() - began
-        return Run(generations, categories, seconds, [g.times[-1] - g.started for g in generations])
-
-    def _on_round(self, touched: list[Generation]) -> None:
-        for generation in touched:
-            self._finished += generation.finished is not None
-            self._accepted += generation.rounds[-1].accepted if generation.rounds else 0
-            self._rounds += bool(generation.rounds)
-        self._report(self._finished, 1 + self._accepted / max(self._rounds, 1))
-
-
-def engine_of(target: Target, drafter: Drafter | None, settings: Settings, *, num_slots: int) -> Engine:
-    """The engine that a measurement runs on."""
-    rates = settings.acceptance_rates if drafter is not None else None
-    return Engine(
-        target,
-        drafter,
-        num_speculative_tokens=settings.num_speculative_tokens if drafter is not None else 0,
-        num_slots=num_slots,
-        # Plain decoding draws with the noise that coupled verification compares with, which is also any target's own.
-        verification=settings.verification if drafter is not None else "coupled",
-        draft_sampling=settings.draft_sampling,
-        synthetic=None if rates is None else SyntheticAcceptance(rates),
-        k_by_batch=settings.schedule if drafter is not None else None,
-        eager=settings.eager,
-    )
-
-
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

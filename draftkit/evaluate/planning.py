@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig
 
+from draftkit.evaluate.job import Job
 from draftkit.layout.folder import Draft
+from draftkit.loading import require_runtime
+from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packing import kept_twice
 from draftkit.runtime.memory import available_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 from draftkit.targets.device_map import room_from
+from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import Footprint, footprint
+from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.quantized import stays_quantized
 from draftkit.targets.spreading import spreads_targets
 from draftkit.targets.target import read_target_config
+
+
+def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
+    """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
+    settings = settings or Settings()
+    require_runtime(target, "vLLM plans its memory itself: run draftkit eval --engine vllm")
+    with ExitStack() as stack:
+        return plans_of(Job(target, drafts, Sweep.of(settings), stack), settings)
+
+
+def plans_of(job: Job, settings: Settings) -> dict[str, MemoryPlan]:
+    """A plan for each draft of a job. Raises `DraftkitError` for prompts that the target has no positions for."""
+    asked, device = job.conversations(settings), device_named(settings.device)
+    positions = Positions.of(read_target_config(job.folder))
+    for name, prompt, new in asked.extents:
+        positions.check(name, prompt, new)
+    return plan_memory(
+        job.folder,
+        job.drafts,
+        device=torch.device(device),
+        dtype=dtype_named(settings.dtype, device),
+        num_slots=min(settings.concurrency, len(asked.prompts)),
+        longest=asked.longest,
+        k=settings.num_speculative_tokens,
+    )
 
 
 def plan_memory(

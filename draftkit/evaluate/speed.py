@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean, median
 
-from draftkit.evaluate.measure import engine_of
+from draftkit.evaluate.runtime_lane import engine_of
 from draftkit.requests import Request
 from draftkit.results.record import Cell, RoundTime, SpeedModel, Speedup
 from draftkit.results.settings import Settings

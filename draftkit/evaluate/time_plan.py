@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from transformers import PretrainedConfig
 
+from draftkit.evaluate.job import Job
 from draftkit.evaluate.planning import weight_bytes
-from draftkit.evaluate.round_cost import PER_LAYER, PER_PASS, PER_ROUND, Device, Forward, RoundCost
+from draftkit.evaluate.present_device import present_device
+from draftkit.evaluate.round_cost import DEVICES, PER_LAYER, PER_PASS, PER_ROUND, Device, Forward, RoundCost
 from draftkit.layout.folder import Draft
+from draftkit.loading import require_runtime
+from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.targets.cost import EXPERTS, Cost, chosen_share, read_cost
+from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import footprint
 from draftkit.targets.target import read_target_config
 
@@ -46,6 +53,30 @@ class PlannedRound:
     def to_dict(self) -> dict[str, object]:
         """As `draftkit plan --json` has it."""
         return asdict(self) | {"pays_from": self.pays_from}
+
+
+def plan_rounds(
+    target: str, drafts: Sequence[str], asked: Settings | Sweep | None = None
+) -> dict[str, list[PlannedRound]]:
+    """What a round of each draft would take, on the device at hand and on those of a small table; no weights are
+    loaded. Sequences look back on their prompt and half of what follows, in the mean. Raises `DraftkitError`."""
+    sweep = Sweep.of(asked or Settings())
+    require_runtime(target, "rounds are planned for draftkit's own engine alone")
+    device = device_named(sweep.first.device)
+    dtype = dtype_named(sweep.first.dtype, device)
+    here = present_device(torch.device(device), dtype)
+    with ExitStack() as stack:
+        job = Job(target, drafts, sweep, stack)
+        asked_at = [job.conversations(sweep.first.at(context=context)).extents for context in sweep.context]
+        return plan_time(
+            job.folder,
+            job.drafts,
+            devices=[here, *(listed for listed in DEVICES if listed is not here)],
+            dtype=dtype,
+            batches=sweep.concurrency,
+            contexts=[round(fmean(prompt + new / 2 for _, prompt, new in extents)) for extents in asked_at],
+            ks=sweep.k,
+        )
 
 
 def plan_time(

@@ -20,13 +20,10 @@ from rich.console import Console
 import draftkit
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
-from draftkit.evaluate.datasets import load_prompt_set
-from draftkit.evaluate.measure import Conversations
-from draftkit.evaluate.vllm import measure_with_vllm, plain_lane
-from draftkit.hub.locate import locate
+from draftkit.evaluate.engines.own import OwnEngine
+from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.results.settings import Settings
-from draftkit.targets.chat import load_tokenizer
 
 TARGET = "zoo:target"
 DRAFTS = ("zoo:eagle", "zoo:eagle3", "zoo:draft-model", "zoo:p-eagle", "zoo:pard", "ngram:1-3")
@@ -71,15 +68,8 @@ def main() -> None:
         repeats=0,
     )
     drafts = [draft for draft in DRAFTS if options.only in draft]
-    cells = list(draftkit.evaluate_draft(TARGET, drafts, settings).cells)
-    prompts = load_prompt_set(settings.prompts, settings.limit).prompts
-    requests = Conversations(prompts, load_tokenizer(locate(TARGET).path, "target"), settings).first_requests
-    vllm = VllmSettings(python=options.vllm_python)
-    categories = [prompt.category for prompt in prompts]
-    with plain_lane(TARGET, requests, settings, vllm) as plain:
-        for draft in drafts:
-            cell, _ = measure_with_vllm(TARGET, draft, requests, settings, vllm, plain=plain, categories=categories)
-            cells.append(cell)
+    engines = [OwnEngine(), VllmEngine(VllmSettings(python=options.vllm_python))]
+    cells = list(draftkit.evaluate_draft(TARGET, drafts, settings, engines=engines).cells)
     Console(width=140).print(engines_table(cells))
     pairs = [(ours, theirs) for ours, theirs in engine_pairs(cells) if ours is not None and theirs is not None]
     same = [

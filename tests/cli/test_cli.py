@@ -489,8 +489,8 @@ if sys.argv[1] == "convert":
     from draftkit.convert import unified
     unified.write_checkpoint = wait
 else:
-    from draftkit.evaluate import evaluate
-    evaluate.Lane = wait
+    from draftkit.evaluate.engines import own
+    own.engine_of = wait
 main()
 """
 

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftkit.engines.records import DraftCounts
-from draftkit.engines.servers import lane
 from draftkit.engines.servers.connect import kinds_of_servers, server_at
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.server import ServerSettings, evaluate_server
+from draftkit.evaluate.engines import server as lane
+from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.record import Cell, Result
 from draftkit.results.settings import Settings
@@ -31,6 +32,10 @@ K = 3
 SETTINGS = Settings(num_speculative_tokens=K, max_new_tokens=20, concurrency=2, limit=4, repeats=1)
 COUNTING: list[Dialect] = ["vllm", "sglang", "sglang incremental", "llamacpp", "tensorrt_llm"]
 DIALECTS: list[Dialect] = [*COUNTING, "openai", "openai without logprobs"]
+
+
+def evaluate_server(servers: ServerSettings, settings: Settings, target: str | None = None) -> Result:
+    return evaluate_draft(target, [], settings, engines=[ServerEngine(servers)])
 
 
 def measured(dialect: Dialect, target: str | None = "zoo:target", settings: Settings = SETTINGS) -> Result:

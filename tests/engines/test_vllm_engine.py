@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +35,40 @@ from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
-from draftkit.evaluate.vllm import certify_with_vllm, check_with_vllm, measure_with_vllm, plain_lane
+from draftkit.evaluate.datasets import load_prompt_set
+from draftkit.evaluate.engine import BaseEngine
+from draftkit.evaluate.engines.own import OwnEngine
+from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+from draftkit.evaluate.engines.vllm import VllmEngine
+from draftkit.evaluate.job import Job
+from draftkit.evaluate.measure import Conversations, Run
+from draftkit.evaluate.prompts import Prompt
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.loading import open_draft
+from draftkit.loading import load_target_tokenizer, open_draft
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.record import Cell, Interval
+from draftkit.results.record import Cell, Interval, Result
 from draftkit.results.settings import Settings, Sweep
 
 FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
 K = 4
-SETTINGS = Settings(num_speculative_tokens=K, max_new_tokens=20, concurrency=2, device="cpu", repeats=0)
-CATEGORIES = ("a", "b", "a", "b", "b")
-REQUESTS = [Request(str(i), (i + 1, 50, 2 * i), 20, SamplingParameters(seed=i)) for i in range(len(CATEGORIES))]
+SETTINGS = Settings(
+    num_speculative_tokens=K, max_new_tokens=20, concurrency=2, limit=5, template=False, device="cpu", repeats=0
+)
+
+
+@cache
+def prompts() -> list[Prompt]:
+    return load_prompt_set(SETTINGS.prompts, SETTINGS.limit).prompts
+
+
+@cache
+def requests() -> list[Request]:
+    return Conversations(prompts(), load_target_tokenizer("zoo:target"), SETTINGS).first_requests
 
 
 def expected(k: int = K) -> list[Simulated]:
-    return [simulate(request.prompt, request.max_new_tokens, k) for request in REQUESTS]
+    return [simulate(request.prompt, request.max_new_tokens, k) for request in requests()]
 
 
 def all_accepted() -> list[int]:
@@ -88,12 +107,39 @@ def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Journal:
 VLLM = VllmSettings(python=sys.executable)
 
 
-def measured(draft: str = "zoo:eagle", **options: Any) -> Any:
-    options = {"settings": SETTINGS, "vllm": VLLM, "categories": CATEGORIES} | options
-    settings, vllm, on_progress = options["settings"], options["vllm"], options.get("on_progress", lambda *_: None)
-    check_with_vllm("zoo:target", [draft], Sweep.of(settings), vllm)
-    with plain_lane("zoo:target", REQUESTS, settings, vllm, on_progress) as plain:
-        return measure_with_vllm("zoo:target", draft, REQUESTS, plain=plain, **options)[0]
+def measured(
+    draft: str = "zoo:eagle", settings: Settings = SETTINGS, engine: BaseEngine | None = None, on_progress: Any = None
+) -> Any:
+    (cell,) = result(draft, settings, engine, on_progress).cells
+    return cell
+
+
+def result(
+    draft: str = "zoo:eagle", settings: Settings = SETTINGS, engine: BaseEngine | None = None, on_progress: Any = None
+) -> Result:
+    return draftkit.evaluate_draft(
+        "zoo:target", [draft], settings, on_progress or quiet, engines=[engine or VllmEngine(VLLM)]
+    )
+
+
+def quiet(*_: object) -> None:
+    """No progress."""
+
+
+def server(url: str, baseline: str | None = None) -> ServerEngine:
+    return ServerEngine(ServerSettings(url, baseline))
+
+
+def run_by_vllm(asked: list[Request]) -> Run:
+    """Requests as they are, through a lane with a draft."""
+    with ExitStack() as stack:
+        job, engine = Job("zoo:target", ["zoo:eagle"], Sweep.of(SETTINGS), stack), VllmEngine(VLLM)
+        engine.check(job)
+        engine.open(quiet)
+        conversations = job.conversations(SETTINGS)
+        conversations.first_requests = asked
+        with engine.lane("zoo:eagle", conversations, quiet) as lane:
+            return lane(asked)
 
 
 def test_the_offline_engine_counts_the_measured_requests_only(journal: Journal) -> None:
@@ -101,11 +147,12 @@ def test_the_offline_engine_counts_the_measured_requests_only(journal: Journal) 
     assert counts_of(cell) == expected_counts()
     accepted = all_accepted()
     assert cell.acceptance_length.mean == pytest.approx(1 + sum(accepted) / len(accepted))
-    assert cell.acceptance_length.low < cell.acceptance_length.mean < cell.acceptance_length.high
-    in_a = [n for done, category in zip(expected(), CATEGORIES, strict=True) if category == "a" for n in done.accepted]
-    assert cell.by_category["a"].mean == pytest.approx(1 + sum(in_a) / len(in_a))
+    assert cell.acceptance_length.bounds is not None
+    first = prompts()[0].category
+    in_a = [n for done, p in zip(expected(), prompts(), strict=True) if p.category == first for n in done.accepted]
+    assert cell.by_category[first].mean == pytest.approx(1 + sum(in_a) / len(in_a))
     assert (cell.engine, cell.engine_version, cell.method) == ("vllm", "0.0-fake", "eagle")
-    assert cell.output_tokens == cell.baseline_output_tokens == 20 * len(REQUESTS)
+    assert cell.output_tokens == cell.baseline_output_tokens == 20 * len(requests())
     assert cell.matches_greedy is True
     assert cell.interval_known is True
     assert cell.ttft_ms.p50 == pytest.approx(500)
@@ -115,11 +162,12 @@ def test_the_offline_engine_counts_the_measured_requests_only(journal: Journal) 
 
 
 def test_prompts_run_after_a_warm_up_as_draftkit_would_draw_them(journal: Journal) -> None:
-    request = replace(REQUESTS[0], stop_token_ids=frozenset({7}), sampling=SamplingParameters(0.9, 5, 0.8, seed=2**63))
-    measure_with_vllm("zoo:target", "zoo:eagle", [request, *REQUESTS], SETTINGS, VLLM)
-    warm_up, prompts = journal.entries("prompts")
-    assert prompts == [{"prompt_token_ids": list(r.prompt)} for r in (request, *REQUESTS)]
-    assert warm_up == prompts[: SETTINGS.concurrency]
+    drawing = SamplingParameters(0.9, 5, 0.8, seed=2**63)
+    request = replace(requests()[0], stop_token_ids=frozenset({7}), sampling=drawing)
+    run_by_vllm([request, *requests()])
+    warm_up, asked = journal.entries("prompts")
+    assert asked == [{"prompt_token_ids": list(r.prompt)} for r in (request, *requests())]
+    assert warm_up == asked[: SETTINGS.concurrency]
     warming, (drawn, greedy, *_) = journal.entries("sampling")
     assert {sampling["max_tokens"] for sampling in warming} == {2 * (K + 1)}
     assert (drawn["temperature"], drawn["top_k"], drawn["top_p"], drawn["seed"]) == (0.9, 5, 0.8, 0)
@@ -135,7 +183,7 @@ def test_both_engines_run_by_turns(journal: Journal) -> None:
     settings = replace(SETTINGS, concurrency=1, repeats=1)
     cell = measured(settings=settings)
     assert counts_of(cell) == expected_counts()
-    assert (cell.passes, cell.num_prompts, cell.output_tokens) == (1, len(REQUESTS), 20 * len(REQUESTS))
+    assert (cell.passes, cell.num_prompts, cell.output_tokens) == (1, len(requests()), 20 * len(requests()))
     assert [p.rounds for p in cell.by_prompt] == [len(done.accepted) for done in expected()]
     sizes = [len(prompts) for prompts in journal.entries("prompts")]
     assert sizes == [1, 1, 3, 3, 2, 2]
@@ -155,7 +203,7 @@ def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(falcon: Path
     settings = replace(SETTINGS, limit=3)
     with pytest.raises(UnsupportedTarget, match="draftkit eval --engine vllm"):
         draftkit.evaluate_draft(str(falcon), ["ngram"], settings)
-    result = draftkit.evaluate_draft(str(falcon), ["ngram"], settings, vllm=VLLM)
+    result = draftkit.evaluate_draft(str(falcon), ["ngram"], settings, engines=[OwnEngine(), VllmEngine(VLLM)])
     assert [cell.engine for cell in result.cells] == ["vllm"]
     assert "vllm-only" in {warning.name for warning in result.warnings}
     assert {arguments["trust_remote_code"] for arguments in journal.entries("arguments")} == {False}
@@ -218,11 +266,11 @@ def test_vllm_is_certified_as_it_is_measured(
 
 
 def test_a_certificate_of_vllm_wants_room_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftkit.evaluate.vllm.device_named", lambda _: "cuda")
+    monkeypatch.setattr("draftkit.evaluate.engines.vllm.device_named", lambda _: "cuda")
     with pytest.raises(DraftkitError, match="each takes most of the GPU"):
-        certify_with_vllm("zoo:target", "zoo:eagle", SETTINGS, VLLM)
+        VllmEngine(VLLM).check_certifiable(SETTINGS)
     with pytest.raises(DraftkitError, match="without a draft"):
-        certify_with_vllm("zoo:target", "zoo:eagle", SETTINGS, VllmSettings(url="http://localhost:1"))
+        server("http://localhost:1").check_certifiable(SETTINGS)
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda:1", "1,2"), ("cuda", None), (None, None)])
@@ -230,8 +278,9 @@ def test_a_numbered_device_is_where_vllm_runs(
     device: str | None, gpus: str | None, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("draftkit.evaluate.vllm.device_named", lambda _: "cuda:1")
-    measured(settings=replace(SETTINGS, device=device), vllm=replace(VLLM, tensor_parallel_size=2))
+    monkeypatch.setattr("draftkit.evaluate.engines.vllm.device_named", lambda _: "cuda:1")
+    monkeypatch.setattr("draftkit.evaluate.engine.device_named", lambda _: "cpu")  # where it says that it ran
+    measured(settings=replace(SETTINGS, device=device), engine=VllmEngine(replace(VLLM, tensor_parallel_size=2)))
     assert set(journal.entries("gpus")) == {gpus}
 
 
@@ -243,14 +292,14 @@ def test_devices_are_counted_among_those_seen_here() -> None:
 
 
 def test_a_request_that_ignores_ends_has_no_stop_tokens(journal: Journal) -> None:
-    measure_with_vllm("zoo:target", "zoo:eagle", [replace(REQUESTS[0], ignore_eos=True)], SETTINGS, VLLM)
+    run_by_vllm([replace(requests()[0], ignore_eos=True)])
     assert [s["stop_token_ids"] for call in journal.entries("sampling") for s in call] == [[]] * 2  # a warm-up, and it
 
 
 def test_engine_arguments_are_passed_through(journal: Journal) -> None:
     further = {"pipeline_parallel_size": 2, "dtype": "float16", "speculative_config": {"draft_tensor_parallel_size": 1}}
     vllm = replace(VLLM, tensor_parallel_size=2, gpu_memory_utilization=0.5, engine_arguments=further)
-    measured(vllm=vllm)
+    measured(engine=VllmEngine(vllm))
     plain, drafting = journal.entries("arguments")
     speculative = drafting["speculative_config"]
     assert "speculative_config" not in plain
@@ -260,7 +309,7 @@ def test_engine_arguments_are_passed_through(journal: Journal) -> None:
         assert arguments["tensor_parallel_size"] == arguments["pipeline_parallel_size"] == 2
         assert (arguments["gpu_memory_utilization"], arguments["dtype"]) == (0.5, "float16")
         assert arguments["max_num_seqs"] == SETTINGS.concurrency
-        assert arguments["max_model_len"] >= max(request.max_length for request in REQUESTS) + K
+        assert arguments["max_model_len"] >= max(request.max_length for request in requests()) + K
 
 
 @pytest.mark.parametrize(
@@ -351,9 +400,9 @@ def test_a_vllm_that_fails_is_quoted(
 
 def test_no_vllm_is_one_clear_error(journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(DraftkitError, match="--vllm-python ENV/bin/python"):
-        measured(vllm=VllmSettings())
+        measured(engine=VllmEngine(VllmSettings()))
     with pytest.raises(DraftkitError, match="cannot be run"):
-        measured(vllm=VllmSettings(python=str(tmp_path / "nothing")))
+        measured(engine=VllmEngine(VllmSettings(python=str(tmp_path / "nothing"))))
     monkeypatch.delenv("PYTHONPATH")
     with pytest.raises(DraftkitError, match="has no vLLM"):
         measured()
@@ -376,7 +425,7 @@ def test_progress_ends_with_all_answers_and_the_acceptance_length(journal: Journ
     seen: list[tuple[str, int, int, float]] = []
     cell = measured(on_progress=lambda *now: seen.append(now))
     assert seen[0] == ("no draft", 5, 5, 1.0)
-    assert seen[-1] == ("zoo:eagle", 5, 5, cell.acceptance_length.mean)
+    assert seen[-1] == ("zoo:eagle, K=4", 5, 5, cell.acceptance_length.mean)
 
 
 def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
@@ -392,27 +441,27 @@ def test_cells_have_the_keys_of_draftkits_own(journal: Journal) -> None:
 
 @pytest.mark.parametrize("by_request", [True, False])
 def test_a_server_is_measured_by_the_difference_of_its_counters(by_request: bool) -> None:
-    with VllmTestServer(by_request=by_request) as server:
-        cell = measured(vllm=VllmSettings(url=f"{server.url}/v1/"))
+    with VllmTestServer(by_request=by_request) as running:
+        cell = measured(engine=server(f"{running.url}/v1/"))
     assert counts_of(cell) == expected_counts()
     assert cell.interval_known is by_request
     assert bool(cell.by_category) is by_request
     assert (cell.method, cell.engine_version) == ("served", "0.0-server")
     assert cell.draft_sampling is cell.verification is None
     assert cell.baseline_tokens_per_second is cell.matches_greedy is None
-    warm_up, asked = server.bodies[: SETTINGS.concurrency], server.bodies[SETTINGS.concurrency :]
+    warm_up, asked = running.bodies[: SETTINGS.concurrency], running.bodies[SETTINGS.concurrency :]
     assert {body["max_tokens"] for body in warm_up} == {2 * (K + 1)}
-    assert sorted(body["prompt"] for body in asked) == [list(request.prompt) for request in REQUESTS]
+    assert sorted(body["prompt"] for body in asked) == sorted(list(request.prompt) for request in requests())
     assert {body["model"] for body in asked} == {"served"}
     assert all(body.keys() >= set(SERVER_DEFAULTS) for body in (*warm_up, *asked))
     neutral = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
     assert {tuple(body[name] for name in neutral) for body in asked} == {(1.0, 0.0, 0.0, 0.0)}
-    assert server.most_at_once == SETTINGS.concurrency
+    assert running.most_at_once == SETTINGS.concurrency
 
 
 def test_times_are_those_of_the_client() -> None:
-    with VllmTestServer() as server:
-        cell = measured(vllm=VllmSettings(url=server.url))
+    with VllmTestServer() as running:
+        cell = measured(engine=server(running.url))
     assert cell.itl_ms.p50 >= 1000 * CHUNK_SECONDS
     assert cell.itl_ms.mean > cell.tpot_ms.mean > 0  # a chunk has several tokens
     assert 0 < cell.ttft_ms.p50 < 1000 * cell.runtime_s
@@ -420,20 +469,20 @@ def test_times_are_those_of_the_client() -> None:
 
 def test_a_second_server_is_the_baseline() -> None:
     with VllmTestServer() as drafting, VllmTestServer(k=0) as plain:
-        cell = measured(vllm=VllmSettings(url=drafting.url, baseline_url=plain.url))
+        cell = measured(engine=server(drafting.url, plain.url))
     assert cell.matches_greedy is True
     assert cell.speedup == pytest.approx(cell.tokens_per_second / cell.baseline_tokens_per_second)
 
 
 def test_counts_that_follow_the_answers_late_are_waited_for() -> None:
-    with VllmTestServer(lag=0.2) as server:
-        assert counts_of(measured(vllm=VllmSettings(url=server.url))) == expected_counts()
+    with VllmTestServer(lag=0.2) as running:
+        assert counts_of(measured(engine=server(running.url))) == expected_counts()
 
 
 def test_other_traffic_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    with VllmTestServer(others=30) as server:
-        vllm = VllmSettings(url=server.url)
-        _, (concern,) = measure_with_vllm("zoo:target", "zoo:eagle", REQUESTS, SETTINGS, vllm)
+    with VllmTestServer(others=30) as running:
+        found = result(engine=server(running.url))
+        (concern,) = (warning.message for warning in found.warnings if warning.name == "other-traffic")
     # How much of it is counted depends on when the counters were read: others' requests may stand for late own ones.
     assert re.search(r"[1-9]\d* requests, [1-9]\d* output tokens", concern)
 
@@ -454,20 +503,20 @@ def test_other_traffic_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_goes_wrong_with_a_server_is_one_clear_error(
     fault: Fault, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with VllmTestServer(fault=fault) as server, pytest.raises(DraftkitError, match=words):
-        measured(vllm=VllmSettings(url=server.url))
+    with VllmTestServer(fault=fault) as running, pytest.raises(DraftkitError, match=words):
+        measured(engine=server(running.url))
 
 
 def test_servers_that_do_not_fit_are_refused() -> None:
     with VllmTestServer(k=0) as plain, VllmTestServer() as drafting:
         with pytest.raises(DraftkitError, match="without speculative decoding"):
-            measured(vllm=VllmSettings(url=plain.url))
+            measured(engine=server(plain.url))
         with pytest.raises(DraftkitError, match="with speculative decoding"):
-            measured(vllm=VllmSettings(url=drafting.url, baseline_url=drafting.url))
+            measured(engine=server(drafting.url, drafting.url))
     with pytest.raises(DraftkitError, match=r"does not answer: .*refused"):
-        measured(vllm=VllmSettings(url=plain.url))
+        measured(engine=server(plain.url))
     with pytest.raises(DraftkitError, match="http://HOST:PORT"):
-        measured(vllm=VllmSettings(url="localhost:8000"))
+        measured(engine=server("localhost:8000"))
 
 
 # Counters.

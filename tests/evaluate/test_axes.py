@@ -103,7 +103,7 @@ def test_advice_is_of_each_k_and_batch_in_each_context(
         slow = 5.0 if settings.context == 150 else 1.0
         return RoundTimes({(b, k): 10 * b + slow * k * b for b in batches for k in (0, 1, 8)})
 
-    monkeypatch.setattr("draftkit.evaluate.evaluate.measure_round_times", times)
+    monkeypatch.setattr("draftkit.evaluate.engines.own.measure_round_times", times)
     settings = Settings(max_new_tokens=12, limit=2, device="cpu", repeats=0)
     sweep = settings.sweep(k=(1, 2), concurrency=(1, 2), context=(64, 150))
     result = evaluate_draft("zoo:target", "ngram", sweep, advise=True)

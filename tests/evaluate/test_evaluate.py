@@ -7,6 +7,8 @@ import math
 import os
 import random
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,23 +30,22 @@ from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.replay import own_attention
 from draftkit.evaluate.datasets import load_prompt_set, registry
-from draftkit.evaluate.evaluate import plan_evaluation
+from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.greedy import near_ties
-from draftkit.evaluate.measure import Conversations, Lane, Run
-from draftkit.evaluate.options import parse_floats, parse_integers
+from draftkit.evaluate.measure import Conversations, Lane, Report, Run
+from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
+from draftkit.evaluate.planning import plan_evaluation
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json
 from draftkit.results.saved import ResultFile
-from draftkit.results.settings import Settings, read_rates, read_schedule
+from draftkit.results.settings import Settings
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.records import Generation, Round
 from draftkit.targets.chat import token_ids
-from draftkit.targets.target import Target
 
 FIELDS = {
     "target", "draft", "method", "num_speculative_tokens", "temperature", "draft_sampling", "concurrency", "dataset",
@@ -134,7 +135,7 @@ def test_coupled_output_is_that_of_plain_decoding() -> None:
 
 
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
-    cell = sampled_cell(verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
+    cell = sampled_cell(verification="synthetic", acceptance_rates=parse_rates("3.5", 4), limit=80, max_new_tokens=64)
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
 
 
@@ -158,14 +159,19 @@ def test_ngram_lookup_needs_no_checkpoint() -> None:
 def test_options_written_as_text() -> None:
     assert parse_integers("num_speculative_tokens", "1-3,8") == (1, 2, 3, 8)
     assert parse_floats("temperature", "0,0.7") == (0.0, 0.7)
-    assert read_rates("0.8,0.5") == (0.8, 0.5)
-    assert read_schedule("4:6,16:3") == {4: 6, 16: 3}
+    assert parse_rates("0.8,0.5", 2) == (0.8, 0.5)
+    assert parse_rates("2.5", 4) == (1.0, 0.5, 0.0, 0.0)
+    assert parse_rates(None, 4) is None
+    assert parse_schedule("4:6,16:3", None, 6) == {4: 6, 16: 3}
+    assert parse_schedule(None, 8, 4) == {8: 4}
+    assert parse_schedule(None, None, 4) is None
     for call in (
-        lambda: read_rates("much"),
+        lambda: parse_rates("much", 4),
         lambda: parse_integers("num_speculative_tokens", "0-3"),
         lambda: parse_integers("num_speculative_tokens", "3-1"),
         lambda: parse_floats("temperature", "hot"),
-        lambda: read_schedule("4"),
+        lambda: parse_schedule("4", None, 4),
+        lambda: parse_schedule("1:1", 2, 4),
     ):
         with pytest.raises(DraftkitError):
             call()
@@ -594,7 +600,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_first_cell(
     option: str, tmp_path: Path, draftkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "blocks").write_text("")
-    monkeypatch.setattr("draftkit.evaluate.evaluate.Lane", lambda *_: pytest.fail("it was measured first"))
+    monkeypatch.setattr(OwnEngine, "lane", lambda *_: pytest.fail("it was measured first"))
     arguments = ("--target", "zoo:target", "--draft", "zoo:eagle", "--limit", 1)
     ran = draftkit("eval", *arguments, option, tmp_path / "blocks" / "file")
     assert ran.code == 1
@@ -656,18 +662,21 @@ def test_a_result_says_whether_the_template_was_applied() -> None:
 
 
 def test_output_that_is_not_greedy_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Spoiled(Lane):
-        def __init__(self, target: Target, drafter: Drafter | None, *others: Any):
-            super().__init__(target, drafter, *others)
-            self.spoils = drafter is not None
+    lane = OwnEngine.lane
 
-        def run(self, conversations: Conversations) -> Run:
-            run = super().run(conversations)
-            if self.spoils:
-                run.generations[0].tokens[2] += -1 if run.generations[0].tokens[2] else 1
-            return run
+    @contextmanager
+    def spoiled(self: OwnEngine, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
+        with lane(self, source, asked, report) as sound:
 
-    monkeypatch.setattr("draftkit.evaluate.evaluate.Lane", Spoiled)
+            def run(requests: Sequence[Request]) -> Run:
+                found = sound(requests)
+                if source is not None:
+                    found.generations[0].tokens[2] += -1 if found.generations[0].tokens[2] else 1
+                return found
+
+            yield run
+
+    monkeypatch.setattr(OwnEngine, "lane", spoiled)
     saved = ResultFile(tmp_path / "result.json", resume=False)
     with pytest.raises(
         DraftkitError, match=r"output token 2 is \d+ \(log-probability -[\d.]+\) and without it \d+ \(-"

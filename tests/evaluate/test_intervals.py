@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import draftkit
-from draftkit.engines.records import Answer, DraftCounts, EngineRun
-from draftkit.evaluate.engine_cell import engine_cell
+from draftkit.engines.records import Answer, DraftCounts
+from draftkit.evaluate.cell import cell_of
+from draftkit.evaluate.measure import Run
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import Request
 from draftkit.results.metrics import length
@@ -59,7 +60,7 @@ def test_vllms_skipped_steps_are_told_from_its_tokens() -> None:
     """9 tokens: the prefill's, 3 + 2 of two drafts, and 3 of steps without one."""
     answers = tuple(Answer(tuple(range(9)), None, None, drafts=DraftCounts(2, 4, 3, (2, 1))) for _ in range(2))
     heading = Heading(target="t", draft="ngram", num_speculative_tokens=2, temperature=0.0, concurrency=1)
-    cell = engine_cell(heading, EngineRun(answers, 1.0, None, None), None, Settings())
+    cell = cell_of(heading, Run(answers, 1.0), None, Settings())
     assert (cell.num_rounds, cell.num_drafts) == (10, 4)
     assert cell.acceptance_length == Interval(1 + 6 / 10, 1.6, 1.6, 2)
     assert cell.drafted_acceptance_length.mean == 1 + 6 / 4

@@ -16,10 +16,11 @@ from conftest import Command
 from fixtures.servers import Dialect, Question, SpeakingServer, Spoken
 from rich.console import Console
 
-from draftkit.engines.records import Answer, EngineRun, Lane
+from draftkit.engines.records import Answer
 from draftkit.evaluate.certificate.replay import teacher_forced
 from draftkit.evaluate.certificate.served import ServedCertificate, certify_served
 from draftkit.evaluate.certificate.two_samples import homogeneity, rank_test
+from draftkit.evaluate.measure import Lane, Run
 from draftkit.report.certificate import served_certificate
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
@@ -98,7 +99,7 @@ def flatter(context: Sequence[int]) -> list[float]:
 
 
 def lane(speak: Callable[[Question], Spoken]) -> Lane:
-    def run(requests: Sequence[Request]) -> EngineRun:
+    def run(requests: Sequence[Request]) -> Run:
         answers = []
         for request in requests:
             drawn = request.sampling
@@ -108,7 +109,7 @@ def lane(speak: Callable[[Question], Spoken]) -> Lane:
             spoken = speak(asked)
             own = tuple(row[token] for row, token in zip(spoken.logprobs, spoken.tokens, strict=True))
             answers.append(Answer(tuple(spoken.tokens), None, None, logprobs=own, alternatives=tuple(spoken.logprobs)))
-        return EngineRun(tuple(answers), 1.0, None, None)
+        return Run(tuple(answers), 1.0, None, None)
 
     return run
 
@@ -159,7 +160,7 @@ def test_a_difference_at_a_near_tie_is_numerics() -> None:
     def answers(moved: float, tokens: tuple[int, ...]) -> Lane:
         row = {7: -1.0 + moved, 8: -1.0005 - moved, 3: -4.0}
         answer = Answer(tokens, None, None, logprobs=(-1.0 + moved,) * 3, alternatives=(row,) * 3)
-        return lambda requests: EngineRun((answer,) * len(requests), 1.0, None, None)
+        return lambda requests: Run((answer,) * len(requests), 1.0, None, None)
 
     def verdict(moved: float, floor_less: bool = False) -> ServedCertificate:
         drafting = answers(moved, (7, 8, 7))
@@ -177,7 +178,7 @@ def test_a_difference_at_a_near_tie_is_numerics() -> None:
 
 def test_an_engine_without_log_probabilities_is_not_judged_where_it_differs() -> None:
     def answers(*tokens: int) -> Lane:
-        return lambda requests: EngineRun((Answer(tokens, None, None),) * len(requests), 1.0, None, None)
+        return lambda requests: Run((Answer(tokens, None, None),) * len(requests), 1.0, None, None)
 
     def verdict(*tokens: int) -> str:
         lanes = answers(1, 2, 3), answers(*tokens)
@@ -191,7 +192,7 @@ def test_an_engine_without_log_probabilities_is_not_judged_where_it_differs() ->
 def engine_lane(engine: Engine) -> Lane:
     """draftkit's own engine as one that is seen from outside."""
 
-    def run(requests: Sequence[Request]) -> EngineRun:
+    def run(requests: Sequence[Request]) -> Run:
         answers = []
         for generation in engine.generate(requests):
             logits = teacher_forced(engine.target.model, generation.request.prompt, generation.tokens)
@@ -203,7 +204,7 @@ def engine_lane(engine: Engine) -> Lane:
             )
             own = rows.gather(1, torch.tensor(generation.tokens)[:, None])[:, 0].tolist()
             answers.append(Answer(tuple(generation.tokens), None, None, logprobs=tuple(own), alternatives=tops))
-        return EngineRun(tuple(answers), 1.0, None, None)
+        return Run(tuple(answers), 1.0, None, None)
 
     return run
 

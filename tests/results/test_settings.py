@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, SettingError
 from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.evaluate.llama_cpp import LlamaCppSettings, evaluate_llama_cpp
-from draftkit.evaluate.server import ServerSettings, evaluate_server
-from draftkit.evaluate.vllm import check_with_vllm
+from draftkit.evaluate.engines.llama_cpp import LlamaCppEngine, LlamaCppSettings
+from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+from draftkit.evaluate.engines.vllm import VllmEngine
+from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.requests import DraftSampling, SyntheticAcceptance
 from draftkit.results.settings import Settings, Sweep
 
@@ -74,7 +76,7 @@ def test_a_mean_length_stands_for_rates_and_a_limit_for_a_schedule() -> None:
 )
 def test_vllm_is_not_asked_what_it_cannot_do(asked: Settings) -> None:
     with pytest.raises(SettingError, match="for vLLM"):
-        check_with_vllm("no-target", ["no-draft"], Sweep.of(asked), VllmSettings())
+        evaluate_draft("no-target", ["no-draft"], asked, engines=[VllmEngine(VllmSettings())])
 
 
 def test_rates_and_schedules_are_for_one_k() -> None:
@@ -118,10 +120,7 @@ def test_a_server_is_not_asked_how_to_draft(asked: Settings | Sweep) -> None:
     """It runs as it was started: what would be ignored is refused, before anything is asked of it."""
     sweep = Sweep.of(asked)
     url = "http://127.0.0.1:9"
-    for measure in (
-        lambda: evaluate_server(ServerSettings(url), sweep),
-        lambda: evaluate_llama_cpp("no-target", ["no-draft"], sweep, LlamaCppSettings("no-program", "log")),  # type: ignore[arg-type]
-        lambda: check_with_vllm("no-target", ["served"], sweep, VllmSettings(url=url)),
-    ):
+    llama_cpp = LlamaCppSettings(Path("no-program"), Path("log"))
+    for engine in (ServerEngine(ServerSettings(url)), LlamaCppEngine(llama_cpp)):
         with pytest.raises(DraftkitError, match="for a server, which runs as it was started"):
-            measure()
+            evaluate_draft("no-target", ["no-draft"], sweep, engines=[engine])

@@ -13,13 +13,11 @@ STARTED = "vLLM, started here"  # what most of these mean anything for
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """vLLM on this machine, or a server that runs already.
+    """vLLM on this machine.
 
     `python`: the interpreter of an environment with vLLM; None takes the running one. `engine_arguments` go to
     `vllm.LLM` over draftkit's own, and what they have under `speculative_config` over what is known of the draft.
-    `url`: the address of a server with the draft, as `http://host:8000`; then nothing is started here, and the settings
-    above mean nothing. `baseline_url`: one with the same target and no draft. Raises `SettingError` for values outside
-    their range.
+    Raises `SettingError` for values outside their range.
     """
 
     python: str | None = setting(
@@ -30,8 +28,6 @@ class VllmSettings:
     engine_arguments: Mapping[str, object] = setting(
         "Further arguments of vllm.LLM, as a JSON object.", factory=dict, name="vllm_arguments", needs=STARTED
     )
-    url: str | None = None
-    baseline_url: str | None = None
 
     def __post_init__(self) -> None:
         require_count("tensor_parallel_size", self.tensor_parallel_size)

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Literal
 
-from draftkit.engines.records import Answer, Lane, Token
+from draftkit.engines.records import Answer, Token
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare, detectable_rate, holm
 from draftkit.evaluate.certificate.result import POWER, Fit
 from draftkit.evaluate.certificate.two_samples import RankTest, homogeneity, rank_test
+from draftkit.evaluate.measure import Lane
 from draftkit.io.jsonfile import finite
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.settings import Settings, Sweep

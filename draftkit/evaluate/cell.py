@@ -1,0 +1,221 @@
+"""What an engine gave to the same prompts with a draft and without one, as a cell of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf, isfinite
+from statistics import fmean
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from draftkit.data.traffic import THOUGHT
+from draftkit.engines.records import Answer, DraftCounts
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.by_turns import speedup_interval
+from draftkit.evaluate.measure import Run
+from draftkit.results.record import Cell, Heading, Interval, PromptRecord, Transcript, TranscriptRound
+from draftkit.results.settings import Settings
+from draftkit.results.statistics import (
+    bootstrap_length,
+    conditional_rates,
+    drafted_acceptance_length,
+    expected_acceptance_length,
+    known,
+    lengths_by_convention,
+    percentiles,
+    quantiles,
+    repetition,
+)
+from draftkit.runtime.records import Generation
+
+SAMPLES = 3  # generations that are kept token by token
+
+
+def cell_of(
+    heading: Heading,
+    run: Run,
+    plain: Run | None,
+    settings: Settings,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    passes: int | None = None,
+    pace_error: float = inf,
+) -> Cell:
+    """What a run with a draft measured, beside the run of the same requests without one, where there is one.
+
+    `passes` and `pace_error` are those of `by_turns`; None and inf where it was not. Where the engine counts only all
+    requests together, there is no interval, `interval_known` is false and `by_category` empty; where it keeps no record
+    of rounds, what is told from these is None. Raises `DraftkitError` for an engine without such a record that has
+    drafted nothing: it cannot say why.
+    """
+    drafts = run.drafts
+    if drafts is None or not (drafts.num_drafts or run.generations):
+        raise DraftkitError(
+            f"{heading.engine} has drafted nothing", hint="are the prompts and --max-new-tokens too short?"
+        )
+    own = run.counted_by_request
+    num_rounds = drafts.num_drafts + sum(answer.skipped for answer in run.answers)
+    by_category = {} if own is None else _by_category(run)
+    ttft = [a.ttft for a in run.answers if a.ttft is not None]
+    tpot = [a.tpot for a in run.answers if a.tpot is not None]
+    itl = [gap for a in run.answers for gap in a.gaps or ()]
+    accepted = drafts.num_accepted_tokens_per_pos
+    # An engine that counts draft tokens has a count for each position; of others K is what was said.
+    k = len(accepted) if accepted and drafts.num_draft_tokens else max(heading.num_speculative_tokens, len(accepted))
+    accepted += (0,) * (k - len(accepted)) if accepted else ()
+    by_prompt = tuple(_of_prompts(run, plain, tokenizer if "thinking" in settings.slices else None))
+    cell = Cell(
+        **vars(replace(heading, num_speculative_tokens=k)),
+        engine_version=run.version,
+        num_prompts=len(run.answers),
+        output_tokens=run.output_tokens,
+        num_rounds=num_rounds,
+        num_drafts=drafts.num_drafts,
+        num_draft_tokens=drafts.num_draft_tokens,
+        num_accepted_tokens=drafts.num_accepted_tokens,
+        num_accepted_tokens_per_pos=accepted or None,
+        acceptance_per_pos=tuple(n / max(drafts.num_drafts, 1) for n in accepted) or None,
+        conditional_acceptance_per_pos=tuple(conditional_rates(accepted, drafts.num_drafts)) or None,
+        acceptance_length=(
+            Interval(1 + drafts.num_accepted_tokens / num_rounds, None, None)
+            if own is None
+            else known(_length(run.answers))
+        ),
+        drafted_acceptance_length=(
+            None if num_rounds == drafts.num_drafts else known(Interval(drafts.acceptance_length, None, None))
+        ),
+        interval_known=own is not None,
+        acceptance_length_by_convention=_by_convention(run, drafts, by_category),
+        by_category={**by_category},
+        runtime_s=run.seconds,
+        tokens_per_second=run.tokens_per_second,
+        ttft_ms=percentiles(ttft),
+        tpot_ms=percentiles(tpot),
+        itl_ms=percentiles(itl),
+        ttft_quantiles_ms=quantiles(ttft),
+        tpot_quantiles_ms=quantiles(tpot),
+        itl_quantiles_ms=quantiles(itl),
+        repetition=fmean(repetition(answer.tokens) for answer in run.answers),
+        by_prompt=by_prompt or None,
+        passes=passes,
+    )
+    if run.generations:
+        cell = replace(cell, **_of_rounds(run, tokenizer))
+    return cell if plain is None else _beside(cell, run, plain, settings, pace_error)
+
+
+def _of_rounds(run: Run, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    """The fields that are told from the record of every round."""
+    found = run.generations
+    lengths = {**lengths_by_convention(found, run.categories)}
+    told: dict[str, Any] = {
+        "interval_known": None,
+        "num_drafts_beyond": sum(r.beyond for g in found for r in g.rounds if r.drafted),
+        "expected_acceptance_length": known(expected_acceptance_length(found)),
+        "acceptance_length_by_convention": lengths,
+        "samples": None if tokenizer is None else transcripts(found, tokenizer),
+    }
+    if any(not r.drafted for g in found for r in g.rounds):
+        told["drafted_acceptance_length"] = known(drafted_acceptance_length(found))
+    return told
+
+
+def _of_prompts(run: Run, plain: Run | None, tokenizer: PreTrainedTokenizerBase | None) -> list[PromptRecord]:
+    """What each request did, of those that were counted one by one. Whether an answer thinks aloud is told where the
+    engine gives its text; of one that gives ids, with a `tokenizer`."""
+    found = []
+    ids = run.ids or [str(number) for number in range(len(run.answers))]
+    for number, (name, answer, seconds) in enumerate(zip(ids, run.answers, run.latencies, strict=True)):
+        if answer.drafts is None:
+            continue
+        text = answer.text or ("" if tokenizer is None else str(tokenizer.decode(answer.ids)))
+        record = PromptRecord(
+            name,
+            answer.rounds,
+            answer.drafts.num_accepted_tokens,
+            answer.num_tokens,
+            seconds,
+            thinks=bool(THOUGHT.search(text)) if text else None,
+        )
+        if plain is not None:
+            tokens, seconds = plain.answers[number].num_tokens, plain.latencies[number]
+            record = replace(record, plain_tokens=tokens, plain_seconds=seconds)
+        found.append(record)
+    return found
+
+
+def _length(answers: Sequence[Answer]) -> Interval:
+    """The acceptance length with its interval, from the counts of each prompt."""
+    return bootstrap_length([(a.drafts.num_accepted_tokens, a.rounds) for a in answers if a.drafts and a.rounds])
+
+
+def _by_category(run: Run) -> dict[str, Interval | None]:
+    pairs = list(zip(run.answers, run.categories, strict=bool(run.categories)))
+    return {
+        name: known(_length([answer for answer, category in pairs if category == name]))
+        for name in sorted(set(run.categories))
+    }
+
+
+def _by_convention(run: Run, drafts: DraftCounts, by_category: dict[str, Interval | None]) -> dict[str, float | None]:
+    """Those conventions that can be had without the record of each round."""
+    if not drafts.num_drafts:
+        return {}
+    lengths: dict[str, float | None] = {
+        "vllm": drafts.acceptance_length,
+        "sglang": run.output_tokens / drafts.num_drafts,
+    }
+    own = [counts.acceptance_length for counts in run.counted_by_request or () if counts.num_drafts]
+    if own:
+        lengths["macro by prompt"] = fmean(own)
+    if by_category:
+        lengths["macro by category"] = fmean(interval.mean for interval in by_category.values() if interval)
+    return lengths
+
+
+def _beside(cell: Cell, run: Run, plain: Run, settings: Settings, pace_error: float) -> Cell:
+    """The cell with speed and output of plain decoding."""
+    speedup = run.tokens_per_second / plain.tokens_per_second
+    matching = sum(a.equals(b) for a, b in zip(run.answers, plain.answers, strict=True))
+    return replace(
+        cell,
+        baseline_tokens_per_second=plain.tokens_per_second,
+        baseline_ttft_ms=percentiles([a.ttft for a in plain.answers if a.ttft is not None]),
+        baseline_output_tokens=plain.output_tokens,
+        speedup=speedup,
+        speedup_interval=speedup_interval(speedup, cell.by_prompt or (), pace_error),
+        pace_error=pace_error if isfinite(pace_error) else None,
+        matches_greedy=matching == len(run.answers) if settings.sampling.temperature == 0 else None,
+        num_matching_prompts=matching if settings.exact else None,
+    )
+
+
+def transcripts(generations: Sequence[Generation], tokenizer: PreTrainedTokenizerBase) -> tuple[Transcript, ...]:
+    """A few generations as text, token by token: what each round drafted, how much of it stood, what was emitted."""
+    return tuple(
+        Transcript(
+            id=g.request.id,
+            prompt=tokenizer.decode(list(g.request.prompt)),
+            first=tokenizer.decode(g.tokens[:1]),
+            rounds=_rounds_as_text(g, tokenizer),
+        )
+        for g in generations[:: max(len(generations) // SAMPLES, 1)][:SAMPLES]
+    )
+
+
+def _rounds_as_text(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> tuple[TranscriptRound, ...]:
+    rounds = []
+    at = 1  # the first token is of the prefill
+    for r in generation.rounds:
+        emitted = generation.tokens[at : at + r.emitted]
+        at += r.emitted
+        rounds.append(
+            TranscriptRound(
+                tuple(tokenizer.decode([token]) for token in r.proposal),
+                r.accepted,
+                tuple(tokenizer.decode([token]) for token in emitted),
+            )
+        )
+    return tuple(rounds)

@@ -1,0 +1,119 @@
+"""What a measurement needs of an engine: one file in `engines/` for each, found by being there.
+
+An engine is opened once for a measurement, with what serves all of its cells: weights that are loaded, drafts that are
+converted. Its lanes run requests: one for each draft at each setting, and one without a draft beside them. What it
+cannot tell, it leaves out of the answers and says in `untold`; `evaluate.py` asks no engine for its name.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import ClassVar
+
+from draftkit.errors import DraftkitError
+from draftkit.evaluate import engines
+from draftkit.evaluate.job import Job
+from draftkit.evaluate.measure import Conversations, Lane, Progress, Report, Run
+from draftkit.evaluate.provenance import environment
+from draftkit.finding import Finding
+from draftkit.layout.families import class_in, named
+from draftkit.results.record import Cell, Heading, SpeedModel
+from draftkit.results.settings import Settings
+from draftkit.targets.devices import device_named, dtype_named
+
+
+class BaseEngine(ABC):
+    """An engine that measures drafts. Everything but `lane` has a default."""
+
+    name: str  # in results, and of `--engine`
+    untold: Sequence[str] = ()  # figures of a measurement that it does not give, as a user calls them
+    sees_weights: ClassVar[bool] = True  # whether what it runs are the target and the drafts that the user names
+    keeps_rounds: ClassVar[bool] = False  # whether its runs have `generations`: a record of every round
+
+    job: Job  # once it is checked
+
+    def check(self, job: Job) -> None:
+        """Take on a job. Raise `DraftkitError` for what would be refused later, after other long work."""
+        self.job = job
+
+    def open(self, on_progress: Progress) -> None:
+        """Load and convert, for all cells; `job.stack` closes it. Raises `DraftkitError`."""
+        self.on_progress = on_progress
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        """Where it runs."""
+        settings = self.job.sweep.first
+        device = device_named(settings.device)
+        return environment(device, dtype_named(settings.dtype, device))
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """The drafts that it measures, as the user names them."""
+        return self.job.sources
+
+    def heading(self, source: str, settings: Settings) -> Heading:
+        """What a cell says of what was measured, and by which a cell that is there already is known."""
+        heading = Heading.of(
+            settings,
+            engine=self.name,
+            target=self.job.named_target,
+            draft=source,
+            method=self.job.drafts[source].spec.method,
+            dataset=self.job.prompts.name,
+        )
+        return self.job.weighed(drawn_as(heading, source))
+
+    @abstractmethod
+    def lane(self, source: str | None, asked: Conversations, report: Report) -> AbstractContextManager[Lane]:
+        """What runs requests with a draft, or without one, at the settings of `asked`: ready and warm for all requests
+        of these. Closed when the body ends. Raises `DraftkitError`."""
+
+    def alone(self, settings: Settings) -> str | None:
+        """Why it cannot run with a draft and without one at a time; None where it can."""
+        return None
+
+    @property
+    def runs_plain(self) -> bool:
+        """Whether there is a lane without a draft."""
+        return True
+
+    def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
+        """The cell with what only this engine tells of a run. Raises `DraftkitError` for a run that is wrong."""
+        return cell
+
+    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
+        """The cells with what is predicted for other settings, and what is to be said of that."""
+        return list(cells), []
+
+    def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
+        """What its round times say about every K and batch size."""
+        return []
+
+    def check_certifiable(self, settings: Settings) -> None:
+        """Raise `DraftkitError` where it cannot be run with a draft and without one at a time."""
+        if (why := self.alone(settings)) is not None:
+            raise DraftkitError(f"a certificate runs {self.name} with the draft and without one at a time, and {why}")
+
+
+def drawn_as(heading: Heading, source: str) -> Heading:
+    """The heading of a draft, which says greedy of one without a checkpoint: its tokens are certain, however it is
+    asked to draw them."""
+    if named(source) is None or heading.draft_sampling is None:
+        return heading
+    return replace(heading, draft_sampling="greedy")
+
+
+def engine_of_name(name: str) -> type[BaseEngine]:
+    """The engine that has this name. Raises `DraftkitError` where there is none."""
+    found = [
+        class_in(f"{engines.__name__}.{module.name}", BaseEngine) for module in pkgutil.iter_modules(engines.__path__)
+    ]
+    by_name = {getattr(engine, "name", None): engine for engine in found}
+    if name not in by_name:
+        raise DraftkitError(f"no engine is called {name}", expected=", ".join(sorted(filter(None, by_name))))
+    return by_name[name]

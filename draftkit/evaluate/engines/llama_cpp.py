@@ -1,0 +1,147 @@
+"""llama.cpp: its server is started with each draft, and measured as any server is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from draftkit.convert.api import convert_checkpoint, plan_conversion
+from draftkit.engines.llama_cpp import draft_arguments, loads
+from draftkit.engines.llama_cpp.process import llama_server
+from draftkit.engines.servers.connect import server_of
+from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
+from draftkit.errors import DraftkitError
+from draftkit.evaluate.engine import BaseEngine
+from draftkit.evaluate.engines.server import served_heading, server_lane
+from draftkit.evaluate.job import Job
+from draftkit.evaluate.measure import Conversations, Lane, Progress, Report
+from draftkit.evaluate.options import LlamaCppSettings
+from draftkit.evaluate.provenance import made_by
+from draftkit.hub.locate import locate
+from draftkit.io.atomic import temporary_folder
+from draftkit.layout.digest import draft_sha256
+from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.results.record import Heading
+from draftkit.results.settings import AS_STARTED, Settings
+from draftkit.targets.target import end_token_ids
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A draft, its content, its GGUF file and the log of the server that runs it."""
+
+    draft: Draft
+    sha256: str
+    file: Path
+    log: Path
+
+
+class LlamaCppEngine(BaseEngine):
+    """llama.cpp, from GGUF files; what is none is made one on the way, in its dtype, once for all cells.
+
+    A result calls each draft by its name and how large its file is.
+    """
+
+    name = LlamaCppServer.engine
+    untold = LlamaCppServer.untold
+
+    def __init__(self, settings: LlamaCppSettings):
+        self.settings = settings
+
+    def check(self, job: Job) -> None:
+        """Raises `DraftkitError` also for a draft that llama.cpp does not run, or with fewer tokens."""
+        super().check(job)
+        AS_STARTED.check(job.sweep)
+        self.opened = [_run_by_it(source, job.named_target, job.sweep.first) for source in job.sources]
+
+    def open(self, on_progress: Progress) -> None:
+        super().open(on_progress)
+        job = self.job
+        self.scratch = job.stack.enter_context(temporary_folder())
+        self.file = _file(job.named_target, job.named_target, self.scratch / "target.gguf")
+        self._draft_stack = job.stack.enter_context(ExitStack())
+        self._running: dict[str, str] = {}  # the draft whose server runs, and its address
+
+    @cached_property
+    def served(self) -> Mapping[str, _Served]:
+        """What is run, by the names that the result has."""
+        found = {}
+        for number, (source, draft) in enumerate(zip(self.job.sources, self.opened, strict=True)):
+            file = _file(source, self.job.named_target, self.scratch / f"draft-{number}.gguf")
+            log = _named(self.settings.log, str(number)) if len(self.opened) > 1 else self.settings.log
+            name = f"{source} ({file.stat().st_size / MEGABYTE:.2f} MB)"
+            found[name] = _Served(draft, draft_sha256(draft), file, log)
+        return found
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        return made_by() | {"server": {"engine": self.name}}
+
+    @property
+    def sources(self) -> Sequence[str]:
+        return list(self.served)
+
+    def heading(self, source: str, settings: Settings) -> Heading:
+        served = self.served[source]
+        heading = served_heading(self, self.job.named_target, source, served.draft.spec.method, settings)
+        return replace(self.job.seen(heading), target_sha256=self.job.target_sha256, draft_sha256=served.sha256)
+
+    @contextmanager
+    def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
+        server = server_of(LlamaCppServer, self._plain if source is None else self._drafting(source))
+        end_ids = end_token_ids(self.job.config_folder)
+        yield server_lane(server, asked, end_ids, report, speculates=source is not None)
+
+    @cached_property
+    def _plain(self) -> str:
+        """The address of the server without a draft, which runs until all is measured."""
+        return self._start(self.job.stack, [], _named(self.settings.log, "plain"))
+
+    def _drafting(self, source: str) -> str:
+        """The address of the server with a draft, which runs until another draft is asked for."""
+        if source not in self._running:
+            self._draft_stack.close()
+            served, k = self.served[source], self.job.sweep.first.num_speculative_tokens
+            arguments = draft_arguments(served.draft.spec, served.file, k)
+            self._running = {source: self._start(self._draft_stack, arguments, served.log)}
+        return self._running[source]
+
+    def _start(self, stack: ExitStack, arguments: Sequence[str], log: Path) -> str:
+        slots = str(max(self.job.sweep.concurrency))
+        served = ["-m", str(self.file), "-np", slots, *arguments]
+        return stack.enter_context(llama_server(self.settings.program, served, log))
+
+
+def _run_by_it(source: str, target: str, settings: Settings) -> Draft:
+    """A draft. Raises `DraftkitError` for one that llama.cpp does not run, or not with so many tokens a round."""
+    located = locate(source, as_file=True)
+    unified = is_unified(located.path)
+    draft = read_draft(located.path) if unified else plan_conversion(source, target=target).require_draft()
+    spec, k = draft.spec, settings.num_speculative_tokens
+    if not loads(spec, "gguf"):
+        raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)
+    most = spec.architecture.draft_tokens
+    if most is not None and k > most:
+        raise DraftkitError(
+            f"the draft proposes at most {most} tokens a round, and llama-server would propose no more with {k}",
+            where=source,
+            expected=f"--k from 1 to {most}",
+        )
+    return draft
+
+
+def _named(log: Path, what: str) -> Path:
+    return log.with_suffix(f".{what}{log.suffix}")
+
+
+def _file(source: str, target: str, out: Path) -> Path:
+    """The GGUF file of a model, written to `out` where it is none."""
+    located = locate(source, as_file=True)
+    if located.path.is_file():
+        return located.path
+    return convert_checkpoint(source, out, to="gguf", target=target)

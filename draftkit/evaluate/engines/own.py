@@ -1,0 +1,194 @@
+"""draftkit's own runtime: the only engine that keeps a record of every round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftkit.errors import TargetError, command
+from draftkit.evaluate.engine import BaseEngine
+from draftkit.evaluate.forecast import TEMPERATURES, forecast
+from draftkit.evaluate.greedy import near_ties
+from draftkit.evaluate.job import Job
+from draftkit.evaluate.measure import Conversations, Lane, Progress, Report, Run
+from draftkit.evaluate.planning import plans_of
+from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
+from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
+from draftkit.finding import Finding
+from draftkit.layout.folder import Draft
+from draftkit.loading import load_drafter, load_model, require_runtime
+from draftkit.results.record import Cell, Predicted, SpeedModel
+from draftkit.results.settings import Settings
+from draftkit.runtime.drafters.protocol import Drafter
+from draftkit.runtime.engine import check_draft_tokens
+from draftkit.runtime.memory_plan import GIB, MemoryPlan
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.positions import Positions
+from draftkit.targets.target import Target, read_target_config
+
+BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --server with a server of it"
+
+
+class OwnEngine(BaseEngine):
+    """Target and drafts, loaded once for all cells."""
+
+    name = "draftkit"
+    keeps_rounds = True
+
+    def check(self, job: Job) -> None:
+        super().check(job)
+        require_runtime(job.named_target, BY_VLLM)
+        _check_contexts(job)
+
+    def open(self, on_progress: Progress) -> None:
+        super().open(on_progress)
+        job, sweep = self.job, self.job.sweep
+        for source, draft in job.drafts.items():
+            check_draft_tokens(max(sweep.k), draft.spec.architecture.most_draft_tokens, source)
+        self.plans = plans_of(job, sweep.largest)
+        for source, plan in self.plans.items():
+            _check_size(source, job.named_target, plan, job.drafts[source])
+            plan.require()
+        device = device_named(sweep.first.device)
+        dtype = dtype_named(sweep.first.dtype, device)
+        self.model, self.tokenizer = load_model(job.named_target, device=device, dtype=dtype)
+        self.drafts = {source: _Loaded.of(draft, self.model, self.tokenizer) for source, draft in job.drafts.items()}
+        tune_for_cpu(self.model)
+
+    @contextmanager
+    def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
+        settings = asked.settings
+        loaded = _Loaded(Target(self.model), None) if source is None else self.drafts[source]
+        slots = min(settings.concurrency, len(asked.first_requests))
+        runtime = engine_of(loaded.target, loaded.drafter, settings, num_slots=slots)
+        runtime.reserve(asked.longest)
+        runtime.warm_up(asked.first_requests)
+        yield runtime_lane(runtime, report)
+
+    def alone(self, settings: Settings) -> str | None:
+        twice = all(plan.holds_twice("target cache", "target states") for plan in self.plans.values())
+        return None if twice else "the memory that is left does not hold the target's cache twice"
+
+    def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
+        """With the plan of memory, and the near-ties where the output is to be that of plain decoding, token by token.
+        Raises `DraftkitError` where it is another."""
+        ties = None
+        in_full = self.model.dtype == torch.float32 and cell.temperature == 0 and cell.verification != "synthetic"
+        if plain is not None and in_full:
+            ties = tuple(near_ties(self.model, run.generations, plain.generations, cell.draft))
+        return replace(cell, near_ties=ties, memory=self.plans[cell.draft])
+
+    def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
+        """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was
+        left out of it, because it misses what was measured by more than its interval."""
+        found, missed = list(cells), []
+        for source in self.drafts:
+            at, cell = max(
+                ((at, c) for at, c in enumerate(cells) if c.engine == self.name and c.draft == source),
+                key=lambda place: (-place[1].temperature, place[1].num_speculative_tokens),
+            )
+            predicted = self._predicted(cell)
+            wrong = {
+                (p.temperature, p.draft_sampling): (p, measured)
+                for p in predicted
+                for measured in cells
+                if measured.measures(p, cell) and _misses(p, measured)
+            }
+            kept = tuple(p for p in predicted if (p.temperature, p.draft_sampling) not in wrong)
+            found[at] = replace(cell, predicted=kept)
+            missed += [_missed_prediction(*pair) for pair in wrong.values()]
+        return found, missed
+
+    def _predicted(self, cell: Cell) -> tuple[Predicted, ...]:
+        sweep, loaded = self.job.sweep, self.drafts[cell.draft]
+        asked = sweep.first.at(num_speculative_tokens=cell.num_speculative_tokens)
+        predicted: list[Predicted] = []
+        temperatures = sorted({*TEMPERATURES, *sweep.temperature} - {0.0})
+        for done, temperature in enumerate(temperatures):
+            self.on_progress(f"{cell.draft}, other temperatures", done, len(temperatures), _length(cell))
+            at = self.job.conversations(asked.at(temperature=temperature))
+            predicted += forecast(loaded.target, loaded.needed, at)
+        return tuple(predicted)
+
+    def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
+        """Of each draft in each context, what its round times say about every K and batch size."""
+        own = [cell for cell in cells if cell.engine == self.name]
+        return [
+            self._speed_model(source, [cell for cell in own if (cell.context or 0) == context], context)
+            for source in self.drafts
+            for context in self.job.sweep.context
+        ]
+
+    def _speed_model(self, source: str, own: Sequence[Cell], context: int) -> SpeedModel:
+        mine = [cell for cell in own if cell.draft == source and cell.temperature == own[0].temperature]
+        sweep, loaded = self.job.sweep, self.drafts[source]
+        settings = sweep.first.at(num_speculative_tokens=max(sweep.k), context=context)
+        batches = batches_up_to(max(cell.concurrency for cell in mine))
+        self.on_progress(f"{source}, round times", 0, 1, _length(mine[0]))
+        requests = self.job.conversations(settings).first_requests
+        times = measure_round_times(Target(self.model), loaded.target, loaded.needed, requests, settings, batches)
+        return replace(speed_model(source, mine, times), context=context or None)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A draft's drafter, and the target with the aux_layers that it reads; None without a draft."""
+
+    target: Target
+    drafter: Drafter | None
+
+    @classmethod
+    def of(cls, draft: Draft, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> _Loaded:
+        drafter = load_drafter(draft, model, tokenizer)
+        return cls(Target(model, drafter.aux_layers), drafter)
+
+    @property
+    def needed(self) -> Drafter:
+        assert self.drafter is not None
+        return self.drafter
+
+
+def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> None:
+    """Raise `TargetError` for a draft model that is larger than its target: it can only be slower."""
+    own, of_target = plan.fixed.get(f"weights of {source}", 0), plan.fixed["target weights"]
+    if draft.spec.architecture.own_model and own > of_target:
+        raise TargetError(
+            f"{source} is larger than its target {target}: {own / GIB:.3f} and {of_target / GIB:.3f} GiB of weights",
+            hint=f"did you mean {command('--target', source, '--draft', target)}?",
+        )
+
+
+def _check_contexts(job: Job) -> None:
+    """Raise `DraftkitError` for a context that the target has no positions for, before texts are put together."""
+    for context in filter(None, job.sweep.context):
+        positions = Positions.of(read_target_config(job.config_folder))
+        positions.check(f"of --context {context}", context, job.sweep.first.max_new_tokens)
+
+
+def _misses(predicted: Predicted, measured: Cell) -> bool:
+    """Whether a prediction is farther from what was measured than its interval, and than rounding of figures."""
+    length = measured.acceptance_length
+    if length is None or length.bounds is None:
+        return False
+    low, high = length.bounds
+    return not low * (1 - MISSED) <= predicted.acceptance_length <= high * (1 + MISSED)
+
+
+def _missed_prediction(predicted: Predicted, measured: Cell) -> Finding:
+    assert measured.acceptance_length is not None
+    return Finding(
+        "prediction-missed",
+        "warning",
+        f"{measured.name}, T={measured.temperature:g}: {predicted.acceptance_length:.2f} was predicted and "
+        f"{measured.acceptance_length.mean:.2f} measured: no predictions are given there; measure other K themselves",
+    )
+
+
+def _length(cell: Cell) -> float:
+    """As progress shows it."""
+    return cell.acceptance_length.mean if cell.acceptance_length else math.nan

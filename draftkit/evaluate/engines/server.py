@@ -1,0 +1,214 @@
+"""A server that runs already, measured as its users are served: by its address, whatever runs there and whatever it
+drafts with. Many requests are sent at a time; what they change of its counters is what it did for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from draftkit.engines.records import MOST_COUNTED, Answer, Counters, DraftCounts
+from draftkit.engines.servers.connect import server_at
+from draftkit.engines.servers.server import Server
+from draftkit.engines.vllm.request import warm_up
+from draftkit.errors import DraftkitError, SourceError
+from draftkit.evaluate.engine import BaseEngine
+from draftkit.evaluate.job import Job
+from draftkit.evaluate.measure import Conversations, Lane, Report, Run
+from draftkit.evaluate.provenance import made_by
+from draftkit.requests import Request
+from draftkit.results.record import Cell, Heading
+from draftkit.results.settings import AS_STARTED, Settings
+from draftkit.targets.target import end_token_ids
+
+SETTLING = 5.0  # seconds that a server's counters may lag behind its answers
+POLL = 0.1
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Which servers are measured: `url` with a draft, `baseline_url` with the same target and none.
+
+    Without the latter nothing is told of speed.
+    """
+
+    url: str
+    baseline_url: str | None = None
+
+
+class ServerEngine(BaseEngine):
+    """A server that drafts, and one that runs the same target without a draft, where there is one.
+
+    Of a target only tokenizer and end tokens are read; without one the server is sent messages, and renders and ends
+    them itself. A draft is what the result calls it. K counts only where the server does not say how many tokens it
+    drafts.
+    """
+
+    name = "server"  # until it has said which
+    sees_weights = False
+
+    def __init__(self, settings: ServerSettings):
+        self.settings = settings
+
+    def check(self, job: Job) -> None:
+        """Connect. Raises `DraftkitError` where a server does not answer, or drafts where it should not."""
+        super().check(job)
+        AS_STARTED.check(job.sweep)
+        if len(job.sources) > 1:
+            raise DraftkitError(f"{len(job.sources)} drafts for one server", hint="name one, or none")
+        self.drafting = server_at(self.settings.url)
+        self.plain = None if self.settings.baseline_url is None else server_at(self.settings.baseline_url)
+        self.drafting.require(speculates=True)
+        if self.plain is not None:
+            self.plain.require(speculates=False)
+        self.name, self.untold = self.drafting.engine, self.drafting.untold
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        server = self.drafting
+        said = {"engine": server.engine, "version": server.version(), "model": server.model, "draft": server.draft()}
+        return made_by() | {"server": said}
+
+    @property
+    def sources(self) -> Sequence[str]:
+        return self.job.sources or [self.drafting.draft() or "served"]
+
+    def heading(self, source: str, settings: Settings) -> Heading:
+        target = self.job.target or self.drafting.model
+        return self.job.seen(served_heading(self, target, source, "served", settings))
+
+    @contextmanager
+    def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
+        server = self.drafting if source is not None else self.plain
+        assert server is not None
+        end_ids = None if self.job.target is None else end_token_ids(self.job.config_folder)
+        yield server_lane(server, asked, end_ids, report, speculates=source is not None)
+
+    @property
+    def runs_plain(self) -> bool:
+        return self.settings.baseline_url is not None
+
+    def alone(self, settings: Settings) -> str | None:
+        return None if self.runs_plain else "there is no server without a draft: add --server-baseline URL"
+
+    def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
+        return replace(cell, estimated=self.drafting.estimates or None)
+
+
+def served_heading(engine: BaseEngine, target: str, draft: str, method: str, settings: Settings) -> Heading:
+    """The heading of what a server runs: how its draft is drawn and verified, it does not say."""
+    dataset = engine.job.prompts.name
+    heading = Heading.of(settings, engine=engine.name, target=target, draft=draft, method=method, dataset=dataset)
+    return replace(heading, draft_sampling=None, verification=None)
+
+
+def server_lane(
+    server: Server, asked: Conversations, end_ids: frozenset[int] | None, report: Report, *, speculates: bool
+) -> Lane:
+    """A server, warm, that runs requests, as many at a time as the settings say. `speculates`: whether it is to draft.
+
+    Raises `SourceError` when it says otherwise, when it does not answer, and when it was started anew meanwhile.
+    """
+    settings = asked.settings
+    warming = warm_up(asked.first_requests, settings.concurrency, settings.num_speculative_tokens)
+    server.require(speculates=speculates)
+    idle = server.counters()
+    answer = functools.partial(_answer_all, server, end_ids, settings.concurrency)
+    answer(warming, lambda *_: None)
+    settled = _settled(server, (idle.finished or 0) + len(warming))
+
+    def run(requests: Sequence[Request]) -> Run:
+        nonlocal settled
+        before, began = settled, time.perf_counter()
+        answers = answer(requests, report)
+        seconds = time.perf_counter() - began
+        settled = _settled(server, (before.finished or 0) + len(requests))
+        grown = _difference(before, settled, answers, server.api.root)
+        counted = grown if speculates else None
+        return Run(tuple(answers), seconds, counted, server.version(), other_traffic(before, settled, answers))
+
+    return run
+
+
+def _answer_all(
+    server: Server,
+    end_ids: frozenset[int] | None,
+    concurrency: int,
+    requests: Sequence[Request],
+    report: Report,
+) -> list[Answer]:
+    """The answers, in the order of the requests. What has not begun when one fails never does."""
+    pool = ThreadPoolExecutor(concurrency)
+    try:
+        running = [pool.submit(server.complete, request, end_ids) for request in requests]
+        known: list[DraftCounts] = []
+        for finished, done in enumerate(as_completed(running), start=1):
+            if (drafts := done.result().drafts) is not None:
+                known.append(drafts)
+            report(finished, DraftCounts.total(known).acceptance_length if known else float("nan"))
+        return [done.result() for done in running]
+    except BaseException:
+        server.api.leave()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _settled(server: Server, finished: int) -> Counters:
+    """The counters once that many requests have finished, or after a while: they follow the answers."""
+    until = time.monotonic() + SETTLING
+    counters = server.counters()
+    while counters.finished is not None and counters.finished < finished and time.monotonic() < until:
+        time.sleep(POLL)
+        counters = server.counters()
+    return counters
+
+
+def _difference(before: Counters, after: Counters, answers: Sequence[Answer], root: str) -> DraftCounts | None:
+    """What was counted of drafts between two times; None of a server without such counters.
+
+    Raises `SourceError` when counters began anew between them, and when so much cannot have been counted.
+    """
+    finished, tokens = _since(before.finished, after.finished), _since(before.tokens, after.tokens)
+    drafts = None if before.drafts is None or after.drafts is None else after.drafts - before.drafts
+    if min(finished or 0, tokens or 0) < 0 or (drafts is not None and drafts.fell):
+        raise SourceError(
+            "the server's counters were reset during the measurement",
+            where=root,
+            hint="it was started anew, or there are several servers behind this address: measure one that stays",
+        )
+    if drafts is not None:
+        own = sum(answer.num_tokens for answer in answers)
+        most = MOST_COUNTED if tokens is None else max(tokens, own)
+        if (problem := drafts.impossible(most, max(finished or 0, len(answers)))) is not None:
+            raise SourceError(f"the server's counters say what cannot be: {problem}", where=f"{root}/metrics")
+    return drafts
+
+
+def _since(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+def other_traffic(before: Counters, after: Counters, answers: Sequence[Answer]) -> tuple[str, ...]:
+    """What the server did beside these answers, and what of them it has not counted, as sentences; nothing where its
+    counters, or the answers, do not say."""
+    accepted = [answer.drafts.num_accepted_tokens for answer in answers if answer.drafts is not None]
+    counted = {
+        "requests": (_since(before.finished, after.finished), len(answers)),
+        "output tokens": (_since(before.tokens, after.tokens), sum(answer.num_tokens for answer in answers)),
+        "accepted draft tokens": (
+            _since(before.accepted, after.accepted) if len(accepted) == len(answers) else None,
+            sum(accepted),
+        ),
+    }
+    beside = {what: whole - own for what, (whole, own) in counted.items() if whole is not None}
+    others = ", ".join(f"{count} {what}" for what, count in beside.items() if count > 0)
+    lacking = ", ".join(f"{-count} {what}" for what, count in beside.items() if count < 0)
+    said = [f"the server also worked for others meanwhile: {others}"] if others else []
+    if lacking:
+        said.append(f"the server's counters lack {lacking} of its answers: there may be several behind this address")
+    return tuple(said)

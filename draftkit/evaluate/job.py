@@ -1,0 +1,90 @@
+"""What is asked of a measurement, opened once for all engines that take part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from draftkit.evaluate.datasets import PromptSet, load_prompt_set
+from draftkit.evaluate.measure import Conversations
+from draftkit.hub.locate import locate
+from draftkit.layout.digest import draft_sha256, target_sha256
+from draftkit.layout.folder import Draft
+from draftkit.loading import load_target_tokenizer, open_draft
+from draftkit.results.record import Heading
+from draftkit.results.settings import Settings, Sweep
+from draftkit.targets.chat import template_sha256
+
+T = TypeVar("T", bound=Heading)
+
+
+@dataclass
+class Job:
+    """A target, drafts as the user names them, and settings. Each part is opened when it is first asked for, and closed
+    with `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
+    may be kept, for which all weights are digested. Raises `DraftkitError` where a part cannot be opened.
+    """
+
+    target: str | None
+    sources: Sequence[str]
+    sweep: Sweep
+    stack: ExitStack
+    resumes: bool = False
+    _digests: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The target's, with its weights."""
+        return locate(self.named_target).path
+
+    @property
+    def config_folder(self) -> Path:
+        """The target's, of which only small files are there."""
+        return locate(self.named_target, weights=False).path
+
+    @property
+    def named_target(self) -> str:
+        assert self.target is not None
+        return self.target
+
+    @cached_property
+    def prompts(self) -> PromptSet:
+        return load_prompt_set(self.sweep.first.prompts, self.sweep.first.limit, strict=self.sweep.first.strict)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return None if self.target is None else load_target_tokenizer(self.target)
+
+    @cached_property
+    def drafts(self) -> Mapping[str, Draft]:
+        """The drafts by their names, foreign ones converted."""
+        return {source: self.stack.enter_context(open_draft(source, self.named_target)) for source in self.sources}
+
+    def conversations(self, settings: Settings) -> Conversations:
+        return Conversations(self.prompts.prompts, self.tokenizer, settings)
+
+    def seen(self, record: T) -> T:
+        """A heading or a cell with the content of prompts and template, which every engine is sent."""
+        template = None
+        if self.tokenizer is not None and self.sweep.first.template is not False:
+            template = template_sha256(self.tokenizer)
+        return replace(record, prompts_sha256=self.prompts.sha256, template_sha256=template)
+
+    def weighed(self, record: T) -> T:
+        """The same with the content of the weights that are measured; of the target's, which takes longest, where there
+        is a use for it. A draft without a checkpoint has None."""
+        draft = self.drafts[record.draft]
+        if record.draft not in self._digests:
+            self._digests[record.draft] = draft_sha256(draft) if draft.tensors else None
+        return replace(self.seen(record), target_sha256=self.target_sha256, draft_sha256=self._digests[record.draft])
+
+    @cached_property
+    def target_sha256(self) -> str | None:
+        """The content of the target; None where nobody compares it."""
+        return target_sha256(self.folder) if self.resumes else None
