@@ -320,7 +320,8 @@ def plan(
     )  # fmt: skip
     assert asked.target is not None
     quiet_transformers()
-    from draftkit.evaluate.evaluate import plan_evaluation, plan_rounds
+    from draftkit.evaluate.planning import plan_evaluation
+    from draftkit.evaluate.time_plan import plan_rounds
     from draftkit.report.tables import memory_table, rounds_table
 
     memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
