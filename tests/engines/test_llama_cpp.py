@@ -101,3 +101,16 @@ def test_eval_starts_one_for_each_draft(draftkit: Command, program: Path, tmp_pa
     assert "add it" in draftkit("eval", "--target", "zoo:target", "--draft", "x", *started).err
     assert "leave it out" in draftkit(*command, *drafts, "--advise").err
     assert "several K for a server" in draftkit(*command, *drafts[:4], "--k", "2,3").err
+
+
+def test_what_is_saved_is_not_measured_again(draftkit: Command, program: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = ("eval", "--engine", "llama.cpp", "--set", f"llama_server={program}", "--target", "zoo:target")
+    options = ("--limit", 2, "--k", 3, "--max-new-tokens", 8, "--draft", "zoo:eagle3", "--out", out)
+    assert draftkit(*command, *options).code == 0
+    (kept,) = json.loads(out.read_text())["cells"]
+    ran = draftkit(*command, *options, "--draft", "zoo:draft-model", "--resume")
+    assert ran.code == 0, ran.err
+    first, second = json.loads(out.read_text())["cells"]
+    assert first == kept
+    assert second["method"] == "draft-model"

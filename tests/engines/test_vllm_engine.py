@@ -26,6 +26,7 @@ from rich.console import Console
 from transformers import CONFIG_MAPPING
 
 import draftkit
+from draftkit import loading
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.patient import changed
 from draftkit.engines.prometheus import MetricSample, parse_samples, total
@@ -618,3 +619,15 @@ def test_cells_of_other_settings_are_no_pair() -> None:
     pairs = list(engine_pairs([cell("draftkit"), cell("vllm", concurrency=8)]))
     assert [(ours is None, theirs is None) for ours, theirs in pairs] == [(False, True), (True, False)]
     assert "–" in rendered(cell("vllm"))
+
+
+def test_a_foreign_draft_is_converted_once_whatever_the_number_of_cells(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[object] = []
+    convert = loading.convert_checkpoint
+    monkeypatch.setattr(loading, "convert_checkpoint", lambda *a, **k: converted.append(a[0]) or convert(*a, **k))
+    sweep = replace(SETTINGS, limit=2).sweep(k=(1, 2), concurrency=(1, 2))
+    found = draftkit.evaluate_draft("zoo:target", ["zoo:eagle3"], sweep, engines=[VllmEngine(VLLM)])
+    assert len(found.cells) == 4
+    assert converted == ["zoo:eagle3"]
