@@ -45,6 +45,8 @@ PRESENT = Release(
         HYV3ForCausalLMNextN HYV4ForCausalLMNextN LongcatFlashForCausalLMNextN MiMoV2MTP MiMoMTP
         ExaoneMoEForCausalLMMTP Gemma4AssistantForCausalLM Gemma4UnifiedAssistantForCausalLM
         GigaChat35ForCausalLMNextN IQuestQ1MTP NemotronHForCausalLMMTP Qwen3_5ForCausalLMMTP
-        Qwen3MoeForCausalLMMTP Qwen3NextForCausalLMMTP Qwen4ExpForCausalLMMTP Step3p5MTP""",
+        Qwen3MoeForCausalLMMTP Qwen3NextForCausalLMMTP Qwen4ExpForCausalLMMTP Step3p5MTP
+        DeepseekV4ForCausalLMDSpark GlmMoeDsaForCausalLMNextN InklingForConditionalGenerationMTP
+        Lfm2DSparkDraftModel""",
     ),
 )

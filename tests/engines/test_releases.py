@@ -1,0 +1,124 @@
+"""What engines have by release: the tables, what families need of them, and the comparison with a release's source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from draftkit.engines.releases import lacks, refusal
+from draftkit.engines.vllm.releases import PRESENT, RELEASES, first_with
+from draftkit.layout.families import families, family_names, named
+from draftkit.layout.spec import DraftSpec
+from scripts.check import releases as checked
+
+PACKAGE = Path(__file__).resolve().parents[2] / "draftkit"
+NGRAM = DraftSpec(architecture=named("ngram:2-4"), dtype="F32")  # type: ignore[arg-type]
+# Where the numbers of releases may stand; docstrings and comments cite what they were written from.
+TABLES = {"vllm/releases.py", "sglang/releases.py", "llama_cpp/releases.py", "transformers.py", "speculators.py"}
+ENGINES = r"(vLLM|SGLang|llama\.cpp|transformers|speculators|TensorRT-LLM)"
+NUMBER = re.compile(ENGINES + r"\s+(≥\s*)?v?\d+\.\d|\bb\d{5}\b|\b0\.3\d\b|\d_3\d\b")
+    r"(vLLM|SGLang|llama\.cpp|transformers|speculators|TensorRT-LLM)\s+(≥\s*)?v?b?\d|\bb1\d{4}\b|v?0\.\d+(\.\d+)?"
+)
+
+
+def test_families_and_tables_name_the_same_capabilities() -> None:
+    needed = {capability.name for family in families().values() for capability in family.NEEDS}
+    assert needed == PRESENT.capabilities.keys()
+
+
+def test_a_name_is_one_capability() -> None:
+    rows = [capability for family in families().values() for capability in family.NEEDS]
+    assert len({row.name for row in rows}) == len(set(rows))
+
+
+def test_no_capability_names_a_family() -> None:
+    families_named = [name for name in PRESENT.capabilities if any(family in name for family in family_names())]
+    assert not families_named
+
+
+def test_what_no_row_tells_is_not_known() -> None:
+    (fc_bias, *_) = families()["eagle"].NEEDS
+    needing = type("Needing", (type(NGRAM.architecture),), {"NEEDS": (replace(fc_bias, needed=lambda _: True),)})
+    spec = replace(NGRAM, architecture=needing(min_n=2, max_n=4))
+    assert refusal(RELEASES, spec, "unified", None) == "vLLM drops fc.bias"
+    nothing = replace(PRESENT, capabilities={})
+    assert refusal([nothing], spec, "unified", None) == "draftkit does not know whether vLLM runs a bias in fc"
+    assert refusal([nothing], NGRAM, "unified", None) is None
+
+
+def test_methods_classes_and_settings_are_looked_up() -> None:
+    without = replace(PRESENT, methods={}), replace(PRESENT, methods={"ngram": lacks("")})
+    assert "does not know how vLLM runs ngram" in str(refusal([without[0]], NGRAM, "unified", None))
+    assert "no proposer for ngram" in str(refusal([without[1]], NGRAM, "unified", None))
+    assert "no class Unheard" in str(refusal(RELEASES, NGRAM, "unified", "Unheard"))
+    assert "no setting prompt_lookup_min" in str(refusal([replace(PRESENT, config_keys={})], NGRAM, "unified", None))
+
+
+def test_the_first_release_with_something() -> None:
+    assert [first_with(name) for name in ("dspark", "MuseSparkDSparkModel", "mlp_speculator")] == ["0.32", "0.33", None]
+
+
+def written(folder: Path, methods: set[str], keys: set[str], classes: set[str]) -> Path:
+    """As much of vLLM's source as is compared by name."""
+    package = folder / "vllm"
+    for name in ("config", "model_executor/models"):
+        (package / name).mkdir(parents=True)
+    (package / "_version.py").write_text("__version__ = version = '0.32.0'\n")
+    fields = "".join(f"    {key}: int\n" for key in sorted(keys))
+    literal = ", ".join(map(repr, sorted(methods)))
+    (package / "config/speculative.py").write_text(
+        f"Own = Literal[{literal}]\nSpeculativeMethod = Literal[Own]\nclass SpeculativeConfig:\n{fields}"
+    )
+    registry = dict.fromkeys(classes, "")
+    (package / "model_executor/models/registry.py").write_text(f"_SPECULATIVE_DECODING_MODELS = {registry}\n")
+    return package
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_release_is_compared_both_ways(missing: bool, tmp_path: Path) -> None:
+    known = checked.KNOWN[str(PRESENT)]
+    methods, keys, classes = (
+        {name for name, row in getattr(PRESENT, table).items() if row.there} | set(known.get(table, {}))
+        for table in ("methods", "config_keys", "architectures")
+    )
+    if missing:
+        same = written(tmp_path, methods - {"eagle"}, keys - {"method"}, classes - {"DFlashDraftModel"})
+        expected = {
+            "eagle is in the table alone",
+            "method is in the table alone",
+            "DFlashDraftModel is in the table alone",
+        }
+    else:
+        same = written(tmp_path, methods | {"telepathy"}, keys | {"depth"}, classes | {"NewModel"})
+        expected = {"the table lacks telepathy", "the table lacks depth", "the table lacks NewModel"}
+    found = {problem.split(": ", 1)[1] for problem in checked.problems_of(same) if ", capabilities," not in problem}
+    assert expected <= found
+    assert not [problem for problem in found - expected if "table" in problem]
+
+
+def test_evidence_is_looked_for(tmp_path: Path) -> None:
+    package = written(tmp_path, {"ngram"}, {"method"}, {"MedusaModel"})
+    (package / "model_executor/models/llama_eagle.py").write_text("fc = Linear(bias = True)\n")
+    problems = [problem for problem in checked.problems_of(package) if ", fc-bias: " in problem]
+    assert problems == [
+        "vLLM 0.32, capabilities, fc-bias: model_executor/models/llama_eagle.py does not say bias=False"
+    ]
+
+
+def test_numbers_of_releases_stand_in_the_tables_alone() -> None:
+    """Neither in strings, but those that are prose, nor in names."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if str(path.relative_to(PACKAGE)).removeprefix("engines/") in TABLES:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            said = node.id if isinstance(node, ast.Name) else getattr(node, "value", None)
+            if id(node) not in prose and isinstance(said, str) and NUMBER.search(said):
+                found.append(f"{path.relative_to(PACKAGE)}: {said}")
+    assert not found, "\n".join(found)
