@@ -36,9 +36,10 @@ from fixtures.servers import Dialect, SpeakingServer, simulated
 from draftkit.data import responders
 from draftkit.engines.http import Limits
 from draftkit.engines.records import Answer
-from draftkit.engines.servers import connect, lane
+from draftkit.engines.servers import connect
 from draftkit.engines.servers.connect import server_at
 from draftkit.errors import DraftkitError, SourceError
+from draftkit.evaluate.engines import server as served
 from draftkit.requests import Request
 from scripts.attack._count import Case, Lost, Silent, main
 
@@ -344,7 +345,7 @@ def completion(body: dict[str, object]) -> tuple[int, dict[str, object]]:
 def cases(corpus: Path) -> Iterator[Case]:
     connect.LIMITS = responders.LIMITS = Limits(silence=1.0, page=1.5, answer=2.0, bytes=1 << 20, events=2000)
     responders.PAUSES = (0.0, 0.0, 0.0)
-    lane.SETTLING = 0.1
+    served.SETTLING = 0.1
     found = [*_evaluations(corpus), *_redirections(corpus), *_answers(corpus), *_regenerations(corpus), *_hubs()]
     random.Random(0).shuffle(found)  # so that the first cases are of every kind
     return iter(found)
