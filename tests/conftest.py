@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Kernels that oneDNN writes for a shape are kept for 1,024 shapes, some 100 MB for each file of tests in bfloat16. It
+# reads this where torch is imported.
+os.environ |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
+
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
