@@ -106,22 +106,20 @@ class Attack:
         child = attempt(kind, folder, rng.randint(1, self.writes(kind)), "halted")
         try:
             there = contents(folder / "out")
-            writes = (
-                f" {child} " in Path("/proc/locks").read_text()
-            )  # or has not begun to: it is halted before its lock
+            # It may be halted before it takes the lock: then it is no writer yet.
+            writes = f" {child} " in Path("/proc/locks").read_text()
             error = resume(kind, folder, None)
-            if not writes or not os.path.exists(f"/proc/{child}") or is_over(child):
-                return  # or it came to its end before that write
-            if error is None:
-                raise Silent("two processes wrote one output")
-            if f"process {child} on" not in error and "it has just begun" not in error:
-                raise Silent(f"the other process is not named: {error}")
-            check_kept(there, contents(folder / "out"))
+            if writes and os.path.exists(f"/proc/{child}") and not is_over(child):
+                if error is None:
+                    raise Silent("two processes wrote one output")
+                if f"process {child} on" not in error and "it has just begun" not in error:
+                    raise Silent(f"the other process is not named: {error}")
+                check_kept(there, contents(folder / "out"))
         finally:
             with suppress(ProcessLookupError, ChildProcessError):  # it is over, and was waited for
                 os.kill(child, signal.SIGCONT)
                 os.waitpid(child, 0)
-            self.check(kind, folder, None)
+        self.check(kind, folder, None)
 
     def put(self, folder: Path, replaced: str | None) -> None:
         """The inputs, of which `replaced` is another."""
