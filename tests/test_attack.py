@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ATTACKS = sorted(file.stem for file in (ROOT / "scripts/attack").glob("[a-z]*.py") if file.stem != "fuzz")
 FEW = {"resume": 10}  # of 25 elsewhere: those after them train
-MANY = {"gguf": 600, "into": 100, "mtp": 600, "resume": 60, "servers": 200}
+MANY = {"gguf": 300, "into": 60, "mtp": 200, "resume": 40, "servers": 100}
 
 BADLY = """
 import sys, time

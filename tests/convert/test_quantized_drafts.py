@@ -194,7 +194,7 @@ def test_a_unified_draft_that_another_program_has_quantized(name: str, tmp_path:
         assert f"another program quantized this unified draft ({called}), which draftkit does not read" in str(
             refused.value
         )
-        assert f"or convert {source} again" in str(refused.value)
+        assert f"or convert {Path(source).name} again" in str(refused.value)
     silent = write(tmp_path / "silent", values, tensors)
     with pytest.raises(LayoutError, match=r"quantized this unified draft \(nothing says how\)"):
         inspect_checkpoint(silent)
