@@ -119,7 +119,7 @@ def test_what_is_measured_is_what_is_tested() -> None:
 
 def test_greedy_decoding_alone_is_certified_alone() -> None:
     """Where nothing was measured above temperature 0, nothing is drawn, and the report says so."""
-    found = certified(pico_pair(), replace(TOKENS_ONLY, temperatures=()))
+    found = certified(pico_pair(), replace(TOKENS_ONLY, sweep=TOKENS_ONLY.measured.sweep(temperature=(0.0,))))
     assert found.verdict == "no difference seen"
     assert (found.coupled, found.fits) == ((), ())
     assert (found.detectable.wrong_tokens > 0, found.detectable.verifier) == (True, None)
@@ -149,7 +149,9 @@ def test_a_sampler_that_forgets_a_cut_is_found(
     cut: str, asked: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(cut)(monkeypatch)
-    found = certified(pico_pair(), replace(TOKENS_ONLY, **asked))  # type: ignore[arg-type]
+    usual = TOKENS_ONLY.measured
+    cutting = replace(usual, sampling=replace(usual.sampling, **asked))  # type: ignore[arg-type]
+    found = certified(pico_pair(), replace(TOKENS_ONLY, sweep=cutting.sweep(temperature=(1.0,))))
     assert found.verdict == "bug"
     assert any("verifier" in failure for failure in found.failures)
 

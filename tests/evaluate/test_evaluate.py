@@ -34,14 +34,14 @@ from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
-from draftkit.evaluate.options import parse_floats, parse_integers, parse_rates, parse_schedule
+from draftkit.evaluate.options import parse_floats, parse_integers
 from draftkit.evaluate.planning import plan_evaluation
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json
 from draftkit.results.saved import ResultFile
-from draftkit.results.settings import Settings
+from draftkit.results.settings import Settings, read_rates, read_schedule
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.records import Generation, Round
@@ -135,7 +135,7 @@ def test_coupled_output_is_that_of_plain_decoding() -> None:
 
 
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
-    cell = sampled_cell(verification="synthetic", acceptance_rates=parse_rates("3.5", 4), limit=80, max_new_tokens=64)
+    cell = sampled_cell(verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
 
 
@@ -159,19 +159,19 @@ def test_ngram_lookup_needs_no_checkpoint() -> None:
 def test_options_written_as_text() -> None:
     assert parse_integers("num_speculative_tokens", "1-3,8") == (1, 2, 3, 8)
     assert parse_floats("temperature", "0,0.7") == (0.0, 0.7)
-    assert parse_rates("0.8,0.5", 2) == (0.8, 0.5)
-    assert parse_rates("2.5", 4) == (1.0, 0.5, 0.0, 0.0)
-    assert parse_rates(None, 4) is None
-    assert parse_schedule("4:6,16:3", None, 6) == {4: 6, 16: 3}
-    assert parse_schedule(None, 8, 4) == {8: 4}
-    assert parse_schedule(None, None, 4) is None
+    assert read_rates("0.8,0.5") == (0.8, 0.5)
+    assert Settings(verification="synthetic", acceptance_rates=(2.5,)).acceptance_rates == (1.0, 0.5, 0.0, 0.0)
+    assert Settings().acceptance_rates is None
+    assert read_schedule("4:6,16:3") == {4: 6, 16: 3}
+    assert Settings(disable_above_batch=8).schedule == {8: 4}
+    assert Settings().schedule is None
     for call in (
-        lambda: parse_rates("much", 4),
+        lambda: read_rates("much"),
         lambda: parse_integers("num_speculative_tokens", "0-3"),
         lambda: parse_integers("num_speculative_tokens", "3-1"),
         lambda: parse_floats("temperature", "hot"),
-        lambda: parse_schedule("4", None, 4),
-        lambda: parse_schedule("1:1", 2, 4),
+        lambda: read_schedule("4"),
+        lambda: Settings(k_by_batch={1: 1}, disable_above_batch=2),
     ):
         with pytest.raises(DraftkitError):
             call()
