@@ -1,4 +1,4 @@
-"""What a measurement needs of an engine: one file in `engines/` for each, found by being there.
+"""What a measurement needs of an engine: one file in `engines/` for each.
 
 An engine is opened once for a measurement, with what serves all of its cells: weights that are loaded, drafts that are
 converted. Its lanes run requests: one for each draft at each setting, and one without a draft beside them. What it
@@ -7,7 +7,6 @@ cannot tell, it leaves out of the answers and says in `untold`; `evaluate.py` as
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,12 +14,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from draftkit.errors import DraftkitError
-from draftkit.evaluate import engines
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Report, Run
 from draftkit.evaluate.provenance import environment
 from draftkit.finding import Finding
-from draftkit.layout.families import class_in, named
+from draftkit.layout.families import named
 from draftkit.results.record import Cell, Heading, SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.targets.devices import device_named, dtype_named
@@ -106,14 +104,3 @@ def drawn_as(heading: Heading, source: str) -> Heading:
     if named(source) is None or heading.draft_sampling is None:
         return heading
     return replace(heading, draft_sampling="greedy")
-
-
-def engine_of_name(name: str) -> type[BaseEngine]:
-    """The engine that has this name. Raises `DraftkitError` where there is none."""
-    found = [
-        class_in(f"{engines.__name__}.{module.name}", BaseEngine) for module in pkgutil.iter_modules(engines.__path__)
-    ]
-    by_name = {getattr(engine, "name", None): engine for engine in found}
-    if name not in by_name:
-        raise DraftkitError(f"no engine is called {name}", expected=", ".join(sorted(filter(None, by_name))))
-    return by_name[name]
