@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,9 +45,6 @@ from draftkit.cli.shared import (
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.certificate.result import Certificate
-    from draftkit.evaluate.certificate.served import ServedCertificate
-    from draftkit.evaluate.certificate.settings import CertificateSettings
     from draftkit.evaluate.engine import BaseEngine
     from draftkit.results.record import Result
 
@@ -235,65 +231,28 @@ def certify(
     if out is not None and out.exists():
         raise DraftkitError(f"{out} exists", where=out, hint="name another file")
     quiet_transformers()
+    from draftkit.evaluate.certificate import certify_draft
+    from draftkit.evaluate.engines.own import OwnEngine
     from draftkit.io.atomic import write_file
     from draftkit.io.jsonfile import dump, finite
 
-    certificates, served = _certificates(asked)
-    as_file = {
-        "schema": 1,
-        "certificates": [*(one.to_dict() for one in certificates), *(other.to_dict() for other in served)],
-    }
+    with prompt_progress() as on_progress:
+        certificates = certify_draft(
+            asked.target, asked.drafts, asked.sweep, on_progress, engines=_engines(asked) or [OwnEngine()]
+        )
+    as_file = {"schema": 1, "certificates": [one.to_dict() for one in certificates]}
     if out is not None:
         write_file(out, dump(finite(as_file)).encode())
     if as_json:
         print_json(as_file)
     else:
-        from draftkit.report.certificate import certificate, served_certificate
+        from draftkit.report.certificate import certificate
 
         for one in certificates:
             console().print(certificate(one))
-        for other in served:
-            console().print(served_certificate(other))
-    for other in served:
-        if other.verdict == "bug":
-            raise DraftkitError(f"{other.engine} is not lossless with {other.draft}: {other.failures[0]}")
-    if bugs := [one.draft for one in certificates if one.verdict == "bug"]:
-        raise DraftkitError(f"not lossless: {', '.join(bugs)}", hint="the certificate says where; please report it")
-
-
-def _certificates(asked: Measurement) -> tuple[list[Certificate], list[ServedCertificate]]:
-    """Those of draftkit's own engine, and those of engines that are only seen from outside."""
-    from draftkit.evaluate.certificate.settings import CertificateSettings
-    from draftkit.evaluate.engines.own import OwnEngine
-    from draftkit.evaluate.evaluate import certify_engine
-    from draftkit.loading import require_runtime, runtime_refusal
-
-    engines = _engines(asked)
-    others = [engine for engine in engines if not isinstance(engine, OwnEngine)]
-    for engine in others:
-        engine.check_certifiable(asked.sweep.first)
-    own: list[Certificate] = []
-    if len(others) < len(engines) or not engines:
-        assert asked.target is not None
-        if not others or runtime_refusal(asked.target) is None:
-            require_runtime(asked.target, "certify vLLM, with --engine vllm")
-            own = _own_certificates(asked.target, asked.drafts, CertificateSettings.of(asked.sweep))
-    with prompt_progress() as on_progress:
-        return own, [
-            certify_engine(engine, asked.target, name, asked.sweep, on_progress)
-            for engine in others
-            for name in asked.drafts or (None,)
-        ]
-
-
-def _own_certificates(target: str, drafts: Sequence[str], asked: CertificateSettings) -> list[Certificate]:
-    from draftkit.evaluate.certificate.certify import certify
-
-    def on_progress(step: str, done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"certificate: {step} ({done + 1} of {total})", file=sys.stderr)
-
-    return [certify(target, draft, asked, on_progress) for draft in drafts]
+    for one in certificates:
+        if one.verdict == "bug":
+            raise DraftkitError(f"{one.engine} is not lossless with {one.draft}: {one.failures[0]}")
 
 
 def plan(

@@ -8,14 +8,14 @@ cannot tell, it leaves out of the answers and says in `untold`; `evaluate.py` as
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Lane, Progress, Report, Run
+from draftkit.evaluate.measure import Conversations, Lane, Progress, Reference, Report, Run
 from draftkit.evaluate.provenance import environment
 from draftkit.finding import Finding
 from draftkit.layout.families import named
@@ -76,9 +76,9 @@ class BaseEngine(ABC):
         return None
 
     @property
-    def runs_plain(self) -> bool:
-        """Whether there is a lane without a draft."""
-        return True
+    def without_plain(self) -> str | None:
+        """Why there is no lane without a draft, and what to add; None where there is one."""
+        return None
 
     def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
         """The cell with what only this engine tells of a run. Raises `DraftkitError` for a run that is wrong."""
@@ -92,10 +92,29 @@ class BaseEngine(ABC):
         """What its round times say about every K and batch size."""
         return []
 
-    def check_certifiable(self, settings: Settings) -> None:
-        """Raise `DraftkitError` where it cannot be run with a draft and without one at a time."""
-        if (why := self.alone(settings)) is not None:
-            raise DraftkitError(f"a certificate runs {self.name} with the draft and without one at a time, and {why}")
+    def reference(self, plain: Run, asked: Conversations) -> Reference | None:
+        """What another program answers to the first requests of a greedy run without a draft; None where there is none,
+        as for an engine that is only seen from outside."""
+        return None
+
+
+def able(
+    engines: Sequence[BaseEngine], prepare: Callable[[BaseEngine], None], warn: Callable[[str], None]
+) -> list[BaseEngine]:
+    """Those of the engines that can be prepared; `warn` is told why others cannot. Raises where the last cannot, and
+    for weights that are no numbers, of which another engine would measure garbage."""
+    found = []
+    for engine in engines:
+        try:
+            prepare(engine)
+        except DraftkitError as error:
+            if engine is engines[-1] or isinstance(error, NonFiniteError):
+                raise
+            why = error.problem if isinstance(error, UnsupportedTarget) else error
+            warn(f"{engine.name}'s own engine does not run this pair: {why}")
+        else:
+            found.append(engine)
+    return found
 
 
 def drawn_as(heading: Heading, source: str) -> Heading:

@@ -12,21 +12,15 @@ from pathlib import Path
 from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.serving import serve_commands
-from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget, command
+from draftkit.errors import DraftkitError, command
 from draftkit.evaluate.axes import with_slices
 from draftkit.evaluate.by_turns import by_turns, sides
 from draftkit.evaluate.cell import cell_of
-from draftkit.evaluate.certificate.served import (
-    ServedCertificate,
-    certified_samplings,
-    certified_settings,
-    certify_served,
-)
-from draftkit.evaluate.engine import BaseEngine
+from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import vllm_here
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Lane, Progress, Run
+from draftkit.evaluate.measure import Conversations, Progress, Run
 from draftkit.evaluate.notebook import notebook_progress
 from draftkit.evaluate.provenance import asked as asked_of
 from draftkit.evaluate.provenance import seen_by
@@ -84,7 +78,12 @@ def evaluate_draft(
             check_records(records)
         job = Job(target, drafts, sweep, stack, resumes=saved is not None)
         warned: list[Finding] = []
-        running = _able(engines or _default_engines(target), lambda engine: engine.check(job), warned)
+        prepared = engines or _default_engines(target)
+
+        def skipped(why: str) -> None:
+            warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
+
+        running = able(prepared, lambda engine: engine.check(job), skipped)
         of_rounds = {"--advise": advise, "--predict": predict, "--records": records is not None}
         if (wanted := [name for name, there in of_rounds.items() if there]) and not any(
             engine.keeps_rounds for engine in running
@@ -101,7 +100,7 @@ def evaluate_draft(
         opened = job.drafts if any(engine.sees_weights for engine in running) else {}
         if target is not None:
             warned += _made_for_others(target, opened)
-        running = _able(running, lambda engine: engine.open(on_progress), warned)
+        running = able(running, lambda engine: engine.open(on_progress), skipped)
         for engine in running:
             warned += [Finding("not-told", "note", f"{engine.name} does not tell {what}") for what in engine.untold]
             if not engine.sees_weights and any(cell.engine == engine.name for cell in cells):
@@ -134,71 +133,10 @@ def evaluate_draft(
         return result
 
 
-def certify_engine(
-    engine: BaseEngine,
-    target: str | None,
-    draft: str | None,
-    asked: Settings | Sweep,
-    on_progress: Progress = lambda *_: None,
-) -> ServedCertificate:
-    """Whether an engine answers with its draft as without: at temperature 0, and as the user draws at every temperature
-    above, at the most draft tokens of a sweep and with as many requests together as it has at most.
-
-    `target` and `draft` as of `evaluate_draft`. Raises `DraftkitError`.
-    """
-    sweep = Sweep.of(asked)
-    # Above temperature 0 drafts may be drawn, which an engine has to be told when it starts.
-    sweep.require_certifiable()
-    settings = certified_settings(sweep).at(temperature=max(sweep.temperature))
-    with ExitStack() as stack:
-        job = Job(target, [] if draft is None else [draft], Sweep.of(settings), stack)
-        engine.check(job)
-        engine.check_certifiable(settings)
-        engine.open(on_progress)
-        (source,) = engine.sources
-        conversations = job.conversations(settings)
-        total = conversations.size
-
-        def lane(name: str, source: str | None) -> Lane:
-            def report(done: int, length: float) -> None:  # one lane has runs of several sizes
-                on_progress(f"certificate, {name}", done, max(done, total), length)
-
-            return stack.enter_context(engine.lane(source, conversations, report))
-
-        return certify_served(
-            lane("no draft", None),
-            lane(source, source),
-            conversations.first_requests,
-            certified_samplings(sweep),
-            names=(engine.heading(source, settings).target, source, engine.name),
-            concurrency=settings.concurrency,
-        )
-
-
 def _default_engines(target: str | None) -> Sequence[BaseEngine]:
     """draftkit's own, and vLLM where that does not run the target and vLLM is here."""
     vllm = None if target is None or runtime_refusal(target) is None else vllm_here()
     return [OwnEngine()] if vllm is None else [OwnEngine(), vllm]
-
-
-def _able(
-    engines: Sequence[BaseEngine], prepare: Callable[[BaseEngine], None], warned: list[Finding]
-) -> list[BaseEngine]:
-    """Those of the engines that can be prepared; `warned` is told why others cannot. Raises where the last cannot, and
-    for weights that are no numbers, of which another engine would measure garbage."""
-    found = []
-    for engine in engines:
-        try:
-            prepare(engine)
-        except DraftkitError as error:
-            if engine is engines[-1] or isinstance(error, NonFiniteError):
-                raise
-            why = error.problem if isinstance(error, UnsupportedTarget) else error
-            said = f"{engine.name}'s own engine does not run this pair: {why}"
-            warned.append(Finding(f"{engines[-1].name}-only", "warning", said))
-        else:
-            found.append(engine)
-    return found
 
 
 def _of_prompts(job: Job) -> list[Finding]:
@@ -268,7 +206,7 @@ class _Measurement:
     def _plain(self, group: Sequence[Settings]) -> Iterator[Hold | None]:
         """What settings run without a draft: by turns with each draft, where the engine has room for both, else once,
         before all drafts."""
-        if not self.engine.runs_plain:
+        if self.engine.without_plain is not None:
             yield None
             return
         # What is run once for all of a group is sized for the most draft tokens.

@@ -100,6 +100,19 @@ class Run:
         return replace(total, num_accepted_tokens_per_pos=counted.num_accepted_tokens_per_pos)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What another program, called `name`, answers to the first greedy requests without a draft, and what rounding does
+    to the log-probabilities of both: the margin of a `near_tie`, how far they lie apart (`moved`), and how far they can
+    (`most`)."""
+
+    name: str
+    answers: tuple[Answer, ...]
+    near_tie: float
+    moved: float
+    most: float
+
+
 Lane = Callable[[Sequence[Request]], Run]  # an engine with a draft, or without one, that is ready for requests
 Report = Callable[[int, float], None]  # what a lane says meanwhile: answers done, acceptance length so far
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.evaluate.measure import Lane, Report, Run
+from draftkit.evaluate.near_ties import with_likelihoods
 from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import accepted_per_position, drafted_rounds
@@ -40,8 +41,10 @@ def runtime_lane(engine: Engine, report: Report = lambda *_: None) -> Lane:
         began = time.perf_counter()
         generations = engine.generate(requests, on_round=_Heard(report))
         seconds = time.perf_counter() - began
-        answers = tuple(_answer(generation, engine.k) for generation in generations)
-        return Run(answers, seconds, generations=tuple(generations))
+        answers = [_answer(generation, engine.k) for generation in generations]
+        if any(request.alternatives for request in requests):  # beyond what is timed
+            answers = with_likelihoods(engine.target.model, requests, answers)
+        return Run(tuple(answers), seconds, generations=tuple(generations))
 
     return run
 

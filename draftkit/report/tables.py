@@ -12,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.report.certificate import certificate, served_certificate
 from draftkit.report.engines import engines_table
 from draftkit.report.format import measured_of, prediction
 from draftkit.report.memory_cost import cost_of
@@ -21,8 +20,6 @@ from draftkit.results.record import Cell, Interval, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.certificate.result import Certificate
-    from draftkit.evaluate.certificate.served import ServedCertificate
     from draftkit.evaluate.time_plan import PlannedRound
     from draftkit.runtime.memory_plan import MemoryPlan
 
@@ -43,9 +40,7 @@ NAME_WIDTH = 16  # of a draft in the table that fits a terminal of 80 columns
 def show_evaluation(
     console: Console,
     result: Result,
-    certificates: Sequence[Certificate] = (),
     *,
-    served: Sequence[ServedCertificate] = (),
     details: bool = False,
 ) -> None:
     """A measurement: the verdict, the cells, what was asked for beside them, and warnings; all else with `details`."""
@@ -68,10 +63,6 @@ def show_evaluation(
             console.print(prediction_table(cell))
             if beside := measured_beside(cell, result.cells):
                 console.print(beside)
-    for certified in certificates:
-        console.print(certificate(certified))
-    for found in served:
-        console.print(served_certificate(found))
     for warning in result.warnings:
         console.print(f"{warning.severity}: {warning.message} [{warning.name}]")
 

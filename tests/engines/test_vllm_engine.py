@@ -36,6 +36,7 @@ from draftkit.engines.vllm.process import visible_devices
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
+from draftkit.evaluate.certificate import certify_draft
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.engines.own import OwnEngine
@@ -231,7 +232,7 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
     for command in ("certify", "plan"):
         refused = draftkit(command, "--target", falcon, "--draft", "ngram")
         assert refused.code == 1
-        assert re.search(r"next: (certify vLLM, with --engine vllm|vLLM plans its memory itself)", refused.err)
+        assert re.search(r"next: (--engine vllm --vllm-python|vLLM plans its memory itself)", refused.err)
 
 
 def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None:
@@ -259,19 +260,19 @@ def test_vllm_is_certified_as_it_is_measured(
     assert (found["engine"], found["draft"], found["requests"], len(found["tests"])) == ("vllm", "ngram", 3, 7)
     assert {test["name"].rpartition(" ")[2] for test in found["tests"]} == {"1"}
     asked = [[sampling["logprobs"] for sampling in run] for run in journal.entries("sampling")]
-    assert asked[-4:] == [[5] * 3, [5] * 3, [1] * 500, [1] * 500]
+    assert asked[-5:] == [[5] * 3, [1] * 500, asked[-3], [5] * 3, [1] * 500]  # the second engine's warm-up between
     drafting = [a["speculative_config"] for a in journal.entries("arguments") if "speculative_config" in a]
     assert drafting[-1]["num_speculative_tokens"] == 4
     if planted:
         assert [(d["position"], d["margin"]) for d in found["divergences"]] == [(1, pytest.approx(2.9))] * 3
 
 
-def test_a_certificate_of_vllm_wants_room_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftkit.evaluate.engines.vllm.device_named", lambda _: "cuda")
-    with pytest.raises(DraftkitError, match="each takes most of the GPU"):
-        VllmEngine(VLLM).check_certifiable(SETTINGS)
-    with pytest.raises(DraftkitError, match="without a draft"):
-        server("http://localhost:1").check_certifiable(SETTINGS)
+def test_a_certificate_needs_a_server_without_a_draft() -> None:
+    with (
+        VllmTestServer() as drafting,
+        pytest.raises(DraftkitError, match="without a draft: add --server-baseline URL"),
+    ):
+        certify_draft("zoo:target", [], SETTINGS, engines=[server(drafting.url)])
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda:1", "1,2"), ("cuda", None), (None, None)])

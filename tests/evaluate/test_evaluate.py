@@ -28,12 +28,11 @@ from draftkit.data.regenerate import Dialogue
 from draftkit.data.rows import read_rows
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.certificate.replay import own_attention
 from draftkit.evaluate.datasets import load_prompt_set, registry
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.forecast import TEMPERATURES
-from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
+from draftkit.evaluate.near_ties import near_ties, own_attention
 from draftkit.evaluate.options import parse_floats, parse_integers
 from draftkit.evaluate.planning import plan_evaluation
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts

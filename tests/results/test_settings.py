@@ -10,7 +10,6 @@ import pytest
 
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, SettingError
-from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.engines.llama_cpp import LlamaCppEngine, LlamaCppSettings
 from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
 from draftkit.evaluate.engines.vllm import VllmEngine
@@ -95,7 +94,7 @@ def test_rates_and_schedules_are_for_one_k() -> None:
         (lambda: DraftSampling("warm"), "draft_sampling"),  # type: ignore[arg-type]
         (lambda: VllmSettings(tensor_parallel_size=0), "tensor_parallel_size"),
         (lambda: VllmSettings(gpu_memory_utilization=1.5), "gpu_memory_utilization"),
-        (lambda: CertificateSettings(Sweep.of(Settings(verification="coupled"))), "verification"),
+        (lambda: Sweep.of(Settings(verification="coupled")).require_certifiable(), "verification"),
     ],
 )
 def test_so_are_those_of_engines_drafts_and_certificates(make: Callable[[], object], setting: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from fixtures.precision import LAYER, assert_close
 from fixtures.recurrent_targets import FULL, KINDS, prompts, recurrent_model
+from lossless.poisoned import PoisonedTarget
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from draftkit.evaluate.certificate.poisoned import PoisonedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft
 from draftkit.report.memory_cost import cost_of

@@ -23,10 +23,11 @@ from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.certificate.pair import CertificateSettings, open_pair
+from draftkit.evaluate.certificate import certify_draft
+from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.requests import SamplingParameters
-from draftkit.results.settings import Settings, Sweep
+from draftkit.results.settings import Settings
 from draftkit.targets import ends
 from draftkit.targets.devices import device_named, fast_dtype, use_device
 from draftkit.train import run
@@ -137,8 +138,7 @@ SAMPLING = Sampling(SamplingParameters(), 8, frozenset())
 
 
 def certify(target: Path, data: Path, device: str) -> None:
-    with open_pair("zoo:target", "zoo:eagle", CertificateSettings(Sweep.of(Settings(device=device)))):
-        pass
+    certify_draft("zoo:target", "zoo:eagle", Settings(device=device), engines=[OwnEngine()])
 
 
 COMMANDS: dict[str, Callable[[Path, Path, str], object]] = {

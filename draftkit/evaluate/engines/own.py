@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from draftkit.engines.records import Answer
 from draftkit.errors import TargetError, command
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
-from draftkit.evaluate.greedy import near_ties
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Lane, Progress, Report, Run
+from draftkit.evaluate.measure import Conversations, Lane, Progress, Reference, Report, Run
+from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
 from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
@@ -31,7 +32,8 @@ from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.positions import Positions
 from draftkit.targets.target import Target, read_target_config
 
-BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python measures with vLLM, --server with a server of it"
+BY_VLLM = "--engine vllm --vllm-python ENV/bin/python runs vLLM, --server URL takes a server of it"
+HELD_AGAINST_GENERATE = 4  # requests of a certificate
 
 
 class OwnEngine(BaseEngine):
@@ -82,6 +84,15 @@ class OwnEngine(BaseEngine):
         if plain is not None and in_full:
             ties = tuple(near_ties(self.model, run.generations, plain.generations, cell.draft))
         return replace(cell, near_ties=ties, memory=self.plans[cell.draft])
+
+    def reference(self, plain: Run, asked: Conversations) -> Reference:
+        """transformers' `generate`, for the first few requests, and the noise between two batch sizes."""
+        target, settings = Target(self.model), asked.settings
+        rows = settings.num_speculative_tokens + 1
+        rounding = measure_rounding(target, plain.generations, rows=rows, together=settings.concurrency)
+        requests = [generation.request for generation in plain.generations[:HELD_AGAINST_GENERATE]]
+        answers = tuple(Answer(generated(target, request), None, None) for request in requests)
+        return Reference("transformers' generate", answers, **vars(rounding))
 
     def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
         """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was

@@ -89,11 +89,9 @@ class ServerEngine(BaseEngine):
         yield server_lane(server, asked, end_ids, report, speculates=source is not None)
 
     @property
-    def runs_plain(self) -> bool:
-        return self.settings.baseline_url is not None
-
-    def alone(self, settings: Settings) -> str | None:
-        return None if self.runs_plain else "there is no server without a draft: add --server-baseline URL"
+    def without_plain(self) -> str | None:
+        has_one = self.settings.baseline_url is not None
+        return None if has_one else "there is no server without a draft: add --server-baseline URL"
 
     def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
         return replace(cell, estimated=self.drafting.estimates or None)

@@ -1,4 +1,4 @@
-"""Is speculative decoding lossless on this very pair, dtype and device? A protocol of five steps, one file each.
+"""Is speculative decoding lossless on draftkit's own engine? A protocol of five steps that look into it.
 
 - A `replay`: every emitted token against a teacher-forced pass of the target
 - B `noise`: how far logits move with the shape of a forward, which bounds what may pass for numerics
@@ -6,7 +6,6 @@
 - D `sampler`, `continuations`: the distribution of sampled tokens, of the verifier alone and end to end
 - E `self_draft`: the target as its own draft, which must accept everything
 
-`certify` runs them on draftkit's engine, `result` says what they come to; bugs that they must notice are planted in the
-test suite. Of engines that are seen from outside, as servers are, `served` compares the answers with those without a
-draft.
+`certify` runs them, `result` says what they come to, and the bugs of `planted` are those that they must notice.
+`draftkit certify` sees any engine from outside (`draftkit/evaluate/certificate.py`).
 """

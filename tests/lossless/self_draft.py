@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from draftkit.evaluate.certificate.goodness import poisson_tail
-from draftkit.evaluate.certificate.noise import NoiseFloor
-from draftkit.evaluate.certificate.pair import Pair
 from draftkit.requests import DraftSampling
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.targets.target import Target
+from lossless.goodness import poisson_tail
+from lossless.noise import NoiseFloor
+from lossless.pair import Pair
 
 SHARE = 0.98  # of K+1, as vLLM asks for
 

@@ -10,16 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from draftkit.evaluate.certificate.replay import teacher_forced
-from draftkit.runtime.cache import SlotCache
+from draftkit.evaluate.near_ties import CANDIDATES, SAFETY, logits_in_rounds, most_of_rounding, teacher_forced
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
-
-CANDIDATES = 16  # the most likely tokens of a context, among which its winner will be
-SAFETY = 2.0  # floors are this many quantiles: the sample has not seen the largest shift
-FLOAT32_UNITS, HALF_UNITS = 64, 16  # in the last place of the largest logit, that rounding may add up to
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ def measure_noise(target: Target, texts: Sequence[Generation], *, k: int, togeth
         moved = [
             values
             for begin in range(0, len(texts), sequences)
-            for values in _windows(
+            for values in logits_in_rounds(
                 target, texts[begin : begin + sequences], rows, [b.indices for b in best[begin : begin + sequences]]
             )
         ]
@@ -81,9 +75,8 @@ def measure_noise(target: Target, texts: Sequence[Generation], *, k: int, togeth
     spread = torch.stack(spreads)
     gaps = torch.cat([b.values[:, 0] - b.values[:, 1] for b in best])
     resolution = float(torch.cat([b.values for b in best]).abs().max()) * torch.finfo(target.dtype).eps
-    units = FLOAT32_UNITS if target.dtype == torch.float32 else HALF_UNITS
     measured = SAFETY * float(spread.double().quantile(quantile))
-    floor = min(max(measured, resolution), SAFETY * units * resolution)
+    floor = min(max(measured, resolution), most_of_rounding(target.dtype, resolution))
     return NoiseFloor(
         floor=floor,
         measured=measured,
@@ -96,38 +89,3 @@ def measure_noise(target: Target, texts: Sequence[Generation], *, k: int, togeth
         tie_rate=float((spread.amax(0) >= gaps[:, None]).double().mean()),
         resolution=resolution,
     )
-
-
-@torch.inference_mode()
-def _windows(target: Target, texts: Sequence[Generation], rows: int, candidates: Sequence[Tensor]) -> list[Tensor]:
-    """The logits float32 [N, C] of each text's candidates int64 [N, C], from forwards of `rows` rows of every text."""
-    emitted = [len(text.tokens) for text in texts]
-    cache = SlotCache(len(texts), max(text.length for text in texts) + max(emitted) + rows)
-    slots = torch.arange(len(texts), device=target.device)
-    for slot, text in enumerate(texts):
-        _prefill(target, cache, slot, text.request.prompt[:-1])
-    starts = torch.tensor([len(text.request.prompt) - 1 for text in texts], device=target.device)
-    parts: list[list[Tensor]] = [[] for _ in texts]
-    for begin in range(0, max(emitted), rows):
-        positions = starts[:, None] + begin + torch.arange(rows, device=target.device)
-        window = [_window(text, begin, rows) for text in texts]
-        tokens = torch.tensor(window, device=target.device)
-        logits = target.forward(tokens, positions, cache.rows(slots, positions, cache.capacity)).logits
-        for part, row, wanted in zip(parts, logits, candidates, strict=True):
-            wanted = wanted[begin : begin + rows]
-            part.append(row[: len(wanted)].gather(1, wanted).float())
-    return [torch.cat(part) for part in parts]
-
-
-def _prefill(target: Target, cache: SlotCache, slot: int, prompt: tuple[int, ...]) -> None:
-    if prompt:
-        tokens = torch.tensor([prompt], device=target.device)
-        positions = torch.arange(len(prompt), device=target.device)[None]
-        rows = cache.rows(torch.tensor([slot], device=target.device), positions, len(prompt), prompt=True)
-        target.forward(tokens, positions, rows, last_only=True)
-
-
-def _window(text: Generation, begin: int, rows: int) -> list[int]:
-    """The tokens that predict emitted tokens `begin` … `begin` + `rows` − 1; any token beyond the end."""
-    inputs = [text.request.prompt[-1], *text.tokens[:-1]][begin : begin + rows]
-    return inputs + [0] * (rows - len(inputs))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftkit.errors import NonFiniteError
-from draftkit.evaluate.certificate.pair import Pair
-from draftkit.evaluate.certificate.poisoned import PoisonedTarget
-from draftkit.evaluate.certificate.replay import Replay
 from draftkit.requests import SamplingParameters
 from draftkit.runtime.records import Generation
+from lossless.pair import Pair
+from lossless.poisoned import PoisonedTarget
+from lossless.replay import Replay
 
 
 @dataclass(frozen=True)

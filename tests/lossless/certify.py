@@ -6,22 +6,21 @@ from collections.abc import Callable
 
 import torch
 
-from draftkit.evaluate.certificate.contexts import open_contexts
-from draftkit.evaluate.certificate.continuations import continuation_fit
-from draftkit.evaluate.certificate.equality import coupled_equality, greedy_equalities
-from draftkit.evaluate.certificate.goodness import holm, poisson_tail
-from draftkit.evaluate.certificate.noise import measure_noise
-from draftkit.evaluate.certificate.pair import Pair, open_pair
-from draftkit.evaluate.certificate.replay import Replay
-from draftkit.evaluate.certificate.result import POWER, Certificate, Fit
-from draftkit.evaluate.certificate.sampler import distributions_of, sampler_fits
-from draftkit.evaluate.certificate.self_draft import measure_self_draft
-from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.evaluate.provenance import environment
+from draftkit.evaluate.certificate import POWER, SampleTest
+from draftkit.evaluate.two_samples import holm
 from draftkit.runtime.rounds import MODES
 from draftkit.targets.target import Target
-
-Progress = Callable[[str, int, int], None]  # what runs now, steps done, steps in all
+from lossless.contexts import open_contexts
+from lossless.continuations import continuation_fit
+from lossless.equality import coupled_equality, greedy_equalities
+from lossless.goodness import poisson_tail
+from lossless.noise import measure_noise
+from lossless.pair import Pair, open_pair
+from lossless.replay import Replay
+from lossless.result import Certificate
+from lossless.sampler import distributions_of, sampler_fits
+from lossless.self_draft import measure_self_draft
+from lossless.settings import CertificateSettings
 
 STEPS = (
     "plain decoding",
@@ -36,26 +35,24 @@ CONTEXTS = 4  # whose distributions the verifier alone is tested on
 
 
 def certify(
-    target: str, draft: str, settings: CertificateSettings | None = None, on_progress: Progress = lambda *_: None
+    target: str, draft: str, settings: CertificateSettings, on_step: Callable[[str], None] = lambda _: None
 ) -> Certificate:
     """Whether `draft` changes what `target` says. Both are paths, Hub ids or `zoo:NAME`; drafts also `ngram`, `suffix`.
 
     Raises `DraftkitError` for input that cannot be used.
     """
-    settings = settings or CertificateSettings()
     with open_pair(target, draft, settings) as pair:
-        return certify_pair(pair, target, draft, settings, on_progress)
+        return certify_pair(pair, settings, on_step)
 
 
 def certify_pair(
-    pair: Pair, target: str, draft: str, settings: CertificateSettings, on_progress: Progress = lambda *_: None
+    pair: Pair, settings: CertificateSettings, on_step: Callable[[str], None] = lambda _: None
 ) -> Certificate:
-    """`certify` of a pair that is loaded; `target` and `draft` are its names."""
+    """`certify` of a pair that is loaded."""
     steps = iter(STEPS)
 
     def begin() -> None:
-        step = next(steps)
-        on_progress(step, STEPS.index(step), len(STEPS))
+        on_step(next(steps))
 
     ks = sorted({min(k, pair.most_tokens) for k in settings.sweep.k})
     most, batch, samplings = ks[-1], max(settings.sweep.concurrency), settings.samplings
@@ -99,12 +96,8 @@ def certify_pair(
     places = {(d.request, d.position) for equality in greedy for d in equality.divergences}
     drawn = [divergence for equality in coupled for divergence in equality.divergences]
     tokens = sum(len(generation.tokens) for generation in plain) + sum(equality.tokens for equality in coupled)
-    on_progress("done", len(STEPS), len(STEPS))
     return Certificate(
-        target=target,
-        draft=draft,
         settings=settings,
-        provenance=environment(str(pair.model.device), pair.model.dtype),
         exact=pair.model.dtype == torch.float32,
         noise=noise,
         replay=replay.summary(noise.floor),
@@ -112,7 +105,7 @@ def certify_pair(
         coupled=tuple(coupled),
         divergence_p_value=poisson_tail(len(places) + len(drawn), noise.possible(tokens)),
         fits=tuple(
-            Fit(
+            SampleTest(
                 name,
                 found.draws,
                 found.p_value,

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-from draftkit.evaluate.certificate.equality import Divergence, Equality
-from draftkit.evaluate.certificate.goodness import detectable_rate
-from draftkit.evaluate.certificate.noise import NoiseFloor
-from draftkit.evaluate.certificate.replay import ReplaySummary
-from draftkit.evaluate.certificate.self_draft import SelfDraft
-from draftkit.evaluate.certificate.settings import CertificateSettings
-from draftkit.io.jsonfile import finite
-
-Verdict = Literal["no difference seen", "numerics only", "bug"]
-
-POWER = 0.95  # of what is stated as the smallest defect that would have been seen
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A test that what was drawn has the target's distribution.
-
-    `samples` were compared; `adjusted`: the p-value, given how many tests there are; `detectable`: the difference
-    from which on the test fails with 95 %. Of tokens that is the total variation between the distributions; of how
-    likely whole answers are, how far the chance that one is likelier than another lies from a half.
-    """
-
-    name: str
-    samples: int
-    p_value: float
-    adjusted: float
-    detectable: float
+from draftkit.evaluate.certificate import POWER, SampleTest
+from draftkit.evaluate.two_samples import detectable_rate
+from lossless.equality import Divergence, Equality
+from lossless.noise import NoiseFloor
+from lossless.replay import ReplaySummary
+from lossless.self_draft import SelfDraft
+from lossless.settings import CertificateSettings
 
 
 @dataclass(frozen=True)
@@ -59,17 +38,14 @@ class Certificate:
     many divergences as there were.
     """
 
-    target: str
-    draft: str
     settings: CertificateSettings
-    provenance: Mapping[str, object]
     exact: bool
     noise: NoiseFloor
     replay: ReplaySummary
     greedy: tuple[Equality, ...]
     coupled: tuple[Equality, ...]
     divergence_p_value: float
-    fits: tuple[Fit, ...]
+    fits: tuple[SampleTest, ...]
     self_draft: SelfDraft
 
     @property
@@ -82,7 +58,7 @@ class Certificate:
         return tuple(divergence for equality in self.equalities for divergence in equality.divergences)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["no difference seen", "numerics only", "bug"]:
         if self.failures:
             return "bug"
         return "numerics only" if self.divergences else "no difference seen"
@@ -127,27 +103,3 @@ class Certificate:
         if not self.self_draft.passes(rate):
             found.append(f"the target as its own draft: acceptance length {self.self_draft.acceptance_length:.2f}")
         return tuple(found)
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data: numbers, strings, lists and dictionaries; what is infinite is None."""
-        found = {
-            "schema": 1,
-            "target": self.target,
-            "draft": self.draft,
-            "verdict": self.verdict,
-            "failures": list(self.failures),
-            "detectable": asdict(self.detectable),
-            "first_bug": None if self.first_bug is None else asdict(self.first_bug),
-            "num_divergences": len(self.divergences),
-            "divergence_p_value": self.divergence_p_value,
-            "exact": self.exact,
-            "noise": asdict(self.noise) | {"divergences_per_1000_tokens": self.noise.divergences_per_1000_tokens},
-            "replay": asdict(self.replay),
-            "greedy": [asdict(equality) for equality in self.greedy],
-            "coupled": [asdict(equality) for equality in self.coupled],
-            "fits": [asdict(fit) for fit in self.fits],
-            "self_draft": asdict(self.self_draft) | {"required": self.self_draft.required},
-            "settings": self.settings.to_dict(),
-            "provenance": dict(self.provenance),
-        }
-        return {key: finite(value) for key, value in found.items()}

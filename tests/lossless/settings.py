@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from draftkit.errors import require_setting
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings, Sweep
 
-PROMPTS, TOKENS, TOGETHER = 8, 32, 2  # at most, at most, at least
-
 
 def _usual() -> Sweep:
-    return Settings(concurrency=4, max_new_tokens=TOKENS, limit=PROMPTS).sweep(temperature=(1.0,))
+    return Settings(concurrency=4, max_new_tokens=32, limit=8).sweep(temperature=(1.0,))
 
 
 @dataclass(frozen=True)
@@ -45,20 +43,6 @@ class CertificateSettings:
         require_setting(0.5 <= self.floor_quantile <= 1, "floor_quantile", self.floor_quantile, "between 0.5 and 1")
         require_setting(0 < self.false_alarm_rate < 1, "false_alarm_rate", self.false_alarm_rate, "between 0 and 1")
 
-    @classmethod
-    def of(cls, measured: Sweep) -> CertificateSettings:
-        """Those of what is measured, with as few prompts and tokens as say enough, and several requests together."""
-        fewer = tuple(
-            replace(
-                one,
-                concurrency=max(*measured.concurrency, TOGETHER),
-                limit=min(one.limit or PROMPTS, PROMPTS),
-                max_new_tokens=TOKENS,
-            )
-            for one in measured.settings
-        )
-        return cls(Sweep(fewer))
-
     @property
     def measured(self) -> Settings:
         """What all settings of the sweep have in common."""
@@ -73,9 +57,3 @@ class CertificateSettings:
     def samplings(self) -> tuple[SamplingParameters, ...]:
         """How the first of the sampled requests is drawn, at each temperature."""
         return tuple(replace(self.measured.sampling, temperature=temperature) for temperature in self.temperatures)
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data: the settings that are measured, with all K and temperatures, and how much is sampled."""
-        found = asdict(self.measured) | asdict(self)
-        del found["sweep"]
-        return found | {"num_speculative_tokens": list(self.sweep.k), "temperatures": list(self.temperatures)}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedModel
 
-from draftkit.evaluate.certificate.settings import CertificateSettings
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.prompts import encode_prompt
 from draftkit.loading import load_drafter, load_model, open_draft
@@ -18,6 +17,7 @@ from draftkit.runtime.engine import MAX_SPECULATIVE_TOKENS, Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.target import Target
+from lossless.settings import CertificateSettings
 
 SHARES = (1.0, 0.5, 0.75, 0.35)  # of `max_new_tokens`: sequences of a batch end at different times
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from draftkit.evaluate.certificate.exact_distribution import exact_distribution, fit
-from draftkit.evaluate.certificate.goodness import NOTHING, ChiSquare
-from draftkit.evaluate.certificate.noise import NoiseFloor
-from draftkit.evaluate.certificate.pair import Pair
-from draftkit.evaluate.certificate.replay import teacher_forced
+from draftkit.evaluate.near_ties import teacher_forced
+from draftkit.evaluate.two_samples import NOTHING, ChiSquare
 from draftkit.requests import Request, SamplingParameters, Verification
+from lossless.exact_distribution import exact_distribution, fit
+from lossless.noise import NoiseFloor
+from lossless.pair import Pair
 
 LENGTH = 3  # the first token is the prefill's, the others come from rounds
 FEWEST = 20  # continuations of a text, below which their next token is not looked at

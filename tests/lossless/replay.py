@@ -6,19 +6,17 @@ without a cache. N emitted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftkit.evaluate.certificate.exact_distribution import exact_distribution
+from draftkit.evaluate.near_ties import teacher_forced
 from draftkit.requests import SamplingParameters
-from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.ops.random import gumbel, target_stream
 from draftkit.runtime.records import Generation
+from lossless.exact_distribution import exact_distribution
 
 EDGES = (0.0, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0)  # of the histogram, in noise floors
 
@@ -75,25 +73,6 @@ class Replay:
         counts = [after - before for before, after in zip([0, *below], below, strict=False)]
         histogram = tuple(zip(edges, counts, strict=True))
         return ReplaySummary(len(self._margins), len(margins), below[0], float(margins.max()), histogram)
-
-
-@torch.inference_mode()
-def teacher_forced(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """The logits float32 [N, V] that decide each of `tokens` after those before it."""
-    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
-    rows = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=model.device)
-    with own_attention(model):
-        return model(input_ids=ids, use_cache=False, logits_to_keep=rows).logits[0].float()
-
-
-@contextmanager
-def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """A model with transformers' own attention."""
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION)
 
 
 def _noise(sampling: SamplingParameters, start: int, logits: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from draftkit.evaluate.certificate.goodness import MIN_EXPECTED
-from draftkit.evaluate.certificate.pair import Pair
-from draftkit.evaluate.certificate.replay import teacher_forced
+from draftkit.evaluate.near_ties import teacher_forced
+from draftkit.evaluate.two_samples import MIN_EXPECTED
 from draftkit.requests import Request
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, NewSequence, Proposal
 from draftkit.targets.states import AuxLayers
+from lossless.pair import Pair
 
 
 @dataclass(frozen=True)
