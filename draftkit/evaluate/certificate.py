@@ -20,7 +20,7 @@ from draftkit.engines.records import Answer, Token
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Lane, Progress, Reference, Run
+from draftkit.evaluate.measure import Lane, Progress, ReferenceAnswers, Run
 from draftkit.evaluate.two_samples import NOTHING, ChiSquare, RankTest, detectable_rate, holm, homogeneity, rank_test
 from draftkit.io.jsonfile import finite
 from draftkit.requests import Request, SamplingParameters
@@ -29,6 +29,7 @@ from draftkit.results.settings import Settings, Sweep
 _log = logging.getLogger(__name__)
 
 PROMPTS, TOKENS, TOGETHER = 32, 64, 2  # that are asked greedily: at most, at most, at least
+SAMPLES = 250  # of a prompt, at each temperature above 0
 ALTERNATIVES = 5  # log-probabilities that are asked for beside each token's own
 QUANTILE, SAFETY = 0.999, 2.0  # of how far log-probabilities move: the floor is twice what nearly all stay below
 LEAST, MOST = 1e-4, 0.5  # nats that rounding moves them by, at least and at most: what moves them more is a bug
@@ -153,7 +154,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CertificateRequests:
     """The requests of a certificate, the same with a draft and without: `greedy` ones, and `drawn` ones by temperature,
     those of a prompt, `samples`, one after the other."""
 
@@ -168,10 +169,10 @@ class Trial:
         requests: Sequence[Request],
         samplings: Sequence[SamplingParameters],
         *,
-        samples: int = 250,
+        samples: int = SAMPLES,
         sampled_prompts: int = 2,
         sampled_tokens: int = 6,
-    ) -> Trial:
+    ) -> CertificateRequests:
         """`requests` at temperature 0; the first `sampled_prompts` of them also `samples` times at each of `samplings`,
         for so many tokens."""
         drawn = {
@@ -192,9 +193,9 @@ class Trial:
         greedy = tuple(replace(r, sampling=SamplingParameters(), alternatives=ALTERNATIVES) for r in requests)
         return cls(greedy, drawn, samples, sampled_tokens)
 
-    def answers(self, lane: Lane, apart: int = 0) -> TrialAnswers:
+    def answers(self, lane: Lane, apart: int = 0) -> CertificateAnswers:
         """What a lane gives to all of them; `apart`: by how much the seeds of drawn requests are moved."""
-        return TrialAnswers(
+        return CertificateAnswers(
             lane(self.greedy),
             {
                 temperature: lane([replace(r, sampling=r.sampling.numbered(apart)) for r in requests]).answers
@@ -204,8 +205,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class TrialAnswers:
-    """What a lane gave to the requests of a trial."""
+class CertificateAnswers:
+    """What a lane gave to the requests of a wanted."""
 
     greedy: Run
     drawn: dict[float, tuple[Answer, ...]]
@@ -218,12 +219,13 @@ def certify_draft(
     on_progress: Progress = lambda *_: None,
     *,
     engines: Sequence[BaseEngine],
+    samples: int = SAMPLES,
 ) -> list[Certificate]:
     """Whether engines answer with each draft as without: at temperature 0, and as the user draws at every temperature
     above, at the most draft tokens of a sweep and with as many requests together as it has at most.
 
-    `target` and `drafts` as of `evaluate_draft`. Where one of several engines does not run the pair, the others do.
-    Raises `DraftkitError`.
+    `target` and `drafts` as of `evaluate_draft`; `samples` are drawn of a prompt at a temperature. Where one of several
+    engines does not run the pair, the others do. Raises `DraftkitError`.
     """
     drafts = [drafts] if isinstance(drafts, str) else drafts
     sweep = Sweep.of(asked or Settings())
@@ -238,8 +240,8 @@ def certify_draft(
                 raise DraftkitError(f"a certificate holds answers with a draft against those without, and {why}")
         running = able(running, lambda engine: engine.open(on_progress), _log.warning)
         samplings = [replace(sweep.first.sampling, temperature=hot) for hot in sweep.temperature if hot > 0]
-        trial = Trial.of(job.conversations(settings).first_requests, samplings)
-        return [one for engine in running for one in _certificates(engine, trial, job, settings, samplings)]
+        wanted = CertificateRequests.of(job.conversations(settings).first_requests, samplings, samples=samples)
+        return [one for engine in running for one in _certificates(engine, wanted, job, settings, samplings)]
 
 
 def certified_settings(sweep: Sweep) -> Settings:
@@ -254,13 +256,17 @@ def certified_settings(sweep: Sweep) -> Settings:
 
 
 def _certificates(
-    engine: BaseEngine, trial: Trial, job: Job, settings: Settings, samplings: Sequence[SamplingParameters]
+    engine: BaseEngine,
+    wanted: CertificateRequests,
+    job: Job,
+    settings: Settings,
+    samplings: Sequence[SamplingParameters],
 ) -> list[Certificate]:
     """Of each draft of an engine that is open. No two lanes run at a time."""
     conversations = job.conversations(settings)
-    total = sum(map(len, (trial.greedy, *trial.drawn.values())))
+    total = sum(map(len, (wanted.greedy, *wanted.drawn.values())))
 
-    def answers(source: str | None, apart: int = 0) -> TrialAnswers:
+    def answers(source: str | None, apart: int = 0) -> CertificateAnswers:
         name = f"certificate, {source or 'no draft'}"
         before = 0
 
@@ -275,13 +281,13 @@ def _certificates(
                 before += len(requests)
                 return run
 
-            return trial.answers(counting, apart)
+            return wanted.answers(counting, apart)
 
     plain = answers(None, APART)
     reference = engine.reference(plain.greedy, conversations)
     return [
         compared(
-            trial,
+            wanted,
             plain,
             answers(source),
             names=(engine.heading(source, settings).target, source, engine.name),
@@ -294,14 +300,14 @@ def _certificates(
 
 
 def compared(
-    trial: Trial,
-    plain: TrialAnswers,
-    drafting: TrialAnswers,
+    wanted: CertificateRequests,
+    plain: CertificateAnswers,
+    drafting: CertificateAnswers,
     *,
     names: tuple[str, str, str],
     samplings: Sequence[SamplingParameters],
     concurrency: int,
-    reference: Reference | None = None,
+    reference: ReferenceAnswers | None = None,
 ) -> Certificate:
     """What the answers with a draft come to beside those without. `names`: of target, draft and engine.
 
@@ -319,23 +325,23 @@ def compared(
         check = None
     else:
         moved, floor = None, reference.near_tie
-        beside = _divergences(trial.greedy, without.answers, reference.answers, without.answers)
+        beside = _divergences(wanted.greedy, without.answers, reference.answers, without.answers)
         check = ReferenceCheck(reference.name, len(reference.answers), beside, reference.moved, reference.most)
     tests: dict[str, ChiSquare | RankTest] = {}
     for temperature, drawn in drafting.drawn.items():
-        drafted, other = (_by_prompt(of_one, trial.samples) for of_one in (drawn, plain.drawn[temperature]))
-        tests |= _tests(temperature, drafted, other, trial.sampled_tokens)
+        drafted, other = (_by_prompt(of_one, wanted.samples) for of_one in (drawn, plain.drawn[temperature]))
+        tests |= _tests(temperature, drafted, other, wanted.sampled_tokens)
     adjusted = holm([test.p_value for test in tests.values()])
     return Certificate(
         target=names[0],
         draft=names[1],
         engine=names[2],
         version=run.version,
-        requests=len(trial.greedy),
+        requests=len(wanted.greedy),
         tokens=sum(len(answer.tokens) for answer in run.answers),
         floor=floor,
         moved=moved,
-        divergences=_divergences(trial.greedy, run.answers, without.answers, without.answers),
+        divergences=_divergences(wanted.greedy, run.answers, without.answers, without.answers),
         tests=tuple(
             SampleTest(name, test.draws, test.p_value, p, test.detectable(FALSE_ALARMS / len(tests), POWER))
             for (name, test), p in zip(tests.items(), adjusted, strict=True)

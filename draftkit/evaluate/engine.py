@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Lane, Progress, Reference, Report, Run
+from draftkit.evaluate.measure import Conversations, Lane, Progress, ReferenceAnswers, Report, Run
 from draftkit.evaluate.provenance import environment
 from draftkit.finding import Finding
 from draftkit.layout.families import named
@@ -92,7 +92,7 @@ class BaseEngine(ABC):
         """What its round times say about every K and batch size."""
         return []
 
-    def reference(self, plain: Run, asked: Conversations) -> Reference | None:
+    def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers | None:
         """What another program answers to the first requests of a greedy run without a draft; None where there is none,
         as for an engine that is only seen from outside."""
         return None

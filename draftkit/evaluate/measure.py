@@ -101,7 +101,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceAnswers:
     """What another program, called `name`, answers to the first greedy requests without a draft, and what rounding does
     to the log-probabilities of both: the margin of a `near_tie`, how far they lie apart (`moved`), and how far they can
     (`most`)."""

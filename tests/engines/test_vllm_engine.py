@@ -218,7 +218,7 @@ def test_eval_falls_back_to_a_vllm_that_is_there(
     refused = draftkit(*measure)
     assert refused.code == 1
     assert "FalconForCausalLM does not attend" in refused.err
-    assert "next: draftkit eval --engine vllm --vllm-python ENV/bin/python" in refused.err
+    assert "next: --engine vllm --vllm-python ENV/bin/python" in refused.err
     monkeypatch.syspath_prepend(FAKE)
     done = draftkit(*measure, "--json")
     assert [cell["engine"] for cell in json.loads(done.out)["cells"]] == ["vllm"]

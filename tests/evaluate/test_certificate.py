@@ -18,7 +18,7 @@ from lossless.planted import plant_acceptance, plant_cache_off_by_one
 from rich.console import Console
 
 from draftkit.engines.records import Answer
-from draftkit.evaluate.certificate import APART, Certificate, Trial, certify_draft, compared
+from draftkit.evaluate.certificate import APART, Certificate, CertificateRequests, certify_draft, compared
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.measure import Lane, Run
 from draftkit.evaluate.two_samples import homogeneity, rank_test
@@ -115,9 +115,9 @@ def lane(speak: Callable[[Question], Spoken]) -> Lane:
 
 
 def judged(plain: Lane, drafting: Lane, samplings: Sequence[SamplingParameters] = ()) -> Certificate:
-    trial, names = Trial.of(REQUESTS, samplings), ("target", "draft", "engine")
-    answers = trial.answers(plain, APART), trial.answers(drafting)
-    return compared(trial, *answers, names=names, samplings=samplings, concurrency=1)
+    wanted, names = CertificateRequests.of(REQUESTS, samplings), ("target", "draft", "engine")
+    answers = wanted.answers(plain, APART), wanted.answers(drafting)
+    return compared(wanted, *answers, names=names, samplings=samplings, concurrency=1)
 
 
 def certified(planted: str = "", sampling: SamplingParameters = HOT) -> Certificate:
@@ -202,7 +202,7 @@ OWN = Settings(num_speculative_tokens=2, concurrency=4, limit=5, max_new_tokens=
 
 
 def own(draft: str = "zoo:eagle3", asked: Settings | Sweep = OWN) -> Certificate:
-    (found,) = certify_draft("zoo:target", draft, asked, engines=[OwnEngine()])
+    (found,) = certify_draft("zoo:target", draft, asked, engines=[OwnEngine()], samples=20)
     return found
 
 

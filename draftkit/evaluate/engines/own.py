@@ -15,7 +15,7 @@ from draftkit.errors import TargetError, command
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.forecast import TEMPERATURES, forecast
 from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Lane, Progress, Reference, Report, Run
+from draftkit.evaluate.measure import Conversations, Lane, Progress, ReferenceAnswers, Report, Run
 from draftkit.evaluate.near_ties import generated, measure_rounding, near_ties
 from draftkit.evaluate.planning import plans_of
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
@@ -85,14 +85,14 @@ class OwnEngine(BaseEngine):
             ties = tuple(near_ties(self.model, run.generations, plain.generations, cell.draft))
         return replace(cell, near_ties=ties, memory=self.plans[cell.draft])
 
-    def reference(self, plain: Run, asked: Conversations) -> Reference:
+    def reference(self, plain: Run, asked: Conversations) -> ReferenceAnswers:
         """transformers' `generate`, for the first few requests, and the noise between two batch sizes."""
         target, settings = Target(self.model), asked.settings
         rows = settings.num_speculative_tokens + 1
         rounding = measure_rounding(target, plain.generations, rows=rows, together=settings.concurrency)
         requests = [generation.request for generation in plain.generations[:HELD_AGAINST_GENERATE]]
         answers = tuple(Answer(generated(target, request), None, None) for request in requests)
-        return Reference("transformers' generate", answers, **vars(rounding))
+        return ReferenceAnswers("transformers' generate", answers, **vars(rounding))
 
     def with_predictions(self, cells: Sequence[Cell]) -> tuple[list[Cell], list[Finding]]:
         """The cells, each draft's of the most draft tokens with what is predicted for other settings; and what was
