@@ -203,7 +203,7 @@ def falcon(running_target: Path, tmp_path: Path) -> Path:
 
 def test_targets_that_draftkit_cannot_run_are_measured_through_vllm(falcon: Path, journal: Journal) -> None:
     settings = replace(SETTINGS, limit=3)
-    with pytest.raises(UnsupportedTarget, match="draftkit eval --engine vllm"):
+    with pytest.raises(UnsupportedTarget, match="--engine vllm --vllm-python"):
         draftkit.evaluate_draft(str(falcon), ["ngram"], settings)
     result = draftkit.evaluate_draft(str(falcon), ["ngram"], settings, engines=[OwnEngine(), VllmEngine(VLLM)])
     assert [cell.engine for cell in result.cells] == ["vllm"]
