@@ -9,7 +9,7 @@ import os
 os.environ |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fixtures.drafter_cases import case, load  # noqa: F401
 from transformers.utils import logging
 
 from draftkit.cli import main
+from draftkit.runtime import architecture_check
 
 torch.set_num_threads(1)
 
@@ -47,6 +48,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What draftkit finds out about architectures stays with the test run, whose workers share it."""
     base = tmp_path_factory.getbasetemp()
     os.environ["XDG_CACHE_HOME"] = str(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _not_asked_in_the_interpreter() -> Iterator[None]:
+    """The interpreter takes 40 s to hold an architecture against transformers; `make test`'s first step does it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if kernels.INTERPRETED:
+            patch.setattr(architecture_check, "compare", lambda tiny: architecture_check.Decoding("equal"))
+        yield
 
 
 @dataclass(frozen=True)

@@ -259,10 +259,11 @@ def test_an_index_of_more_shards_than_there_are(sharded: Path) -> None:
 # --- random cases
 
 
-def test_random_cases_of_every_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [60, pytest.param(1000, marks=pytest.mark.long)])
+def test_random_cases_of_every_kind(cases: int, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.attack.fuzz", "--cases", "400", "--out", tmp_path],
-        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=500,
+        [sys.executable, "-m", "scripts.attack.fuzz", "--cases", str(cases), "--out", tmp_path],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

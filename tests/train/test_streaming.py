@@ -241,7 +241,7 @@ def test_the_draft_is_that_of_stored_states(
     assert_same(stored.draft, trained.draft)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_share_a_worker(target: Path, data: Path, python: Path, tmp_path: Path) -> None:
     """Each reads rows of its own, which the worker of the first one computes."""
     config = streamed_config(target, data, tmp_path / "out", python)
