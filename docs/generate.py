@@ -20,10 +20,10 @@ from sphinx.application import Sphinx
 
 import draftkit
 from draftkit.cli import app
-from draftkit.cli.measuring import OPTIONS, known_settings
 from draftkit.cli.panels import EXAMPLES
 from draftkit.convert.destinations import UNIFIED, VLLM, destination_of
 from draftkit.convert.detect import all_formats
+from draftkit.evaluate.options import OPTIONS, known_settings
 from draftkit.io.settings import without_none, words_of
 from draftkit.layout.families import families
 from draftkit.results.schema import result_schema

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
     from draftkit.engines.vllm.settings import VllmSettings
     from draftkit.errors import DraftkitError
-    from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+    from draftkit.evaluate.engines.server import ServerEngine
     from draftkit.evaluate.evaluate import evaluate_draft
+    from draftkit.evaluate.options import ServerSettings
     from draftkit.finding import Finding
     from draftkit.layout.folder import Draft
     from draftkit.loading import load_drafter
@@ -96,7 +97,7 @@ _HOMES = {
     "Sample": ("draftkit.data.samples", "Sample"),
     "SamplingParameters": ("draftkit.requests", "SamplingParameters"),
     "ServerEngine": ("draftkit.evaluate.engines.server", "ServerEngine"),
-    "ServerSettings": ("draftkit.evaluate.engines.server", "ServerSettings"),
+    "ServerSettings": ("draftkit.evaluate.options", "ServerSettings"),
     "Settings": ("draftkit.results.settings", "Settings"),
     "Sweep": ("draftkit.results.settings", "Sweep"),
     "Target": ("draftkit.targets.target", "Target"),

@@ -37,9 +37,16 @@ def facts() -> list[str]:
     return sorted(f"{name}=" for name in names | PATHS.keys())
 
 
+def engines() -> list[str]:
+    """The engines that have settings, and draftkit's own."""
+    from draftkit.evaluate.options import ENGINE_SETTINGS
+
+    return ["draftkit", *(settings.engine for settings in ENGINE_SETTINGS)]
+
+
 def evaluation_settings() -> list[str]:
     """What `eval --set` takes."""
-    from draftkit.cli.measuring import settable_settings
+    from draftkit.evaluate.options import settable_settings
 
     return sorted(f"{one.name}=" for one in settable_settings())
 

@@ -17,7 +17,6 @@ from draftkit.cli.measuring import (
     DraftsOption,
     EngineOption,
     LimitOption,
-    Measurement,
     NewTokensOption,
     ServerBaselineOption,
     ServerOption,
@@ -27,7 +26,6 @@ from draftkit.cli.measuring import (
     TokensOption,
     VllmPythonOption,
     asked_of,
-    log_beside,
     prompt_progress,
 )
 from draftkit.cli.shared import (
@@ -45,7 +43,6 @@ from draftkit.cli.shared import (
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.engine import BaseEngine
     from draftkit.results.record import Result
 
 
@@ -124,17 +121,16 @@ def evaluate(
 ) -> None:
     """Measure drafts against their target, and say which to use. Acceptance length, latency, speed, equality with plain
     decoding."""
-    asked = asked_of(
-        target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
-        device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
-        settings=settings, prompts=dataset, limit=limit, max_new_tokens=max_new_tokens, slices=_parts(slices),
-    )  # fmt: skip
-    asked.refuse({"--advise": advise, "--predict": predict, "--records": records is not None})
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv both want stdout: give one of them; --out keeps JSON beside.")
     if resume and out is None:
         raise typer.BadParameter("--resume needs the file to go on with: --out FILE --resume.")
     quiet_transformers()
+    asked = asked_of(
+        target, draft, k=k, concurrency=concurrency, temperature=temperature, context=context, dtype=dtype,
+        device=device, engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline,
+        settings=settings, prompts=dataset, limit=limit, max_new_tokens=max_new_tokens, slices=_parts(slices),
+    )  # fmt: skip
     from draftkit.results.saved import ResultFile
 
     saved = None if out is None else ResultFile(out, resume=resume)
@@ -142,7 +138,7 @@ def evaluate(
 
     with prompt_progress() as on_progress:
         result = evaluate_draft(
-            asked.target, asked.drafts, asked.sweep, on_progress, engines=_engines(asked, out), advise=advise,
+            asked.target, asked.drafts, asked.sweep, on_progress, engines=asked.engines(out), advise=advise,
             predict=predict, saved=saved, records=records,
         )  # fmt: skip
     _show(result, details, as_json, as_csv)
@@ -154,22 +150,6 @@ def _parts(slices: str | None) -> tuple[str, ...] | None:
     from draftkit.results.settings import read_slices
 
     return None if slices is None else read_slices(slices)
-
-
-def _engines(asked: Measurement, out: Path | None = None) -> list[BaseEngine]:
-    """The engines that were asked for; none where the evaluation is to choose."""
-    from draftkit.evaluate.engines.llama_cpp import LlamaCppEngine
-    from draftkit.evaluate.engines.own import OwnEngine
-    from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
-    from draftkit.evaluate.engines.vllm import VllmEngine
-
-    if asked.server is not None:
-        return [ServerEngine(ServerSettings(asked.server, asked.server_baseline))]
-    if asked.llama_cpp is not None:
-        return [LlamaCppEngine(asked.llama_cpp.logging_to(log_beside(out)))]
-    if asked.vllm is not None:
-        return [OwnEngine(), VllmEngine(asked.vllm)]
-    return [] if asked.engine is None else [OwnEngine()]
 
 
 def _show(result: Result, details: bool, as_json: bool, as_csv: bool) -> None:
@@ -222,6 +202,7 @@ def certify(
 ) -> None:
     """Test whether an engine leaves the output as it is. Own or served: token for token at temperature 0, the
     distribution above; exit code 1 where it does not."""
+    quiet_transformers()
     asked = asked_of(
         target, draft, k=k, concurrency=concurrency, temperature=temperature, dtype=dtype, device=device,
         engine=engine, vllm_python=vllm_python, server=server, server_baseline=server_baseline, settings=settings,
@@ -230,7 +211,6 @@ def certify(
     asked.sweep.require_certifiable()
     if out is not None and out.exists():
         raise DraftkitError(f"{out} exists", where=out, hint="name another file")
-    quiet_transformers()
     from draftkit.evaluate.certificate import certify_draft
     from draftkit.evaluate.engines.own import OwnEngine
     from draftkit.io.atomic import write_file
@@ -238,7 +218,7 @@ def certify(
 
     with prompt_progress() as on_progress:
         certificates = certify_draft(
-            asked.target, asked.drafts, asked.sweep, on_progress, engines=_engines(asked) or [OwnEngine()]
+            asked.target, asked.drafts, asked.sweep, on_progress, engines=asked.engines() or [OwnEngine()]
         )
     as_file = {"schema": 1, "certificates": [one.to_dict() for one in certificates]}
     if out is not None:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftkit.cli.completion import drafts, evaluation_settings, models
+from draftkit.cli.completion import drafts, engines, evaluation_settings, models
 from draftkit.cli.shared import MACHINE, DtypeName, ProgressLines, prompt_sets, settled_dtype
 
 if TYPE_CHECKING:
-    from draftkit.engines.vllm.settings import VllmSettings
+    from draftkit.evaluate.engine import BaseEngine
     from draftkit.evaluate.measure import Progress
-    from draftkit.evaluate.options import LlamaCppSettings
-    from draftkit.io.settings import Setting
     from draftkit.results.settings import Sweep
 
 PROMPTS, ENGINES, SPEED = "Prompts", "Engines", "What is told of it"
-EngineName = Literal["draftkit", "vllm", "llama.cpp"]
 
 TargetNameOption = Annotated[
     str | None,
@@ -71,11 +68,12 @@ TemperaturesOption = Annotated[
     str, typer.Option(help="How random the output is: 0 decodes greedily; several as 0,0.7,1.")
 ]
 EngineOption = Annotated[
-    EngineName | None,
+    str | None,
     typer.Option(
         rich_help_panel=ENGINES,
+        autocompletion=engines,
         help="vllm runs the prompts through vLLM too, and compares; llama.cpp in its server alone, from GGUF files; "
-        "default: vllm with any setting of it, else draftkit, or vLLM where that does not run the target and vLLM is "
+        "default: the one that a setting is of, else draftkit, or vLLM where that does not run the target and vLLM is "
         "installed.",
     ),
 ]
@@ -105,28 +103,24 @@ SetOption = Annotated[
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a command is asked to measure. `vllm` and `llama_cpp`: None where these do not take part."""
+    """What a command is asked to measure. `engine` None leaves it to the evaluation; `values`: settings by name."""
 
     target: str | None
     drafts: list[str]
     sweep: Sweep
-    engine: EngineName | None
-    vllm: VllmSettings | None
-    llama_cpp: LlamaCppSettings | None
-    server: str | None = None
-    server_baseline: str | None = None
+    engine: str | None
+    values: Mapping[str, object]
 
-    @property
-    def served(self) -> bool:
-        """Whether a server answers, be it started elsewhere or here."""
-        return self.server is not None or self.llama_cpp is not None
+    def engines(self, out: Path | None = None) -> list[BaseEngine]:
+        """The engines that run the prompts, one after another; none where the evaluation is to choose. `out`: where the
+        result is kept. Raises `SettingError`."""
+        if self.engine is None:
+            return []
+        from draftkit.evaluate.engines import engine_class
+        from draftkit.evaluate.engines.own import OwnEngine
 
-    def refuse(self, beyond: dict[str, bool]) -> None:
-        """A usage error for what a server is not asked: the options of `beyond` that were given."""
-        given = ", ".join(name for name, there in beyond.items() if there)
-        if given and self.served:
-            by = "--server" if self.server is not None else "--engine llama.cpp"
-            raise typer.BadParameter(f"{given} with {by}, which runs as it was started: leave it out.")
+        asked = engine_class(self.engine).of(self.values, out)
+        return [OwnEngine(), asked] if asked.compared else [asked]
 
 
 def asked_of(
@@ -139,10 +133,7 @@ def asked_of(
     context: str | None = None,
     dtype: DtypeName | None = None,
     device: str | None = None,
-    engine: EngineName | None = None,
-    vllm_python: str | None = None,
-    server: str | None = None,
-    server_baseline: str | None = None,
+    engine: str | None = None,
     settings: Sequence[str] | None = None,
     **flags: object,
 ) -> Measurement:
@@ -150,76 +141,44 @@ def asked_of(
 
     What is wrong is said before torch is imported, which takes seconds. Raises `SettingError`, or a usage error.
     """
-    from draftkit.engines.vllm.settings import VllmSettings
-    from draftkit.evaluate.options import LlamaCppSettings, parse_contexts, parse_floats, parse_integers
+    from draftkit.evaluate.engines import engine_class
+    from draftkit.evaluate.options import (
+        ENGINE_SETTINGS,
+        OPTIONS,
+        parse_contexts,
+        parse_floats,
+        parse_integers,
+        settable_settings,
+    )
     from draftkit.io.settings import assignments, read_settings, settings_of, with_values
     from draftkit.results.settings import Settings
 
     ks, batches = parse_integers("num_speculative_tokens", k), parse_integers("concurrency", concurrency)
     temperatures = parse_floats("temperature", temperature)
     flags |= {"num_speculative_tokens": ks[-1], "concurrency": batches[0], "temperature": temperatures[0]}
-    flags |= {"device": device, "dtype": settled_dtype(dtype, device), "vllm_python": vllm_python}
+    flags |= {"device": device, "dtype": settled_dtype(dtype, device)}
     given = {name: value for name, value in flags.items() if value is not None}
     texts = assignments(settings or ())
     for name in texts.keys() & OPTIONS.keys():
         raise typer.BadParameter(f"{name} has an option of its own: {OPTIONS[name]}.")
-    given |= read_settings(settable_settings(), texts)
-    of_vllm = given.keys() & {one.name for one in settings_of(VllmSettings)}
-    if of_vllm and engine not in (None, "vllm"):
-        raise typer.BadParameter(f"{', '.join(of_vllm)} for --engine {engine}: leave out --engine, or the settings.")
-    if "llama_server" in given and engine != "llama.cpp":
-        raise typer.BadParameter("llama_server without --engine llama.cpp: add it.")
-    asked = Measurement(
-        target,
-        list(drafts or ()),
-        with_values(Settings, given).sweep(
-            k=ks, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
-        ),
-        engine,
-        with_values(VllmSettings, given) if engine == "vllm" or of_vllm else None,
-        with_values(LlamaCppSettings, given) if engine == "llama.cpp" else None,
-        server,
-        server_baseline,
+    by_engine: dict[str, type] = {cls.engine: cls for cls in ENGINE_SETTINGS}
+    if engine is not None and engine not in by_engine and (own := engine_class(engine).settings_type) is not None:
+        by_engine[engine] = own
+    given |= read_settings(settable_settings(*by_engine.values()), texts)
+    for name, cls in by_engine.items():
+        theirs = given.keys() & {one.name for one in settings_of(cls)}
+        if theirs and name != (engine := engine or name):
+            words = ", ".join(OPTIONS.get(one, one) for one in sorted(theirs))
+            raise typer.BadParameter(f"{words} of {name} with the engine {engine}: leave out one of them.")
+    if engine in by_engine:
+        with_values(by_engine[engine], given)
+    sweep = with_values(Settings, given).sweep(
+        k=ks, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
     )
-    _check_server(asked)
-    return asked
-
-
-def _check_server(asked: Measurement) -> None:
-    """A usage error for options that do not go with a server, or that lack one."""
-    if asked.server is None and asked.server_baseline is not None:
-        raise typer.BadParameter("--server-baseline without --server: add --server, the one with the draft.")
-    if asked.server is not None and asked.llama_cpp is not None:
-        raise typer.BadParameter("--server with --engine llama.cpp, which starts its own: leave one of them out.")
-    asked.refuse({"--engine": asked.server is not None and (asked.engine is not None or asked.vllm is not None)})
-    if asked.server is not None and len(asked.drafts) > 1:
-        raise typer.BadParameter(f"{len(asked.drafts)} drafts for one server: give one --draft, its name, or none.")
-    if asked.server is None and (asked.target is None or not asked.drafts):
-        missing = "--target" if asked.target is None else "--draft"
+    if (target is None or not drafts) and (engine is None or engine_class(engine).sees_weights):
+        missing = "--target" if target is None else "--draft"
         raise typer.BadParameter(f"Missing option '{missing}' (or --server).")
-
-
-def known_settings() -> list[Setting]:
-    """All settings of a measurement and of the engines that it runs in."""
-    from draftkit.engines.vllm.settings import VllmSettings
-    from draftkit.evaluate.options import LlamaCppSettings
-    from draftkit.io.settings import settings_of
-    from draftkit.results.settings import Settings
-
-    return [one for cls in (Settings, VllmSettings, LlamaCppSettings) for one in settings_of(cls) if one.help]
-
-
-# The settings that have an option of their own, by its name.
-OPTIONS = {
-    "num_speculative_tokens": "--k", "max_new_tokens": "--max-new-tokens", "concurrency": "--concurrency",
-    "prompts": "--dataset", "limit": "--limit", "context": "--context", "slices": "--slice", "device": "--device",
-    "dtype": "--dtype", "temperature": "--temperature", "vllm_python": "--vllm-python",
-}  # fmt: skip
-
-
-def settable_settings() -> list[Setting]:
-    """What `--set` takes: the settings without an option of their own."""
-    return [one for one in known_settings() if one.name not in OPTIONS]
+    return Measurement(target, list(drafts or ()), sweep, engine, given)
 
 
 def _so_far(name: str, length: float) -> str:
@@ -248,8 +207,3 @@ def prompt_progress() -> Iterator[Progress]:
             bars.update(tasks[name], completed=done, description=name + _so_far(name, length))
 
         yield on_progress
-
-
-def log_beside(out: Path | None) -> Path:
-    """The file that what llama.cpp's server prints goes to."""
-    return Path("llama-server.log") if out is None else out.with_suffix(".llama-server.log")

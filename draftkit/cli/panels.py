@@ -57,7 +57,7 @@ class PanelCommand(TyperCommand):
 
     def _refuse_moved(self, ctx: Any, option: str, known: set[str]) -> None:
         """A usage error for an option that is a command or a setting now."""
-        from draftkit.cli.measuring import settable_settings
+        from draftkit.evaluate.options import settable_settings
 
         if not option.startswith("--") or option in known:
             return

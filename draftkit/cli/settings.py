@@ -54,7 +54,7 @@ def _settings(kind: str) -> Iterator[Setting]:
     from draftkit.io.settings import settings_of
 
     if kind == "eval":
-        from draftkit.cli.measuring import OPTIONS, known_settings
+        from draftkit.evaluate.options import OPTIONS, known_settings
 
         for one in known_settings():
             option = OPTIONS.get(one.name)

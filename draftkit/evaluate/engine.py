@@ -1,4 +1,4 @@
-"""What a measurement needs of an engine: one file in `engines/` for each.
+"""What a measurement needs of an engine: one file in `engines/` for each, found by being there.
 
 An engine is opened once for a measurement, with what serves all of its cells: weights that are loaded, drafts that are
 converted. Its lanes run requests: one for each draft at each setting, and one without a draft beside them. What it
@@ -8,16 +8,18 @@ cannot tell, it leaves out of the answers and says in `untold`; `evaluate.py` as
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Progress, ReferenceAnswers, Report, Run
 from draftkit.evaluate.provenance import environment
 from draftkit.finding import Finding
+from draftkit.io.settings import with_values
 from draftkit.layout.families import named
 from draftkit.results.record import Cell, Heading, SpeedModel
 from draftkit.results.settings import Settings
@@ -28,11 +30,19 @@ class BaseEngine(ABC):
     """An engine that measures drafts. Everything but `lane` has a default."""
 
     name: str  # in results, and of `--engine`
+    settings_type: ClassVar[type | None] = None  # the dataclass of what can be set of it, which it is made of
+    compared: ClassVar[bool] = False  # whether draftkit's own engine runs the prompts too, where this one is asked for
     untold: Sequence[str] = ()  # figures of a measurement that it does not give, as a user calls them
     sees_weights: ClassVar[bool] = True  # whether what it runs are the target and the drafts that the user names
     keeps_rounds: ClassVar[bool] = False  # whether its runs have `generations`: a record of every round
 
     job: Job  # once it is checked
+
+    @classmethod
+    def of(cls, values: Mapping[str, object], out: Path | None = None) -> Self:
+        """The engine with those of the values by name that are settings of it; `out`: where the result is kept, beside
+        which it may write. Raises `SettingError`."""
+        return cls() if cls.settings_type is None else cls(with_values(cls.settings_type, values))  # type: ignore[call-arg]
 
     def check(self, job: Job) -> None:
         """Take on a job. Raise `DraftkitError` for what would be refused later, after other long work."""

@@ -1,12 +1,15 @@
-"""Values of `eval` options that are written as text, and the settings of llama.cpp's server."""
+"""What can be set of a measurement and of its engines, and values of options that are written as text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Protocol
 
+from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import SettingError
-from draftkit.io.settings import setting
+from draftkit.io.settings import Setting, setting, settings_of
+from draftkit.results.settings import Settings
 
 
 def parse_integers(setting: str, text: str) -> tuple[int, ...]:
@@ -42,16 +45,41 @@ def parse_contexts(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
+class EngineSettings(Protocol):
+    """A dataclass of what can be set of one engine, which it names: whoever sets any of it asks for that engine."""
+
+    engine: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Which servers are measured: `url` with a draft, `baseline_url` with the same target and none.
+
+    Without the latter nothing is told of speed. Raises `SettingError` for a baseline alone.
+    """
+
+    engine: ClassVar[str] = "server"
+    url: str = setting("Measure the server at this address, with the draft that it runs with.", "", name="server")
+    baseline_url: str | None = setting(
+        "A server with the same target and no draft, to compare with.", None, name="server_baseline", needs="server"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise SettingError("no server to measure", "server", hint="give --server URL, the one with the draft")
+
+
 @dataclass(frozen=True)
 class LlamaCppSettings:
     """The program to start, and the file that what it prints goes to; of several drafts, one for each is numbered, and
     that of the server without a draft has `.plain` in its name."""
 
+    engine: ClassVar[str] = "llama.cpp"
     program: Path = setting(
         "The llama-server that is started; default: of the PATH.",
         Path("llama-server"),
         name="llama_server",
-        needs="--engine llama.cpp",
+        needs="llama.cpp, started here",
         reads=Path,
     )
     log: Path = Path("llama-server.log")
@@ -59,3 +87,25 @@ class LlamaCppSettings:
     def logging_to(self, log: Path) -> LlamaCppSettings:
         """The same with another log."""
         return replace(self, log=log)
+
+
+# Of the engines that come with settings: an engine that is looked up by its name brings its own (`settings_type`).
+ENGINE_SETTINGS: tuple[type[EngineSettings], ...] = (VllmSettings, LlamaCppSettings, ServerSettings)
+# The settings that have an option of their own, by its name.
+OPTIONS = {
+    "num_speculative_tokens": "--k", "max_new_tokens": "--max-new-tokens", "concurrency": "--concurrency",
+    "prompts": "--dataset", "limit": "--limit", "context": "--context", "slices": "--slice", "device": "--device",
+    "dtype": "--dtype", "temperature": "--temperature", "vllm_python": "--vllm-python", "server": "--server",
+    "server_baseline": "--server-baseline",
+}  # fmt: skip
+
+
+def known_settings(*engines: type) -> list[Setting]:
+    """All settings of a measurement and of the engines that it runs in; `engines`: the settings of further ones."""
+    classes: dict[type, None] = dict.fromkeys((Settings, *ENGINE_SETTINGS, *engines))
+    return [one for cls in classes for one in settings_of(cls) if one.help]
+
+
+def settable_settings(*engines: type) -> list[Setting]:
+    """What `--set` takes: the settings without an option of their own."""
+    return [one for one in known_settings(*engines) if one.name not in OPTIONS]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+from draftkit.evaluate import engines
+
 CONVERT = ("convert", "zoo:eagle3", "OUT", "--target", "zoo:target")
 EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
 
@@ -117,6 +119,8 @@ def test_a_result_is_no_model_and_a_draft_no_training_run(draftkit: Command, tmp
             "--set gpu_memory_utilization",
             "at most 1",
         ),
+        ((*EVAL, "--engine", "vlm"), "--engine", "draftkit, llama.cpp, server, vllm"),
+        ((*EVAL, "--engine", "server"), "--server", "no server to measure"),
         ((*EVAL, "--set", "top_k=many"), "--set top_k", "top_k: 'many' is not a whole number"),
         (
             ("certify", *EVAL[1:], "--set", "verification=coupled"),
@@ -155,6 +159,50 @@ def test_an_option_that_is_gone_names_what_there_is_now(option: str, now: str, d
     done = draftkit(*EVAL, option)
     assert done.code == 2
     assert f"there is no option {option.partition('=')[0]}: it is {now}" in " ".join(done.err.split())
+
+
+def test_settings_of_two_engines_are_refused(draftkit: Command) -> None:
+    for options in (
+        ("--server", "http://host", "--engine", "llama.cpp"),
+        ("--server", "http://host", "--set", "llama_server=x"),
+        ("--server", "http://host", "--vllm-python", "x"),
+        ("--engine", "vllm", "--set", "llama_server=x"),
+        ("--engine", "draftkit", "--set", "tensor_parallel_size=2"),
+    ):
+        done = draftkit(*EVAL, *options)
+        assert done.code == 2
+        assert "leave out one of them" in done.err
+
+
+TOY_ENGINE = """
+from dataclasses import dataclass
+from draftkit.evaluate.engine import BaseEngine
+from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
+
+@dataclass(frozen=True)
+class ToySettings:
+    color: str = setting("Its color.", "red")
+
+class ToyEngine(BaseEngine):
+    name = "toy-9.b"
+    settings_type = ToySettings
+
+    def __init__(self, settings):
+        raise DraftkitError(f"it is {settings.color}")
+
+    def lane(self, source, asked, report): ...
+"""
+
+
+def test_an_engine_and_its_settings_are_found_by_its_file(
+    draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_9_b.py").write_text(TOY_ENGINE)
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
+    done = draftkit(*EVAL, "--engine", "toy-9.b", "--set", "color=blue")
+    assert (done.code, done.err) == (1, "error: it is blue\n")
+    sys.modules.pop(f"{engines.__name__}.toy_9_b")
 
 
 def test_a_setting_that_is_none_or_has_an_option_is_named(draftkit: Command) -> None:

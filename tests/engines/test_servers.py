@@ -22,8 +22,9 @@ from draftkit.engines.records import DraftCounts
 from draftkit.engines.servers.connect import kinds_of_servers, server_at
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engines import server as lane
-from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+from draftkit.evaluate.engines.server import ServerEngine
 from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.evaluate.options import ServerSettings
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.record import Cell, Result
 from draftkit.results.settings import Settings
@@ -155,8 +156,8 @@ def test_eval_server(draftkit: Command, tmp_path: Path) -> None:
         cells = json.loads((tmp_path / "result.json").read_text())["cells"]
         assert [cell["concurrency"] for cell in cells] == [1, 2]
         refused = draftkit("eval", "--server", server.url, "--advise", "--records", tmp_path / "r.jsonl")
-        assert (refused.code, "--advise, --records with --server" in refused.err) == (2, True)
-    assert "without --server" in draftkit("eval", "--server-baseline", server.url).err
+        assert (refused.code, "next: leave out --advise, --records" in refused.err) == (1, True)
+    assert "give --server URL, the one with the draft" in draftkit("eval", "--server-baseline", server.url).err
     assert draftkit("eval", "--draft", "ngram").code == 2
 
 

@@ -40,10 +40,11 @@ from draftkit.evaluate.certificate import certify_draft
 from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.engines.own import OwnEngine
-from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+from draftkit.evaluate.engines.server import ServerEngine
 from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Run
+from draftkit.evaluate.options import ServerSettings
 from draftkit.evaluate.prompts import Prompt
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.loading import load_target_tokenizer, open_draft
@@ -241,7 +242,7 @@ def test_options_of_vllm_ask_for_it(journal: Journal, draftkit: Command) -> None
     assert {cell["engine"] for cell in json.loads(with_vllm.out)["cells"]} == {"draftkit", "vllm"}
     refused = draftkit(*measure, "--vllm-python", sys.executable, "--engine", "draftkit")
     assert refused.code == 2
-    assert "leave out --engine, or the settings" in refused.err
+    assert "--vllm-python of vllm with the engine draftkit: leave out one of them" in refused.err
 
 
 @pytest.mark.parametrize("planted", ["", "errs"])

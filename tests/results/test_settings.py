@@ -11,9 +11,10 @@ import pytest
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, SettingError
 from draftkit.evaluate.engines.llama_cpp import LlamaCppEngine, LlamaCppSettings
-from draftkit.evaluate.engines.server import ServerEngine, ServerSettings
+from draftkit.evaluate.engines.server import ServerEngine
 from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.evaluate.options import ServerSettings
 from draftkit.requests import DraftSampling, SyntheticAcceptance
 from draftkit.results.settings import Settings, Sweep
 

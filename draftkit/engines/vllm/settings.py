@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from draftkit.errors import require_count, require_setting
 from draftkit.io.settings import setting
@@ -20,6 +21,7 @@ class VllmSettings:
     Raises `SettingError` for values outside their range.
     """
 
+    engine: ClassVar[str] = "vllm"
     python: str | None = setting(
         "The Python of an environment with vLLM; default: this one.", None, name="vllm_python", needs=STARTED
     )

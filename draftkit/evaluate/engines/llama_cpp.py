@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.engines.llama_cpp import draft_arguments, loads
@@ -22,6 +23,7 @@ from draftkit.evaluate.options import LlamaCppSettings
 from draftkit.evaluate.provenance import made_by
 from draftkit.hub.locate import locate
 from draftkit.io.atomic import temporary_folder
+from draftkit.io.settings import with_values
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, is_unified, read_draft
 from draftkit.results.record import Heading
@@ -48,10 +50,17 @@ class LlamaCppEngine(BaseEngine):
     """
 
     name = LlamaCppServer.engine
+    settings_type = LlamaCppSettings
     untold = LlamaCppServer.untold
 
     def __init__(self, settings: LlamaCppSettings):
         self.settings = settings
+
+    @classmethod
+    def of(cls, values: Mapping[str, object], out: Path | None = None) -> Self:
+        """What its servers print goes beside the result."""
+        log = Path("llama-server.log") if out is None else out.with_suffix(".llama-server.log")
+        return cls(with_values(LlamaCppSettings, values).logging_to(log))
 
     def check(self, job: Job) -> None:
         """Raises `DraftkitError` also for a draft that llama.cpp does not run, or with fewer tokens."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from draftkit.engines.records import MOST_COUNTED, Answer, Counters, DraftCounts
 from draftkit.engines.servers.connect import server_at
@@ -19,6 +19,7 @@ from draftkit.errors import DraftkitError, SourceError
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
+from draftkit.evaluate.options import ServerSettings
 from draftkit.evaluate.provenance import made_by
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading
@@ -27,17 +28,6 @@ from draftkit.targets.target import end_token_ids
 
 SETTLING = 5.0  # seconds that a server's counters may lag behind its answers
 POLL = 0.1
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Which servers are measured: `url` with a draft, `baseline_url` with the same target and none.
-
-    Without the latter nothing is told of speed.
-    """
-
-    url: str
-    baseline_url: str | None = None
 
 
 class ServerEngine(BaseEngine):
@@ -49,6 +39,7 @@ class ServerEngine(BaseEngine):
     """
 
     name = "server"  # until it has said which
+    settings_type = ServerSettings
     sees_weights = False
 
     def __init__(self, settings: ServerSettings):

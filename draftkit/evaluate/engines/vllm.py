@@ -37,6 +37,8 @@ class VllmEngine(BaseEngine):
     """vLLM in processes of its own: one without a draft, and one for each draft and K."""
 
     name = "vllm"
+    settings_type = VllmSettings
+    compared = True
 
     def __init__(self, settings: VllmSettings):
         self.settings = settings
