@@ -72,6 +72,7 @@ EngineOption = Annotated[
     typer.Option(
         rich_help_panel=ENGINES,
         autocompletion=engines,
+        metavar="NAME",
         help="vllm runs the prompts through vLLM too, and compares; llama.cpp in its server alone, from GGUF files; "
         "default: the one that a setting is of, else draftkit, or vLLM where that does not run the target and vLLM is "
         "installed.",
