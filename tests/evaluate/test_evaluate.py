@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import Command
 from fixtures import pico
+from fixtures.recorded_engine import RecordedEngine
 
 import draftkit
 from draftkit import zoo
@@ -40,7 +41,7 @@ from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json
 from draftkit.results.saved import ResultFile
-from draftkit.results.settings import Settings, read_rates, read_schedule
+from draftkit.results.settings import Settings, Sweep, read_rates, read_schedule
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.records import Generation, Round
@@ -59,11 +60,29 @@ FIELDS = {
 }  # fmt: skip
 
 
+class WithoutPlain(OwnEngine):
+    """draftkit's own engine, where nothing is asked of plain decoding: a third of the time of a measurement."""
+
+    without_plain = "nothing is compared with it"
+
+
+def recorded(
+    drafts: str | Sequence[str] = "zoo:eagle",
+    asked: Settings | Sweep | None = None,
+    *,
+    target: str = "zoo:target",
+    engine: RecordedEngine | None = None,
+    **options: Any,
+) -> Result:
+    """A measurement of which only the bookkeeping counts."""
+    return draftkit.evaluate_draft(target, drafts, asked or QUICK, engines=[engine or RecordedEngine()], **options)
+
+
 @lru_cache
 def zoo_result() -> Any:
     drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
     return draftkit.evaluate_draft(
-        "zoo:target", drafts, Settings(concurrency=16, limit=40, max_new_tokens=64, repeats=0)
+        "zoo:target", drafts, Settings(concurrency=40, limit=40, max_new_tokens=64, repeats=0)
     )
 
 
@@ -113,10 +132,10 @@ def test_samples_spell_the_output() -> None:
             assert len(r.emitted) <= r.accepted + 1
 
 
-def sampled_cell(**changes: Any) -> Any:
-    sizes = {"concurrency": 8, "limit": 24, "max_new_tokens": 48, "repeats": 0}
+def sampled_cell(engine: type[OwnEngine] = OwnEngine, **changes: Any) -> Any:
+    sizes = {"concurrency": 80, "limit": 24, "max_new_tokens": 48, "repeats": 0}
     settings = Settings(sampling=SamplingParameters(temperature=1.0), **(sizes | changes))
-    return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings).cells[0]
+    return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, engines=[engine()]).cells[0]
 
 
 def test_expected_acceptance_agrees_with_the_measured_one() -> None:
@@ -135,7 +154,7 @@ def test_coupled_output_is_that_of_plain_decoding() -> None:
 
 
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
-    cell = sampled_cell(verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
+    cell = sampled_cell(WithoutPlain, verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
 
 
@@ -181,12 +200,18 @@ QUICK = Settings(concurrency=4, limit=6, max_new_tokens=24, repeats=0)
 
 
 def test_a_sweep_varies_k_concurrency_and_temperature() -> None:
-    sweep = QUICK.sweep(k=(1, 3), concurrency=(1, 4), temperature=(0.0, 1.0))
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep)
-    settings = [(c.temperature, c.concurrency, c.num_speculative_tokens) for c in result.cells]
+    engine, sweep = RecordedEngine(), QUICK.sweep(k=(1, 3), concurrency=(1, 4), temperature=(0.0, 1.0))
+    cells = recorded(asked=sweep, engine=engine).cells
+    settings = [(c.temperature, c.concurrency, c.num_speculative_tokens) for c in cells]
     assert settings == [(t, b, k) for t in (0.0, 1.0) for b in (1, 4) for k in (1, 3)]
-    greedy = {(c.concurrency, c.num_speculative_tokens): c for c in result.cells if c.temperature == 0}
-    for k in (1, 3):  # what is accepted does not depend on the batch
+    assert engine.ran == [(None, 0), ("zoo:eagle", 1), ("zoo:eagle", 3)] * 4  # plain decoding once for all K
+
+
+def test_what_is_accepted_does_not_depend_on_the_batch() -> None:
+    sweep = QUICK.sweep(k=(1, 3), concurrency=(1, 4))
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, engines=[WithoutPlain()])
+    greedy = {(c.concurrency, c.num_speculative_tokens): c for c in result.cells}
+    for k in (1, 3):
         counts = {tuple(greedy[batch, k].num_accepted_tokens_per_pos) for batch in (1, 4)}
         assert len(counts) == 1
 
@@ -200,11 +225,11 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
 
     saved = ResultFile(path, resume=False)
     with pytest.raises(KeyboardInterrupt):
-        draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, stop_at_the_second, saved=saved)
+        recorded(asked=sweep, on_progress=stop_at_the_second, saved=saved)
     (kept,) = json.loads(path.read_text())["cells"]
     ran = []
     saved = ResultFile(path, resume=True)
-    draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, lambda name, *_: ran.append(name), saved=saved)
+    recorded(asked=sweep, on_progress=lambda name, *_: ran.append(name), saved=saved)
     result = json.loads(path.read_text())
     assert set(ran) == {"no draft", "zoo:eagle, K=2"}
     assert result["cells"][0] == kept
@@ -212,12 +237,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     with pytest.raises(DraftkitError, match="exists"):
         ResultFile(path, resume=False)
     with pytest.raises(DraftkitError, match="other settings"):
-        draftkit.evaluate_draft(
-            "zoo:target",
-            ["zoo:eagle"],
-            replace(QUICK, max_new_tokens=16).sweep(k=(1, 2)),
-            saved=ResultFile(path, resume=True),
-        )
+        recorded(asked=replace(QUICK, max_new_tokens=16).sweep(k=(1, 2)), saved=ResultFile(path, resume=True))
     path.write_text(path.read_text()[:100])
     with pytest.raises(DraftkitError, match="not the result"):
         ResultFile(path, resume=True)
@@ -227,11 +247,11 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
     """Weights of the same size and date, written over the old ones: of the draft, then of the target."""
     draft = str(draftkit.convert_checkpoint("zoo:eagle", tmp_path / "draft"))
     target = str(shutil.copytree(zoo.path("target"), tmp_path / "target"))
-    settings = Settings(concurrency=2, limit=2, max_new_tokens=16, repeats=0)
+    settings, engine = Settings(concurrency=2, limit=2, max_new_tokens=16, repeats=0), RecordedEngine()
 
     def run() -> Result:
         saved = ResultFile(tmp_path / "result.json", resume=True)
-        return draftkit.evaluate_draft(target, [draft], settings.sweep(k=(2, 3)), saved=saved)
+        return recorded(draft, settings.sweep(k=(2, 3)), target=target, engine=engine, saved=saved)
 
     before = run()
     assert "measured-again" not in {w.name for w in run().warnings}
@@ -258,13 +278,13 @@ def test_figures_of_other_weights_are_measured_again(tmp_path: Path) -> None:
 
 def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path: Path) -> None:
     path, settings = tmp_path / "result.json", Settings(limit=1, max_new_tokens=8)
-    draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, saved=ResultFile(path, resume=False))
+    recorded(asked=settings, saved=ResultFile(path, resume=False))
     stored = json.loads(path.read_text())
     for name in DIGESTS:
         del stored["cells"][0][name]
     path.write_text(json.dumps(stored))
     saved = ResultFile(path, resume=True)
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, saved=saved)
+    result = recorded(asked=settings, saved=saved)
     assert any("does not say which weights" in w.message for w in result.warnings)
     (cell,) = json.loads(path.read_text())["cells"]
     assert all(cell[name] for name in ("target_sha256", "draft_sha256", "prompts_sha256"))
@@ -272,7 +292,7 @@ def test_figures_that_do_not_say_what_they_belong_to_are_measured_again(tmp_path
 
 def test_statistics_follow_from_the_records_of_rounds(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, records=path)
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], QUICK, engines=[WithoutPlain()], records=path)
     (cell,) = result.cells
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(rounds) == cell.num_drafts
@@ -300,13 +320,13 @@ def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> No
     answer = first.first + "".join(text for r in first.rounds for text in r.emitted)
     assert answer.strip() in second.prompt
     assert "Now subtract." in second.prompt
-    only_first = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], replace(settings, turns="first"))
+    only_first = recorded(asked=replace(settings, turns="first"))
     assert "first-turn-only" in {w.name for w in only_first.warnings}
     assert "first-turn-only" not in {w.name for w in result.warnings}
 
 
 def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperature() -> None:
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, predict=True)
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, engines=[WithoutPlain()], predict=True)
     (cell,) = result.cells
     assert cell.acceptance_length.mean == pytest.approx(5)
     drawn = [p for p in cell.predicted if p.draft_sampling == "probabilistic"]
@@ -321,7 +341,7 @@ def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperatu
 def test_a_look_up_is_certain_however_its_drafts_are_drawn() -> None:
     """One prediction for each temperature and K, and what is measured beside it is found."""
     sweep = replace(QUICK, limit=2, max_new_tokens=12).sweep(k=(2,), temperature=(0.0, 1.0))
-    result = draftkit.evaluate_draft("zoo:target", "ngram", sweep, predict=True)
+    result = draftkit.evaluate_draft("zoo:target", "ngram", sweep, engines=[WithoutPlain()], predict=True)
     assert [cell.draft_sampling for cell in result.cells] == ["greedy", "greedy"]
     (cell,) = [cell for cell in result.cells if cell.predicted is not None]
     assert len({(p.temperature, p.num_speculative_tokens) for p in cell.predicted}) == len(cell.predicted) > 0
@@ -329,10 +349,9 @@ def test_a_look_up_is_certain_however_its_drafts_are_drawn() -> None:
 
 def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_measured_there() -> None:
     """From greedy text, 2.76 was predicted where 1.90 is measured."""
-    settings = Settings(concurrency=16, limit=24, max_new_tokens=48, repeats=0)
-    result = draftkit.evaluate_draft(
-        "zoo:target", ["zoo:eagle3"], settings.sweep(k=(2, 4), temperature=(0.0, 1.0)), predict=True
-    )
+    settings = Settings(concurrency=24, limit=24, max_new_tokens=48, repeats=0)
+    sweep = settings.sweep(k=(2, 4), temperature=(0.0, 1.0))
+    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle3"], sweep, engines=[WithoutPlain()], predict=True)
     assert "prediction-missed" not in {w.name for w in result.warnings}
     (source,) = [cell for cell in result.cells if cell.predicted]
     assert (source.temperature, source.num_speculative_tokens) == (0, 4)
@@ -444,7 +463,7 @@ def test_a_draft_that_was_made_for_another_target_is_said_so(tmp_path: Path) -> 
     config.write_text(json.dumps(stated))
     drafts = [str(tmp_path / "draft"), "zoo:dspark"]
     quick = Settings(limit=1, max_new_tokens=2, num_speculative_tokens=1, repeats=0)
-    result = draftkit.evaluate_draft(str(zoo.path("target")), drafts, quick)
+    result = recorded(drafts, quick, target=str(zoo.path("target")))
     (warning,) = (warning for warning in result.warnings if warning.name == "other-target")
     assert warning.message.endswith("draft says that it was converted for org/tuned; this target is zoo:target")
 
@@ -563,7 +582,7 @@ def test_both_sources_of_mt_bench_have_names_of_their_own() -> None:
 
 def test_thinking_reaches_the_template() -> None:
     """Templates that know no thinking ignore it; the result says what was asked for."""
-    result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], replace(QUICK, limit=2, thinking=False))
+    result = recorded(asked=replace(QUICK, limit=2, thinking=False))
     assert result.provenance["dataset"]["thinking"] is False
 
 
@@ -643,9 +662,7 @@ def test_every_turn_of_a_conversation_follows_its_system_message(tmp_path: Path)
     path = tmp_path / "prompts.jsonl"
     roles = ("system", "user", "assistant", "user")
     path.write_text(json.dumps({"messages": [{"role": role, "content": f"{role}'s text"} for role in roles]}))
-    result = draftkit.evaluate_draft(
-        "zoo:target", ["ngram"], Settings(prompts=str(path), turns="all", max_new_tokens=4)
-    )
+    result = recorded("ngram", Settings(prompts=str(path), turns="all", max_new_tokens=4))
     asked = [sample["prompt"] for sample in result.to_dict()["cells"][0]["samples"]]
     assert len(asked) == 2
     assert all(text.count("system's text") == 1 for text in asked)
@@ -653,7 +670,7 @@ def test_every_turn_of_a_conversation_follows_its_system_message(tmp_path: Path)
 
 def test_a_result_says_whether_the_template_was_applied() -> None:
     settings = Settings(limit=1, max_new_tokens=4, template=False)
-    result = draftkit.evaluate_draft("zoo:target", ["ngram"], settings)
+    result = recorded("ngram", settings)
     assert (result.cells[0].template_sha256, result.provenance["settings"]["template"]) == (None, False)
     assert result.to_dict()["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0
 
