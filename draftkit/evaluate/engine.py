@@ -76,6 +76,10 @@ class BaseEngine(ABC):
         )
         return self.job.weighed(drawn_as(heading, source))
 
+    def measured(self, heading: Heading, cell: Cell) -> bool:
+        """Whether an earlier cell is what the heading asks for."""
+        return heading.key == cell.key
+
     @abstractmethod
     def lane(self, source: str | None, asked: Conversations, report: Report) -> AbstractContextManager[Lane]:
         """What runs requests with a draft, or without one, at the settings of `asked`: ready and warm for all requests

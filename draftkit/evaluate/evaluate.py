@@ -96,7 +96,7 @@ def evaluate_draft(
         if saved is not None:
             saved.begin(made, [*([] if target is None else [target]), *drafts])
         cells = [] if saved is None else list(saved.cells)
-        done = {cell.key for cell in cells}
+        kept = tuple(cells)
         opened = job.drafts if any(engine.sees_weights for engine in running) else {}
         if target is not None:
             warned += _made_for_others(target, opened)
@@ -104,10 +104,10 @@ def evaluate_draft(
         for engine in running:
             warned += [Finding("not-told", "note", f"{engine.name} does not tell {what}") for what in engine.untold]
             if not engine.sees_weights and any(cell.engine == engine.name for cell in cells):
-                kept = "kept figures of a server, whose weights cannot be compared"
-                warned.append(Finding("server-resumed", "warning", kept))
+                said = "kept figures of a server, whose weights cannot be compared"
+                warned.append(Finding("server-resumed", "warning", said))
             label = f", {engine.name}" if len(running) > 1 else ""
-            for cell, run in _Measurement(engine, job, on_progress, label, records).cells(done):
+            for cell, run in _Measurement(engine, job, on_progress, label, records).cells(kept):
                 warned += [Finding("other-traffic", "warning", concern) for concern in run.concerns]
                 if reason := replaced_by(cell, cells):
                     again = f"{cell.name}: measured again, because {reason}"
@@ -191,11 +191,15 @@ class _Measurement:
     label: str
     records: Path | None
 
-    def cells(self, done: set[tuple[object, ...]]) -> Iterator[tuple[Cell, Run]]:
-        """All cells but those that are done, each with its run."""
+    def cells(self, kept: Sequence[Cell]) -> Iterator[tuple[Cell, Run]]:
+        """All cells but those that were measured before, each with its run."""
         for group in self.job.sweep.groups:
             headings = [(self.engine.heading(source, at), at) for source in self.engine.sources for at in group]
-            wanted = [(heading, settings) for heading, settings in headings if heading.key not in done]
+            wanted = [
+                (heading, settings)
+                for heading, settings in headings
+                if not any(self.engine.measured(heading, cell) for cell in kept)
+            ]
             if not wanted:
                 continue
             with self._plain(group) as plain:

@@ -191,6 +191,8 @@ class Conversations:
     @property
     def longest(self) -> int:
         """Tokens of the longest conversation, at most."""
+        if self.turns == 1:
+            return max(request.max_length for request in self.first_requests)
         return max(first + further for _, first, further in self.extents)
 
     def hold(self, lane: Lane) -> Run:
@@ -207,9 +209,7 @@ class Conversations:
                 requests = [self._request(number, histories[number], turn) for number in asked]
             run = lane(requests)
             for number, answer in zip(asked, run.answers if turn + 1 < self.turns else (), strict=False):
-                assert self.tokenizer is not None
-                text = self.tokenizer.decode(answer.ids, skip_special_tokens=True)
-                histories[number].append({"role": "assistant", "content": str(text)})
+                histories[number].append({"role": "assistant", "content": self._said(answer)})
             categories = tuple(self.prompts[number].category for number in asked)
             runs.append(replace(run, ids=tuple(request.id for request in requests), categories=categories))
         return Run.joined([runs])
@@ -233,6 +233,17 @@ class Conversations:
             )
         said = tuple((message["role"], message["content"]) for message in messages)
         return replace(request, messages=said, thinking=settings.thinking)
+
+    def _said(self, answer: Answer) -> str:
+        """The text of an answer, which further turns follow. Raises `DraftkitError` where nobody tells it."""
+        if self.tokenizer is not None and answer.ids:
+            return str(self.tokenizer.decode(answer.ids, skip_special_tokens=True))
+        if not answer.text and answer.num_tokens:
+            raise DraftkitError(
+                "a further turn follows the text of an answer, and the server has told none",
+                hint="pass --target, for the target's tokenizer",
+            )
+        return answer.text
 
     def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[int, ...]:
         assert self.tokenizer is not None

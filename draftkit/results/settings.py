@@ -313,9 +313,9 @@ AS_STARTED = Taken(
     "a server, which runs as it was started",
     several_k=False,
     verification=("rejection",),
-    left=("turns", *SCHEDULED, *DRAWN),
+    left=(*SCHEDULED, *DRAWN),
 )
-VLLM = Taken("vLLM", verification=CERTIFIED, left=("turns", *SCHEDULED, "draft_temperature", "draft_confidence"))
+VLLM = Taken("vLLM", verification=CERTIFIED, left=(*SCHEDULED, "draft_temperature", "draft_confidence"))
 
 
 def _shared(settings: Settings) -> str:

@@ -105,6 +105,68 @@ def test_messages_need_no_tokenizer_here(dialect: Dialect, tmp_path: Path) -> No
     assert cell.matches_greedy is True
 
 
+TURNS = '{"id": "a", "turns": ["def add(a, b):", "Now subtract."]}\n{"id": "b", "turns": ["import os"]}\n'
+
+
+@pytest.mark.parametrize(("dialect", "target"), [("vllm", "zoo:target"), ("sglang", "zoo:target"), ("openai", None)])
+def test_further_turns_follow_the_server_s_own_answers(dialect: Dialect, target: str | None, tmp_path: Path) -> None:
+    (tmp_path / "turns.jsonl").write_text(TURNS)
+    settings = Settings(K, 12, prompts=str(tmp_path / "turns.jsonl"), turns="all", repeats=0)
+    with SpeakingServer(dialect, simulated(K), K) as drafting:
+        (cell,) = evaluate_server(ServerSettings(drafting.url), settings, target).cells
+    assert (cell.num_prompts, cell.output_tokens) == (3, 36)
+    assert [record.id for record in cell.by_prompt or ()] == ["a", "b", "a/2"]
+    last = drafting.bodies[-1]
+    if target is None:
+        roles = [message["role"] for message in last["messages"]]
+        assert roles == ["user", "assistant", "user"]
+        assert last["messages"][1]["content"]
+    else:
+        asked = last["input_ids"] if dialect == "sglang" else last["prompt"]
+        assert len(asked) > len(zoo_turns(tmp_path / "turns.jsonl")[0]) + settings.max_new_tokens
+
+
+def zoo_turns(path: Path) -> list[tuple[int, ...]]:
+    """The ids of the first turns."""
+    from draftkit.evaluate.datasets import load_prompt_set
+    from draftkit.evaluate.measure import Conversations
+    from draftkit.loading import load_target_tokenizer
+
+    prompts = load_prompt_set(str(path)).prompts
+    return [r.prompt for r in Conversations(prompts, load_target_tokenizer("zoo:target"), SETTINGS).first_requests]
+
+
+def test_a_server_that_tells_no_text_is_asked_no_further_turn(tmp_path: Path) -> None:
+    (tmp_path / "turns.jsonl").write_text(TURNS)
+    settings = Settings(K, 12, prompts=str(tmp_path / "turns.jsonl"), turns="all", repeats=0)
+    with (
+        SpeakingServer("sglang", simulated(K), K) as drafting,
+        pytest.raises(DraftkitError, match=r"follows the text of an answer(.|\n)*pass --target"),
+    ):
+        evaluate_server(ServerSettings(drafting.url), settings)
+
+
+def test_a_server_s_result_goes_on_where_it_stopped(tmp_path: Path, draftkit: Command) -> None:
+    """What `--out` holds is not measured again, and it is said that a server's weights cannot be compared."""
+    out = tmp_path / "result.json"
+    with SpeakingServer("vllm", simulated(K), K) as drafting, SpeakingServer("vllm", simulated(0)) as plain:
+        measure = (
+            "eval", "--server", drafting.url, "--server-baseline", plain.url, "--target", "zoo:target", "--limit", 2,
+            "--max-new-tokens", 8, "--set", "repeats=0", "--out", out,
+        )  # fmt: skip
+        assert draftkit(*measure).code == 0
+        (first,) = json.loads(out.read_text())["cells"]
+        drafting.bodies.clear()
+        ran = draftkit(*measure, "--concurrency", "1,2", "--resume")
+        assert ran.code == 0, ran.err
+    cells = json.loads(out.read_text())["cells"]
+    assert cells[0] == first
+    assert [cell["concurrency"] for cell in cells] == [1, 2]
+    warnings = {warning["name"] for warning in json.loads(out.read_text())["warnings"]}
+    assert "server-resumed" in warnings
+    assert len(drafting.bodies) < 2 * 3 + 4  # the second cell's warm-up and answers, and no other cell's
+
+
 def test_plain_text_is_sent_as_ids_only(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"text": "Once"}\n')
     with pytest.raises(DraftkitError, match="pass --target"):

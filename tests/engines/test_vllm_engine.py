@@ -352,7 +352,6 @@ def test_a_bias_that_vllm_drops_is_folded(journal: Journal, tmp_path: Path) -> N
         ("zoo:eagle", {"verification": "synthetic", "acceptance_rates": (0.5,) * K}, "synthetic verification"),
         ("zoo:eagle", {"k_by_batch": {4: 2}}, "k_by_batch {4: 2} for vLLM"),
         ("zoo:eagle", {"draft_sampling": DraftSampling(temperature=0.5)}, "draft_temperature 0.5 for vLLM"),
-        ("zoo:eagle", {"turns": "all"}, "turns 'all' for vLLM"),
     ],
 )
 def test_what_vllm_cannot_do_is_said_before_anything_starts(
@@ -361,6 +360,27 @@ def test_what_vllm_cannot_do_is_said_before_anything_starts(
     with pytest.raises(DraftkitError, match=reason):
         measured(draft, settings=replace(SETTINGS, **changes))
     assert not journal.path.exists()
+
+
+TURNS = (
+    '{"id": "a", "turns": ["def add(a, b):", "Now subtract."]}\n{"id": "b", "category": "c", "turns": ["import os"]}\n'
+)
+
+
+def test_vllm_is_asked_further_turns_and_in_slices(journal: Journal, tmp_path: Path) -> None:
+    (tmp_path / "turns.jsonl").write_text(TURNS)
+    asked = replace(SETTINGS, prompts=str(tmp_path / "turns.jsonl"), limit=None, turns="all", slices=("category",))
+    cell = measured(settings=replace(asked, repeats=0))
+    assert [record.id for record in cell.by_prompt] == ["a", "b", "a/2"]
+    assert {one.name: one.prompts for one in cell.slices} == {"category=all": 2, "category=c": 1}
+    first, second = ([prompt["prompt_token_ids"] for prompt in run] for run in journal.entries("prompts")[-2:])
+    said = simulate(first[0], SETTINGS.max_new_tokens, K).tokens
+    tokenizer = load_target_tokenizer("zoo:target")
+    text = tokenizer.decode(second[0])
+    assert tokenizer.decode(said, skip_special_tokens=True).strip() in text
+    assert text.index("def add") < text.index("Now subtract.")
+    longest = journal.entries("arguments")[-1]["max_model_len"]
+    assert longest >= len(second[0]) + SETTINGS.max_new_tokens  # the engine holds the last turn too
 
 
 def test_how_drafts_are_drawn_reaches_vllm(journal: Journal) -> None:

@@ -663,7 +663,7 @@ def test_every_turn_of_a_conversation_follows_its_system_message(tmp_path: Path)
     roles = ("system", "user", "assistant", "user")
     path.write_text(json.dumps({"messages": [{"role": role, "content": f"{role}'s text"} for role in roles]}))
     result = recorded("ngram", Settings(prompts=str(path), turns="all", max_new_tokens=4))
-    asked = [sample["prompt"] for sample in result.to_dict()["cells"][0]["samples"]]
+    asked = [sample.prompt for sample in result.cells[0].samples or ()]
     assert len(asked) == 2
     assert all(text.count("system's text") == 1 for text in asked)
 
@@ -672,7 +672,7 @@ def test_a_result_says_whether_the_template_was_applied() -> None:
     settings = Settings(limit=1, max_new_tokens=4, template=False)
     result = recorded("ngram", settings)
     assert (result.cells[0].template_sha256, result.provenance["settings"]["template"]) == (None, False)
-    assert result.to_dict()["cells"][0]["samples"][0]["prompt"].count("<|start_header|>") == 0
+    assert [sample.prompt.count("<|start_header|>") for sample in result.cells[0].samples or ()] == [0]
 
 
 # Output that is not greedy

@@ -71,7 +71,6 @@ def test_a_mean_length_stands_for_rates_and_a_limit_for_a_schedule() -> None:
         Settings(disable_above_batch=8),
         Settings(draft_sampling=DraftSampling(temperature=0.5)),
         Settings(draft_sampling=DraftSampling(min_confidence=0.5)),
-        Settings(turns="all"),
     ],
 )
 def test_vllm_is_not_asked_what_it_cannot_do(asked: Settings) -> None:
@@ -113,7 +112,6 @@ def test_so_are_those_of_engines_drafts_and_certificates(make: Callable[[], obje
         Settings(draft_sampling=DraftSampling("greedy")),
         Settings(draft_sampling=DraftSampling(min_confidence=0.5)),
         Settings(disable_above_batch=8),
-        Settings(turns="all"),
     ],
 )
 def test_a_server_is_not_asked_how_to_draft(asked: Settings | Sweep) -> None:

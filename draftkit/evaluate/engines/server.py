@@ -72,6 +72,10 @@ class ServerEngine(BaseEngine):
         target = self.job.target or self.drafting.model
         return self.job.seen(served_heading(self, target, source, "served", settings))
 
+    def measured(self, heading: Heading, cell: Cell) -> bool:
+        """Its cells have the K that it drafts with, whatever K was named."""
+        return replace(heading, num_speculative_tokens=cell.num_speculative_tokens).key == cell.key
+
     @contextmanager
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
         server = self.drafting if source is not None else self.plain

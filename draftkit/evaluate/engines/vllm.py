@@ -90,7 +90,7 @@ class VllmEngine(BaseEngine):
         """Those of `vllm.LLM`: with a `speculative_config` where there is a draft."""
         settings, vllm, folder = asked.settings, self.settings, self.job.folder
         device = device_named(settings.device)
-        longest = max(request.max_length for request in asked.first_requests)
+        longest = asked.longest
         # A target without such a number, as state space models, has no limit.
         context = getattr(describe(folder), "max_position_embeddings", None) or sys.maxsize
         stated = dict(vllm.engine_arguments)
