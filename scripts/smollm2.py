@@ -30,7 +30,7 @@ from statistics import mean
 from typing import Any
 
 from draftkit.cli import app
-from draftkit.cli.shared import quiet_transformers
+from draftkit.cli.output import quiet_transformers
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_folder
 

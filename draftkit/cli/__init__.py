@@ -17,19 +17,16 @@ from typing import Annotated
 import typer
 
 from draftkit.cli import data, prepare
-from draftkit.cli.adapt import adapt
-from draftkit.cli.card import card
-from draftkit.cli.completion import join_words
 from draftkit.cli.convert import convert, formats, inspect
 from draftkit.cli.doctor import doctor
 from draftkit.cli.evaluate import certify, evaluate, plan
+from draftkit.cli.options import join_words
+from draftkit.cli.output import replace_what_streams_lack
 from draftkit.cli.panels import PanelCommand
-from draftkit.cli.prune_vocab import prune_vocab
-from draftkit.cli.push import push
+from draftkit.cli.publish import card, push
 from draftkit.cli.report import report
 from draftkit.cli.settings import settings
-from draftkit.cli.shared import replace_what_streams_lack
-from draftkit.cli.train import train
+from draftkit.cli.train import adapt, train
 from draftkit.errors import DraftkitError, native_failures
 from draftkit.version import __version__
 
@@ -53,7 +50,6 @@ app.command(cls=PanelCommand)(report)
 app.command(cls=PanelCommand)(card)
 app.command(cls=PanelCommand)(push)
 app.add_typer(data.app, name="data")
-prepare.app.command(cls=PanelCommand)(prune_vocab)
 app.add_typer(prepare.app, name="prepare")
 
 

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftkit.cli.completion import facts as known_facts
-from draftkit.cli.completion import models
-from draftkit.cli.shared import (
+from draftkit.cli.options import (
     FormatOption,
     JsonOption,
     OptionalTargetOption,
+    ReplaceFolderOption,
     RevisionOption,
     SourceArgument,
-    console,
-    print_json,
-    say_next,
+    draft_facts,
+    models,
 )
+from draftkit.cli.output import console, print_json, say_next
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def convert(
     ] = None,
     facts: Annotated[
         list[str] | None,
-        typer.Option("--set", autocompletion=known_facts, help="FACT=VALUE instead of what was found; repeatable."),
+        typer.Option("--set", autocompletion=draft_facts, help="FACT=VALUE instead of what was found; repeatable."),
     ] = None,
     ignored_keys: Annotated[
         list[str] | None,
@@ -77,7 +76,7 @@ def convert(
         bool, typer.Option("--allow-lossy", help="Write what the destination can hold, and record what it cannot.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that draftkit has written.")] = False,
+    force: ReplaceFolderOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a draft of any known format into the unified layout. With --to, into another."""

@@ -11,28 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from draftkit.cli.completion import models
-from draftkit.cli.panels import PanelCommand
-from draftkit.cli.shared import (
+from draftkit.cli.options import (
     ConcurrencyOption,
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
     EndpointOption,
     JsonOption,
-    ProgressLines,
+    MaxLengthOption,
     RevisionOption,
+    RowLimitOption,
+    RowsArgument,
+    SamplesArgument,
     ServedModelOption,
+    SplitOption,
     StrictOption,
+    SubsetOption,
+    SystemOption,
     TargetOption,
+    TemplateOption,
+    TensorParallelOption,
+    TopKOption,
+    TopPOption,
     TrustOption,
-    console,
-    print_json,
-    quiet_transformers,
-    refuse_inputs,
-    say_next,
+    models,
     settled_dtype,
 )
+from draftkit.cli.output import ProgressLines, console, print_json, quiet_transformers, refuse_inputs, say_next
+from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
 from draftkit.requests import SamplingParameters
 
@@ -45,25 +51,6 @@ Item = TypeVar("Item")
 
 app = typer.Typer(help="Make and check training data.", no_args_is_help=True, rich_markup_mode=None)
 
-RowsArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A JSONL, JSON or parquet file, a .txt file with a prompt in each line, a folder of these, or a Hub "
-        "dataset. A row has messages, conversations, turns, prompt, data or question; or text, gone on with as it is."
-    ),
-]
-SplitOption = Annotated[str, typer.Option(help="The split of a Hub dataset.")]
-SubsetOption = Annotated[str | None, typer.Option(help="The configuration of a Hub dataset.")]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Take this many rows from the beginning.")]
-SystemOption = Annotated[str | None, typer.Option(help="The system message of conversations that have none.")]
-TemplateOption = Annotated[
-    list[str] | None,
-    typer.Option("--template-option", help="NAME=VALUE for the chat template, as enable_thinking=false; repeatable."),
-]
-
-TopKOption = Annotated[int, typer.Option(min=0, help="Draw from this many tokens; 0 from all.")]
-TopPOption = Annotated[float, typer.Option(help="Draw from the smallest set with this probability.")]
-
 
 @app.command(cls=PanelCommand)
 def prepare(
@@ -73,8 +60,8 @@ def prepare(
     split: SplitOption = "train",
     subset: SubsetOption = None,
     revision: RevisionOption = None,
-    limit: LimitOption = None,
-    max_length: Annotated[int, typer.Option(min=2, help="Cut samples at this many tokens.")] = 4096,
+    limit: RowLimitOption = None,
+    max_length: MaxLengthOption = 4096,
     drop_loops: Annotated[
         bool, typer.Option("--drop-loops", help="Leave out answers that repeat themselves in most of their tokens.")
     ] = False,
@@ -135,7 +122,7 @@ def regenerate(
     split: SplitOption = "train",
     subset: SubsetOption = None,
     revision: RevisionOption = None,
-    limit: LimitOption = None,
+    limit: RowLimitOption = None,
     system: SystemOption = None,
     template_options: TemplateOption = None,
     template: Annotated[
@@ -286,7 +273,7 @@ def synthesize(
 
 @app.command(cls=PanelCommand)
 def check(
-    samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
+    samples: SamplesArgument,
     target: TargetOption,
     draft: Annotated[
         str | None, typer.Option(autocompletion=models, help="A draft of any format that is to be trained on.")
@@ -316,7 +303,7 @@ def check(
 
 @app.command(cls=PanelCommand)
 def states(
-    samples: Annotated[Path, typer.Argument(help="What `draftkit data prepare` has written.")],
+    samples: SamplesArgument,
     out: Annotated[Path, typer.Argument(help="The folder of states; one that exists is continued.")],
     target: TargetOption,
     layers: Annotated[
@@ -335,7 +322,7 @@ def states(
         str | None,
         typer.Option(help="The Python of an environment with vLLM, which then runs the target."),
     ] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")] = 1,
+    tensor_parallel: TensorParallelOption = 1,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
     dtype: DtypeOption = None,
@@ -389,7 +376,7 @@ def stream(
     vllm_python: Annotated[
         str | None, typer.Option(help="The Python of an environment with vLLM; default: the one that runs this.")
     ] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that vLLM spreads the target over.")] = 1,
+    tensor_parallel: TensorParallelOption = 1,
     device: DeviceOption = None,
     with_parent: Annotated[
         bool, typer.Option("--with-parent", hidden=True, help="End with the process that started this one.")

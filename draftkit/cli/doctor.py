@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.completion import drafts
-from draftkit.cli.measuring import DatasetOption
-from draftkit.cli.shared import (
+from draftkit.cli.options import (
+    DatasetOption,
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
@@ -19,11 +18,10 @@ from draftkit.cli.shared import (
     StrictOption,
     TargetOption,
     TrustOption,
-    console,
-    print_json,
-    quiet_transformers,
+    drafts,
     settled_dtype,
 )
+from draftkit.cli.output import console, print_json, quiet_transformers
 
 if TYPE_CHECKING:
     from draftkit.doctor.measure import TrialProgress

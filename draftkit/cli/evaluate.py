@@ -1,21 +1,29 @@
-"""`draftkit eval`, `draftkit certify` and `draftkit plan`."""
+"""`draftkit eval`, `draftkit certify` and `draftkit plan`, and what their options and `--set` ask together."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.measuring import (
+from draftkit.cli.options import (
+    OUTPUT,
     PROMPTS,
     SPEED,
     ConcurrenciesOption,
     ContextOption,
     DatasetOption,
+    DeviceMapOption,
+    DeviceOption,
     DraftsOption,
+    DtypeName,
+    DtypeOption,
     EngineOption,
+    JsonOption,
     LimitOption,
     NewTokensOption,
     ServerBaselineOption,
@@ -24,26 +32,97 @@ from draftkit.cli.measuring import (
     TargetNameOption,
     TemperaturesOption,
     TokensOption,
-    VllmPythonOption,
-    asked_of,
-    prompt_progress,
-)
-from draftkit.cli.shared import (
-    OUTPUT,
-    DeviceMapOption,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
     TrustOption,
-    console,
-    print_csv,
-    print_json,
-    quiet_transformers,
+    VllmPythonOption,
+    settled_dtype,
 )
+from draftkit.cli.output import console, print_csv, print_json, prompt_progress, quiet_transformers
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
+    from draftkit.evaluate.engine import BaseEngine
     from draftkit.results.record import Result
+    from draftkit.results.settings import Sweep
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a command is asked to measure. `engine` None leaves it to the evaluation; `values`: settings by name."""
+
+    target: str | None
+    drafts: list[str]
+    sweep: Sweep
+    engine: str | None
+    values: Mapping[str, object]
+
+    def engines(self, out: Path | None = None) -> list[BaseEngine]:
+        """The engines that run the prompts, one after another; none where the evaluation is to choose. `out`: where the
+        result is kept. Raises `SettingError`."""
+        if self.engine is None:
+            return []
+        from draftkit.evaluate.engines import engine_class
+        from draftkit.evaluate.engines.own import OwnEngine
+
+        asked = engine_class(self.engine).of(self.values, out)
+        return [OwnEngine(), asked] if asked.compared else [asked]
+
+
+def asked_of(
+    target: str | None,
+    drafts: Sequence[str] | None,
+    *,
+    k: str = "4",
+    concurrency: str = "1",
+    temperature: str = "0",
+    context: str | None = None,
+    dtype: DtypeName | None = None,
+    device: str | None = None,
+    engine: str | None = None,
+    settings: Sequence[str] | None = None,
+    **flags: object,
+) -> Measurement:
+    """What options and `--set` ask together; `flags` are settings by their names, those that are None left out.
+
+    What is wrong is said before torch is imported, which takes seconds. Raises `SettingError`, or a usage error.
+    """
+    from draftkit.evaluate.engines import engine_class
+    from draftkit.evaluate.options import (
+        ENGINE_SETTINGS,
+        OPTIONS,
+        parse_contexts,
+        parse_floats,
+        parse_integers,
+        settable_settings,
+    )
+    from draftkit.io.settings import assignments, read_settings, settings_of, with_values
+    from draftkit.results.settings import Settings
+
+    ks, batches = parse_integers("num_speculative_tokens", k), parse_integers("concurrency", concurrency)
+    temperatures = parse_floats("temperature", temperature)
+    flags |= {"num_speculative_tokens": ks[-1], "concurrency": batches[0], "temperature": temperatures[0]}
+    flags |= {"device": device, "dtype": settled_dtype(dtype, device)}
+    given = {name: value for name, value in flags.items() if value is not None}
+    texts = assignments(settings or ())
+    for name in texts.keys() & OPTIONS.keys():
+        raise typer.BadParameter(f"{name} has an option of its own: {OPTIONS[name]}.")
+    by_engine: dict[str, type] = {cls.engine: cls for cls in ENGINE_SETTINGS}
+    if engine is not None and engine not in by_engine and (own := engine_class(engine).settings_type) is not None:
+        by_engine[engine] = own
+    given |= read_settings(settable_settings(*by_engine.values()), texts)
+    for name, cls in by_engine.items():
+        theirs = given.keys() & {one.name for one in settings_of(cls)}
+        if theirs and name != (engine := engine or name):
+            words = ", ".join(OPTIONS.get(one, one) for one in sorted(theirs))
+            raise typer.BadParameter(f"{words} of {name} with the engine {engine}: leave out one of them.")
+    if engine in by_engine:
+        with_values(by_engine[engine], given)
+    sweep = with_values(Settings, given).sweep(
+        k=ks, concurrency=batches, temperature=temperatures, context=parse_contexts(context)
+    )
+    if (target is None or not drafts) and (engine is None or engine_class(engine).sees_weights):
+        missing = "--target" if target is None else "--draft"
+        raise typer.BadParameter(f"Missing option '{missing}' (or --server).")
+    return Measurement(target, list(drafts or ()), sweep, engine, given)
 
 
 def evaluate(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.shared import refuse_inputs
+from draftkit.cli.output import refuse_inputs
 from draftkit.errors import DraftkitError, command
 from draftkit.io.html import is_as_written
 

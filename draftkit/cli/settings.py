@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from draftkit.cli.shared import JsonOption, console, print_json
+from draftkit.cli.options import JsonOption
+from draftkit.cli.output import console, print_json
 from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:

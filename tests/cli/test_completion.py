@@ -11,7 +11,7 @@ import pytest
 from conftest import Command
 
 from draftkit import zoo
-from draftkit.cli import completion
+from draftkit.cli import options
 from draftkit.convert.api import inspect_checkpoint
 from draftkit.layout.facts import has
 
@@ -26,7 +26,7 @@ def completed(draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> Completed:
     """The completions of a line, of which bash has made these words; the last is the one to complete."""
 
     def run(*words: str) -> list[str]:
-        monkeypatch.setattr(completion, "_typed", "")
+        monkeypatch.setattr(options, "_typed", "")
         monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # of a script, which is called by its name
         monkeypatch.setenv("_DRAFTKIT_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join(("draftkit", *words)))
@@ -61,14 +61,14 @@ def test_names_are_completed_also_where_bash_splits_them(
 def test_the_facts_of_a_draft_are_among_those_completed() -> None:
     for name in ("eagle3", "dflash", "mlp-speculator", "pard"):
         spec = inspect_checkpoint(f"zoo:{name}", target="zoo:target").plan.spec  # type: ignore[union-attr]
-        known = [fact.removesuffix("=") for fact in completion.facts() if has(spec.architecture, fact[:-1])]
+        known = [fact.removesuffix("=") for fact in options.draft_facts() if has(spec.architecture, fact[:-1])]
         assert len(known) > 3
-    assert "hidden_size=" in completion.facts()
+    assert "hidden_size=" in options.draft_facts()
 
 
 def test_nothing_slow_is_imported() -> None:
     code = (
-        "import sys; from draftkit.cli import completion as c; c.drafts(), c.facts(), c.training_settings(); "
+        "import sys; from draftkit.cli import options as c; c.drafts(), c.draft_facts(), c.training_settings(); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False, timeout=100).returncode == 0

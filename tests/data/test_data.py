@@ -684,7 +684,7 @@ def test_a_tokenizer_that_panics_or_cannot_be_built_is_one_message(draftkit: Com
 def test_long_work_says_how_far_it_is_without_a_terminal(
     draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftkit.cli.shared.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("draftkit.cli.output.PROGRESS_SECONDS", 0.0)
     (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n' * 3)
     ran = draftkit("data", "prepare", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--target", "zoo:target")
     assert [line for line in ran.err.splitlines() if line.startswith("rows:")] == ["rows: 1", "rows: 2", "rows: 3"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner, Result
 
-from draftkit.cli.prune_vocab import prune_vocab
+from draftkit.cli.prepare import prune_vocab
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.data.tokenizer import load_tokenizer

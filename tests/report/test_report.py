@@ -26,8 +26,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from draftkit.cli.output import print_json
 from draftkit.cli.report import report
-from draftkit.cli.shared import print_json
 from draftkit.errors import DraftkitError
 from draftkit.report import figures as figures_module
 from draftkit.report.chart import Chart, linear, logarithmic

@@ -17,7 +17,7 @@ from fixtures.samples import samples
 from transformers import AutoModelForCausalLM
 
 from draftkit.checks.preflight import check_data
-from draftkit.cli.shared import settled_dtype
+from draftkit.cli.options import settled_dtype
 from draftkit.data.responders import Sampling, engine_responder
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.write import StatesSettings, open_states_job

@@ -1,4 +1,4 @@
-"""`draftkit push`."""
+"""`draftkit card` and `draftkit push`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftkit.cli.card import DraftArgument, LicenseOption
-from draftkit.cli.shared import JsonOption, console, print_json, say_next
+from draftkit.cli.options import DraftArgument, JsonOption, LicenseOption
+from draftkit.cli.output import console, print_json, say_next
 
 if TYPE_CHECKING:
     from draftkit.publish import Publication
+
+
+def card(
+    folder: DraftArgument,
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RESULT.json…", help="What `draftkit eval --json` printed; kept in DIR/eval."),
+    ] = None,
+    repo: Annotated[
+        str | None,
+        typer.Option(help="org/name under which the draft will be found; default: ./NAME of the folder."),
+    ] = None,
+    license: LicenseOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a card that draftkit has not written, or that was edited.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a draft's model card into its folder. It says what was measured, with figures."""
+    from draftkit.publish import write_card
+
+    written = write_card(folder, results or [], repo=repo, license=license, force=force)
+    if as_json:
+        print_json({"schema": 1, "files": [str(path) for path in written]})
+        return
+    for path in written:
+        print(path)
+    say_next("push", folder, repo or "ORG/NAME", "--dry-run")
 
 
 def push(
