@@ -60,7 +60,7 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def options(
+def program(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
