@@ -1,4 +1,4 @@
-"""The same draft in draftkit's engine and in vLLM, side by side."""
+"""The same draft in draftkit's engine and in another, side by side."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from rich.table import Table
 
 from draftkit.report.format import speed
 from draftkit.results.metrics import length
-from draftkit.results.record import Cell
+from draftkit.results.record import OWN_ENGINE, Cell
 
 
 def engines_table(cells: Sequence[Cell]) -> Table:
-    """Draftkit's figures beside vLLM's for each draft and setting; – where an engine was not run."""
+    """Draftkit's figures beside another engine's for each draft and setting; – where an engine was not run."""
+    others = ", ".join(dict.fromkeys(cell.engine for cell in cells if cell.other_engine))
     table = Table(
-        "draft", "", "draftkit", "vLLM", "greedy counts",
-        title="draftkit and vLLM", caption="counts: equal when drafts, draft tokens and accepted tokens at each "
-        "position are; above temperature 0 the engines draw other random numbers",
+        "draft", "", OWN_ENGINE, others, "greedy counts",
+        title=f"{OWN_ENGINE} and {others}", caption="counts: equal when drafts, draft tokens and accepted tokens at "
+        "each position are; above temperature 0 the engines draw other random numbers",
     )  # fmt: skip
     for ours, theirs in engine_pairs(cells):
         either = ours or theirs
@@ -32,12 +33,13 @@ def engines_table(cells: Sequence[Cell]) -> Table:
 
 
 def engine_pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell | None, Cell | None]]:
-    """Draftkit's and vLLM's cell of each setting, in the order of the cells."""
-    by_setting: dict[tuple[object, ...], dict[str, Cell]] = {}
+    """Draftkit's cell of each setting and that of each other engine, in the order of the cells."""
+    by_setting: dict[tuple[object, ...], dict[str | None, Cell]] = {}
     for cell in cells:
-        by_setting.setdefault(cell.pair, {})[cell.engine] = cell
+        by_setting.setdefault(cell.pair, {})[cell.other_engine] = cell
     for engines in by_setting.values():
-        yield engines.get("draftkit"), engines.get("vllm")
+        ours = engines.pop(None, None)
+        yield from ((ours, theirs) for theirs in engines.values() or (None,))
 
 
 def counts_agree(ours: Cell, theirs: Cell) -> bool | None:

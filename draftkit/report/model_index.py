@@ -96,7 +96,7 @@ def _entries(cell: Cell, provenance: Mapping[str, object]) -> list[EvalResult]:
 def _setting(cell: Cell) -> str:
     """What tells the rows of a table of results apart."""
     context = "" if cell.context is None else f", context={cell.context}"
-    engine = "" if cell.engine == "draftkit" else f", {cell.engine}"
+    engine = "" if cell.other_engine is None else f", {cell.engine}"
     return f"K={cell.num_speculative_tokens}, T={cell.temperature:g}, concurrency={cell.concurrency}{context}{engine}"
 
 

@@ -122,7 +122,7 @@ def _groups(cells: Iterable[Cell]) -> dict[str, dict[int, Cell]]:
     groups: dict[str, dict[int, Cell]] = {}
     counted = [c for c in cells if c.num_drafts and c.num_accepted_tokens_per_pos and c.verification != "synthetic"]
     for cell in sorted(counted, key=lambda c: (c.num_speculative_tokens, c.concurrency)):
-        engine = "" if cell.engine == "draftkit" else f"-{cell.engine}"
+        engine = "" if cell.other_engine is None else f"-{cell.engine}"
         folder = f"{_in_a_path(_short(cell.draft))}-T{cell.temperature:g}{_in_a_path(engine)}"
         groups.setdefault(folder, {}).setdefault(cell.num_speculative_tokens, cell)
     return groups

@@ -63,7 +63,7 @@ def _facts(result: Result, cell: Cell) -> list[str]:
     return [
         cell.draft,
         cell.target,
-        "" if cell.engine == "draftkit" else cell.engine,
+        cell.other_engine or "",
         cell.dataset or "",
         f"T={cell.temperature:g}",
         "" if cell.context is None else f"context {cell.context}",

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.report.engines import engines_table
+from draftkit.report.engines import engine_pairs, engines_table
 from draftkit.report.format import measured_of, prediction
 from draftkit.report.memory_cost import cost_of
 from draftkit.results.metrics import METRICS, length, metrics_of, number
@@ -52,7 +52,7 @@ def show_evaluation(
         if isinstance(ids, list) and ids:
             console.print(f"the first prompt begins with the ids {' '.join(map(str, ids[:8]))}")
         console.print(category_table(result.cells))
-    if any(cell.engine == "vllm" for cell in result.cells) and "server" not in result.provenance:
+    if any(ours and theirs for ours, theirs in engine_pairs(result.cells)):
         console.print(engines_table(result.cells))
     if any(cell.slices for cell in result.cells):
         console.print(slices_table(result.cells))
@@ -116,8 +116,7 @@ def details_table(result: Result) -> Table:
 
 
 def _draft(cell: Cell) -> str:
-    name = cell.draft if cell.engine == "draftkit" else f"{cell.draft} in {cell.engine}"
-    return f"{name}, estimated" if cell.estimated else name
+    return f"{cell.draft_in_engine}, estimated" if cell.estimated else cell.draft_in_engine
 
 
 def _labels(cells: Sequence[Cell]) -> dict[str, str]:

@@ -31,7 +31,8 @@ QUANTILES = 101  # the 0th … 100th percentile
 DIGESTS = ("target_sha256", "draft_sha256", "prompts_sha256", "template_sha256")
 OPTIONAL = {"optional": True}  # a field that a file has only where there is something to say
 VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
-OWN = {"engine": "draftkit"}  # one that only this engine's cells have
+OWN_ENGINE = "draftkit"
+OWN = {"engine": OWN_ENGINE}  # one that only this engine's cells have
 OTHERS = {"engine": "other"}  # one that only other engines' cells have
 
 
@@ -167,7 +168,7 @@ class Heading:
     draft: str
     method: str | None = None
     dataset: str | None = None
-    engine: str = "draftkit"
+    engine: str = OWN_ENGINE
     target_sha256: str | None = None
     draft_sha256: str | None = None
     prompts_sha256: str | None = None
@@ -233,6 +234,16 @@ class Heading:
         """The same, whichever engine measured it."""
         setting = (self.num_speculative_tokens, self.temperature, self.concurrency, self.context)
         return (self.target, self.draft, *setting)
+
+    @property
+    def other_engine(self) -> str | None:
+        """The engine; None for draftkit's own."""
+        return None if self.engine == OWN_ENGINE else self.engine
+
+    @property
+    def draft_in_engine(self) -> str:
+        """The draft, and the engine that ran it where that is not draftkit's own."""
+        return self.draft if self.other_engine is None else f"{self.draft} in {self.engine}"
 
     @property
     def digests(self) -> dict[str, str | None]:
@@ -456,7 +467,7 @@ class ResultVerdict:
 
     kind: VerdictKind
     sentence: str
-    engine: str = "draftkit"
+    engine: str = OWN_ENGINE
     temperature: float = 0.0
     draft: str | None = None
     num_speculative_tokens: int | None = None
@@ -537,7 +548,7 @@ def _fields(record: Any) -> dict[str, Any]:
 def _written(record: Any, item: dataclasses.Field[Any]) -> bool:
     if item.metadata == OPTIONAL and getattr(record, item.name) is None:
         return False
-    return "engine" not in item.metadata or (item.metadata == OWN) == (record.engine == OWN["engine"])
+    return "engine" not in item.metadata or (item.metadata == OWN) == (record.other_engine is None)
 
 
 def _plain(value: object) -> object:

@@ -60,7 +60,7 @@ def well_known(cell: Cell) -> bool:
 
 
 def _condition(cell: Cell) -> str:
-    engine = "" if cell.engine == "draftkit" else f" in {cell.engine}"
+    engine = "" if cell.other_engine is None else f" in {cell.engine}"
     context = "" if cell.context is None else f", context {cell.context}"
     return f"at T = {cell.temperature:g}{context}{engine}, "
 
