@@ -39,6 +39,8 @@ CONVENTION = (
     "Acceptance length = 1 + accepted draft tokens / rounds, with the 95 % interval over prompts; expected: from the "
     "probabilities of the same forward passes; at each position: accepted / rounds."
 )
+# Engine → the layout that it takes where it cannot load a unified draft, and the end of its name.
+CONVERTED = {"SGLang": ("sglang", "-sglang"), "llama.cpp": ("gguf", ".gguf")}
 # What `draftkit train` leaves beside a draft, and which of its settings a card shows.
 TRAIN_FILE = "train.yaml"
 SHOWN_SETTINGS = (
@@ -206,11 +208,9 @@ def _commands(given: CardInput) -> dict[str, str]:
     draft = given.draft
     k = next((verdict.num_speculative_tokens for verdict in _verdicts(given) if verdict.kind != "unmeasured"), None)
     commands = serve_commands(draft, given.name, target=given.served_target, k=k)
-    layouts = {"SGLang": ("sglang", "-sglang")} if sglang.serves(draft.spec) else {}
-    if any(cell.engine == "llama.cpp" for _, cell in given.rows):
-        layouts["llama.cpp"] = ("gguf", ".gguf")
-    for engine, (layout, ending) in layouts.items():
-        if engine not in commands:
+    known = {cell.engine for _, cell in given.rows} | ({"SGLang"} if sglang.serves(draft.spec) else set())
+    for engine, (layout, ending) in CONVERTED.items():
+        if engine in known and engine not in commands:
             out = short_name(given.name) + ending
             served = serve_commands(draft, Path(out), layout=layout, target=given.served_target, k=k)[engine]
             options = ("--to", layout, "--target", given.served_target)
