@@ -37,8 +37,7 @@ from draftkit.models.mlp_speculator import MlpSpeculatorModel
 from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
-from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
-from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, PardDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.protocol import Drafter

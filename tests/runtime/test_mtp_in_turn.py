@@ -20,8 +20,7 @@ from draftkit.loading import load_drafter
 from draftkit.requests import Request, SyntheticAcceptance
 from draftkit.results.record import read_result
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.runtime.drafters.mtp import MtpDrafter, slot_bytes
-from draftkit.runtime.drafters.mtp_in_turn import MtpInTurnDrafter
+from draftkit.runtime.drafters.mtp import MtpDrafter, MtpInTurnDrafter, slot_bytes
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target, load_target
 

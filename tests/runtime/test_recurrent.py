@@ -23,8 +23,7 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
-from draftkit.runtime.drafters.causal_lm_parallel import PardDrafter
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, PardDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.runtime.recurrent import SlotStates

@@ -36,7 +36,7 @@ from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import Request
-from draftkit.runtime.drafters.causal_lm_parallel import Pard2Drafter
+from draftkit.runtime.drafters.causal_lm import Pard2Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target

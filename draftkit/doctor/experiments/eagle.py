@@ -13,8 +13,7 @@ from draftkit.doctor.trial import Trial, experiment, with_facts
 from draftkit.layout.facts import with_facts as other_facts
 from draftkit.models.chain import ChainOutput
 from draftkit.runtime.cache import SlotCache
-from draftkit.runtime.drafters.eagle import EagleDrafter
-from draftkit.runtime.drafters.eagle_parallel import PEagleDrafter
+from draftkit.runtime.drafters.eagle import EagleDrafter, PEagleDrafter
 from draftkit.runtime.drafters.protocol import Committed
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import Target
