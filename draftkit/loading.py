@@ -145,5 +145,7 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     """
     if draft.spec.architecture.own_model:
         require_equal_decoding(read_target_config(draft.path))
-    drafter: Drafter = family_of(draft).load_drafter(draft, target, tokenizer)
+    family = family_of(draft)
+    drafter: Drafter = family.load_drafter(draft, target, tokenizer)
+    drafter.slot_bytes = family.slot_bytes(draft, target.dtype)
     return drafter

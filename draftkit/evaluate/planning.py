@@ -83,7 +83,7 @@ def plan_memory(
     for source, draft in drafts.items():
         per_slot = slot_bytes(
             target=partial(own.slot_bytes, dtype),
-            draft=partial(family_of(draft).slot_bytes, draft, dtype),
+            draft=family_of(draft).slot_bytes(draft, dtype),
             feature_size=draft.spec.architecture.states_read * text.hidden_size,
             vocab_size=text.vocab_size,
             itemsize=dtype.itemsize,

@@ -129,7 +129,7 @@ def _of_drafts(
 ) -> Iterator[tuple[str, Draft, Forward | None]]:
     """Each draft with a pass of it; None where nothing is learned."""
     for source, draft in drafts.items():
-        cached = family_of(draft).slot_bytes(draft, dtype, 1, 1)
+        cached = family_of(draft).slot_bytes(draft, dtype)(1, 1)
         if not draft.tensors:
             yield source, draft, None
             continue

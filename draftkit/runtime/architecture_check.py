@@ -34,6 +34,7 @@ from draftkit.requests import Request
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.engine import Engine
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import model_class
 from draftkit.targets.states import AuxLayers
@@ -119,14 +120,12 @@ class Known:
     """A drafter of texts that it knows, some of whose tokens it changes: always the same ones."""
 
     max_tokens = max_positions = module = None
+    slot_bytes: SlotBytes | None = None
 
     def __init__(self, texts: Sequence[Sequence[int]], aux_layers: AuxLayers | None = None):
         self.texts = texts
         self.aux_layers = aux_layers
         self._text: dict[int, Sequence[int]] = {}
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return 0
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self._text = {}

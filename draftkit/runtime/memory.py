@@ -14,7 +14,7 @@ def require_memory(target: Target, drafter: Drafter | None, *, num_slots: int, c
     """Raise `DraftkitError` where the state of so many slots does not fit beside the weights, which are loaded."""
     per_slot = slot_bytes(
         target=target.slot_bytes,
-        draft=(lambda *_: 0) if drafter is None else drafter.slot_bytes,
+        draft=(drafter and drafter.slot_bytes) or (lambda capacity, k: 0),
         feature_size=target.feature_size,
         vocab_size=target.vocab_size,
         itemsize=target.dtype.itemsize,

@@ -11,7 +11,7 @@ GIB = 1 << 30
 FLOAT32 = 4
 
 
-SlotBytes = Callable[[int, int], int]  # what a model keeps of a sequence, by positions and draft tokens a round
+SlotBytes = Callable[[int, int], int]  # what a model keeps of a slot, by its positions and the draft tokens of a round
 
 
 @dataclass(frozen=True)

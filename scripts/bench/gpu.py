@@ -42,6 +42,7 @@ from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.mlp_speculator import MlpSpeculatorDrafter
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine, OnRound
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target
 from scripts.bench import attention as bench_attention
@@ -97,7 +98,8 @@ class Draft:
     """A draft in its drafter: one round drafts `k` tokens.
 
     `forwards(B, length)` gives what runs the model's forwards of one round, and nothing else, for B sequences of that
-    length. `weights` are the bytes of weights that they read, and `passes` how often they read the draft's own cache.
+    length. `weights` are the bytes of weights that they read, and `passes` how often they read the draft's own cache,
+    whose size `slot_bytes` tells.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Draft:
     k: int
     weights: int
     passes: int
+    slot_bytes: SlotBytes
     forwards: Callable[[int, int], Callable[[], object]]
 
 
@@ -161,12 +164,19 @@ class Bench:
                 k,
                 parameter_bytes(eagle.model.fc) + k * head,
                 k,
+                lambda capacity, _: capacity * eagle.model.spec.decoder.cached_numbers * self.dtype.itemsize,
                 lambda batch, length: in_turn(
                     [self.eagle_pass(eagle.model, batch, rows, length, fuse=fuse) for rows, fuse in steps]
                 ),
             ),
             Draft(
-                "PARD-1B", pard, parallel, small, 1, lambda b, length: self.lm_pass(standalone, b, 2 * parallel, length)
+                "PARD-1B",
+                pard,
+                parallel,
+                small,
+                1,
+                standalone.slot_bytes,
+                lambda batch, length: self.lm_pass(standalone, batch, 2 * parallel, length),
             ),
             Draft(
                 "standalone 1B",
@@ -174,9 +184,12 @@ class Bench:
                 k,
                 k * small,
                 k,
+                standalone.slot_bytes,
                 lambda batch, length: in_turn([self.lm_pass(standalone, batch, rows, length) for rows, _ in steps]),
             ),
-            Draft("MLP", mlp, k, mlp_bytes(mlp.model), 0, lambda batch, _: self.mlp_steps(mlp.model, batch)),
+            Draft(
+                "MLP", mlp, k, mlp_bytes(mlp.model), 0, lambda *_: 0, lambda batch, _: self.mlp_steps(mlp.model, batch)
+            ),
         ]
 
     def eagle(self) -> EagleModel:
@@ -351,7 +364,7 @@ class Bench:
         drafting = 0.0 if draft is None else self.milliseconds(draft.forwards(batch, end))
         moved = read_bytes(self.model) + batch * target.slot_bytes(round(length), 0)
         if draft is not None:
-            moved += draft.weights + batch * draft.passes * draft.drafter.slot_bytes(round(length), 0)
+            moved += draft.weights + batch * draft.passes * draft.slot_bytes(round(length), 0)
         needed = moved / self.bandwidth
         speed = batch * (1.0 if draft is None else self.options.acceptance_length) / taken * 1e3
         outside = 1 - (scoring + drafting) / taken

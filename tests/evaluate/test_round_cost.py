@@ -92,7 +92,7 @@ def test_a_draft_reads_its_weights_in_every_pass(draft: str, tables: str, passes
     drafted, plain = (planned(target, source, 3) for source in (draft, "ngram"))
     with open_draft(draft, "zoo:target") as opened:
         shapes = [t.shape for name, t in opened.tensors.items() if len(t.shape) > 1 and tables not in name]
-        cached = family_of(opened).slot_bytes(opened, torch.bfloat16, 1024, 1)
+        cached = family_of(opened).slot_bytes(opened, torch.bfloat16)(1024, 1)
     read = 2 * sum(map(math.prod, shapes))
     assert drafted.bytes_read - plain.bytes_read == passes * (read + cached)
 

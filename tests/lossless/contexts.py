@@ -61,6 +61,7 @@ class _Recorder:
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self._drafter = drafter
+        self.slot_bytes = drafter.slot_bytes
         self._vocab_size = vocab_size
         self.logits: dict[int, Tensor] = {}
 
@@ -79,9 +80,6 @@ class _Recorder:
     @property
     def module(self) -> nn.Module | None:
         return self._drafter.module
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return self._drafter.slot_bytes(capacity, k)
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self._drafter.allocate(num_slots, capacity, k)

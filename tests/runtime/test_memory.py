@@ -30,6 +30,7 @@ def test_caches_take_what_was_planned(case: Case) -> None:
     capacity = 3 + 6 + 3 + 1
     assert pool_bytes(engine._cache) == 2 * engine.target.slot_bytes(capacity, 3) > 0
     kept = getattr(drafter, "cache", SlotCache(0, 0))
+    assert drafter.slot_bytes is not None
     assert pool_bytes(kept) == 2 * drafter.slot_bytes(capacity, 3)
 
 

@@ -136,8 +136,14 @@ def test_of_mimo_the_first_alone_drafts(tmp_path: Path) -> None:
 
 def test_memory_is_that_of_every_step(saved: Saved, engine_of: tuple[Target, MtpDrafter], tmp_path: Path) -> None:
     draft = read_draft(convert_checkpoint(str(saved.folder), tmp_path / "head", format="mtp"))
-    drafter = engine_of[1]
-    assert slot_bytes(draft, torch.float32, 10, 3) == drafter.slot_bytes(10, 3) == 3 * drafter.slot_bytes(10, 1) > 0
+    kept = slot_bytes(draft, torch.float32)
+    assert kept(10, 3) == 3 * kept(10, 1) > 0
+    target, drafter = engine_of
+    Engine(target, drafter, num_speculative_tokens=3, num_slots=2).generate([[5, 6, 7]], max_new_tokens=6)
+    assert isinstance(drafter, MtpInTurnDrafter)
+    assert sum(
+        pool.nbytes for cache in drafter.caches for pools in cache.layers.values() for pool in pools
+    ) == 2 * kept(3 + 6 + 3 + 1, 3)
 
 
 @pytest.mark.parametrize(("wanted", "told"), [(1, 1), (2, 2), (3, 2), (5, 4)])

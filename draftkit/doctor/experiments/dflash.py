@@ -48,9 +48,8 @@ class WholeBlocks(DFlashDrafter):
     def __init__(self, drafter: DFlashDrafter, num_layers: int, most: int):
         super().__init__(drafter.model, num_layers)
         self.max_tokens = self._most = most
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return super().slot_bytes(capacity + self._most, k)
+        kept = drafter.slot_bytes
+        self.slot_bytes = kept and (lambda capacity, k: kept(capacity + most, k))
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         super().allocate(num_slots, capacity + self._most, k)

@@ -31,8 +31,8 @@ def check_runs(draft: Draft) -> None:
 def family_of(draft: Draft) -> ModuleType:
     """The file of a draft's family. Raises `LayoutError` where there is none.
 
-    `load_drafter(draft, target, tokenizer)` makes its drafter. `slot_bytes(draft, dtype, capacity, k)` is
-    what that will keep of a slot (`Drafter.slot_bytes`), told from facts and configurations.
+    `load_drafter(draft, target, tokenizer)` makes its drafter. `slot_bytes(draft, dtype)` tells from facts and
+    configurations what that will keep of a slot.
     """
     check_runs(draft)
     return importlib.import_module(f"{__name__}.{draft.spec.architecture.family}")

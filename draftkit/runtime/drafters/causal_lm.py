@@ -8,6 +8,7 @@ sees them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import Rows, expand_rows
 from draftkit.runtime.prefill import parts_of_prompts
 from draftkit.targets.chat import load_tokenizer
@@ -40,6 +42,7 @@ class CausalLMDrafter:
     """
 
     max_tokens = None
+    slot_bytes: SlotBytes | None = None
 
     def __init__(self, model: Target, vocabulary: SharedVocabulary | None = None, head_ids: Tensor | None = None):
         self.model = model
@@ -55,9 +58,6 @@ class CausalLMDrafter:
     @property
     def module(self) -> nn.Module:
         return self.model.model
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return self.model.slot_bytes(capacity, k)
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity, k)
@@ -223,6 +223,6 @@ def _shared_vocabulary(
     )
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """What the model keeps."""
-    return footprint(read_target_config(draft.path)).slot_bytes(dtype, capacity, k)
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
+    """The model's keys, values and states are kept."""
+    return partial(footprint(read_target_config(draft.path)).slot_bytes, dtype)

@@ -18,6 +18,7 @@ from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.fusion.packing import dtype_of
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.runtime.prefill import features_before_last, parts_of_prompts
 from draftkit.targets.states import AuxLayers
@@ -30,6 +31,7 @@ class ChainDrafter(ABC, Generic[Model]):
 
     max_tokens = None
     max_positions: int | None = None
+    slot_bytes: SlotBytes | None = None
     joins_prompts = True  # whether several go into one forward
 
     def __init__(self, model: Model):
@@ -40,10 +42,6 @@ class ChainDrafter(ABC, Generic[Model]):
     @abstractmethod
     def aux_layers(self) -> AuxLayers:
         """The target's hidden states that it reads."""
-
-    @abstractmethod
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        """What it keeps of a slot."""
 
     @property
     def dtype(self) -> torch.dtype:

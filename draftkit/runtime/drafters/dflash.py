@@ -20,6 +20,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.fusion.packing import dtype_of
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.prefill import features_before_last, parts_of_prompts
 from draftkit.targets.states import FINAL, AuxLayers
 
@@ -28,6 +29,7 @@ class DFlashDrafter:
     """Drafts K tokens from a block of as many rows as that takes. `num_layers`: those of the target."""
 
     max_tokens: int | None = None
+    slot_bytes: SlotBytes | None = None
 
     def __init__(self, model: DFlashModel, num_layers: int):
         self.model = model
@@ -49,9 +51,6 @@ class DFlashDrafter:
     @property
     def module(self) -> nn.Module:
         return self.model
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return capacity * self.model.spec.decoder.cached_numbers * self.dtype.itemsize
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.cache = SlotCache(num_slots, capacity)
@@ -127,6 +126,7 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return DFlashDrafter(model, target.config.get_text_config().num_hidden_layers)
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """Keys and values."""
-    return capacity * draft.spec.architecture.expect(DFlashSpec).decoder.cached_numbers * dtype.itemsize
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
+    """Keys and values are kept."""
+    per_position = draft.spec.architecture.expect(DFlashSpec).decoder.cached_numbers * dtype.itemsize
+    return lambda capacity, _: capacity * per_position

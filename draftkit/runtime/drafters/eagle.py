@@ -15,6 +15,7 @@ from draftkit.models.eagle import EagleModel, load_eagle
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.chain import ChainDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.targets.states import FINAL, AuxLayers
 
@@ -25,9 +26,6 @@ class EagleDrafter(ChainDrafter[EagleModel]):
     @property
     def aux_layers(self) -> AuxLayers:
         return AuxLayers(self.model.spec.aux_layer_ids or (FINAL,))
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return capacity * self.model.spec.decoder.cached_numbers * self.dtype.itemsize
 
 
 class PEagleDrafter(EagleDrafter):
@@ -67,6 +65,7 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return EagleDrafter(model) if model.spec.parallel is None else PEagleDrafter(model)
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """Keys and values."""
-    return capacity * draft.spec.architecture.expect(EagleSpec).decoder.cached_numbers * dtype.itemsize
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
+    """Keys and values are kept."""
+    per_position = draft.spec.architecture.expect(EagleSpec).decoder.cached_numbers * dtype.itemsize
+    return lambda capacity, _: capacity * per_position

@@ -15,6 +15,7 @@ from draftkit.models.gemma4_assistant import Gemma4AssistantModel, layers_read, 
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.rows import SlotRows
 from draftkit.targets.attention import Latents
@@ -82,6 +83,6 @@ def load_drafter(
     )
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
     """It keeps nothing of its own."""
-    return 0
+    return lambda capacity, k: 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from draftkit.runtime.drafters.protocol import Committed, NewSequence
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.targets.states import FINAL, AuxLayers
 
 
@@ -15,6 +16,7 @@ class LastStateDrafter:
     otherwise. `max_tokens`: how many heads it has, None where one drafts any number."""
 
     max_positions = None
+    slot_bytes: SlotBytes | None = None
 
     def __init__(self, max_tokens: int | None, module: nn.Module):
         self.max_tokens = max_tokens
@@ -23,9 +25,6 @@ class LastStateDrafter:
     @property
     def aux_layers(self) -> AuxLayers:
         return AuxLayers((FINAL,))
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return 0
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         pass

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.targets.states import AuxLayers
 
@@ -24,6 +25,7 @@ class LookupDrafter(ABC):
     max_tokens = None
     max_positions = None
     module = None
+    slot_bytes: SlotBytes | None = None
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu"):
         self.vocab_size = vocab_size
@@ -39,9 +41,6 @@ class LookupDrafter(ABC):
     @property
     def aux_layers(self) -> AuxLayers | None:
         return None
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return text_bytes(capacity)
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.context = self.context.new_zeros(num_slots + 1, capacity)  # the last one for slot −1, which is none
@@ -64,8 +63,8 @@ class LookupDrafter(ABC):
         return logits.scatter_(1, tokens[:, None], 0.0)
 
 
-def text_bytes(capacity: int) -> int:
-    """What is kept of a text with room for `capacity` tokens."""
+def text_bytes(capacity: int, k: int) -> int:
+    """What is kept of a text with room for `capacity` tokens, whatever number of draft tokens `k` a round has."""
     return capacity * TOKENS.itemsize
 
 

@@ -9,6 +9,7 @@ from draftkit.layout.folder import Draft
 from draftkit.models.medusa import MedusaModel, load_medusa
 from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
+from draftkit.runtime.memory_plan import SlotBytes
 
 
 class MedusaDrafter(LastStateDrafter):
@@ -31,6 +32,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return MedusaDrafter(load_medusa(draft, target))
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
     """Heads keep nothing between rounds."""
-    return 0
+    return lambda capacity, k: 0

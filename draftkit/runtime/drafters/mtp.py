@@ -29,6 +29,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.chain import ChainDrafter
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.targets.attention import chooses
 from draftkit.targets.footprint import footprint
@@ -36,32 +37,25 @@ from draftkit.targets.states import FINAL, AuxLayers
 
 
 class MtpDrafter(ChainDrafter[MtpModel]):
-    """`slot_numbers`: what the head keeps of a position. `num_layers`: those of the target."""
+    """`num_layers`: those of the target."""
 
-    def __init__(self, model: MtpModel, slot_numbers: int, num_layers: int):
+    def __init__(self, model: MtpModel, num_layers: int):
         super().__init__(model)
         self.joins_prompts = not chooses(model.layer_config)
-        self._slot_numbers = slot_numbers
         self._num_layers = num_layers
 
     @property
     def aux_layers(self) -> AuxLayers:
         return AuxLayers((FINAL if self.model.spec.hidden_state == "after_norm" else self._num_layers,))
 
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return capacity * self._slot_numbers * self.dtype.itemsize
-
 
 class MtpInTurnDrafter(MtpDrafter):
     """`tokens` int64 [S + 1, K − 1] and `states` [S + 1, K − 1, H]: each slot's last rows; the one beyond the slots
     belongs to rows of a batch without a sequence."""
 
-    def __init__(self, model: MtpModel, slot_numbers: int, num_layers: int):
-        super().__init__(model, slot_numbers, num_layers)
+    def __init__(self, model: MtpModel, num_layers: int):
+        super().__init__(model, num_layers)
         self.allocate(0, 0, 1)
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        return k * super().slot_bytes(capacity, k)
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         self.caches = [SlotCache(num_slots, capacity) for _ in range(k)]
@@ -126,16 +120,15 @@ class MtpInTurnDrafter(MtpDrafter):
 
 def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> MtpDrafter:
     """The drafter of a target's own head."""
-    config = target.config.get_text_config()
     model = load_mtp(draft, target, attention=ATTENTION)
     drafter = MtpInTurnDrafter if model.spec.modules_run > 1 else MtpDrafter
-    return drafter(model, footprint(one_layer(config)).cached, config.num_hidden_layers)
+    return drafter(model, target.config.get_text_config().num_hidden_layers)
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """Keys and values, or their latents; of modules that are used in turn, those of each step."""
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
+    """Keys and values are kept, or their latents; of modules that are used in turn, those of each step."""
     spec = draft.spec.architecture.expect(MtpSpec)
     stated = dict(spec.config)
     config = CONFIG_MAPPING[str(stated.pop("model_type"))].from_dict(stated).get_text_config()
-    caches = k if spec.modules_run > 1 else 1
-    return caches * footprint(one_layer(config)).slot_bytes(dtype, capacity, k)
+    layer = footprint(one_layer(config))
+    return lambda capacity, k: (k if spec.modules_run > 1 else 1) * layer.slot_bytes(dtype, capacity, k)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.families.ngram import NgramSpec
 from draftkit.layout.folder import Draft
 from draftkit.runtime.drafters.lookup import LookupDrafter, matched_lengths, text_bytes
+from draftkit.runtime.memory_plan import SlotBytes
 
 
 class NgramDrafter(LookupDrafter):
@@ -41,6 +42,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return NgramDrafter(vocab_size, min_n=spec.min_n, max_n=spec.max_n, device=target.device)
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """The text."""
-    return text_bytes(capacity)
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
+    """The text is kept."""
+    return text_bytes

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.targets.states import AuxLayers
 
 
@@ -67,7 +68,13 @@ class Draw(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes K tokens a round for every active slot."""
+    """Proposes K tokens a round for every active slot.
+
+    `slot_bytes`: what it keeps of a slot, as `slot_bytes` of its family's file tells it; None where it was not made
+    from a draft.
+    """
+
+    slot_bytes: SlotBytes | None
 
     @property
     def aux_layers(self) -> AuxLayers | None:
@@ -84,9 +91,6 @@ class Drafter(Protocol):
     @property
     def module(self) -> nn.Module | None:
         """What computes its logits, None where nothing is learned."""
-
-    def slot_bytes(self, capacity: int, k: int) -> int:
-        """What it keeps of a slot with room for `capacity` positions, drafting up to `k` tokens a round."""
 
     def allocate(self, num_slots: int, capacity: int, k: int) -> None:
         """Make that room in every slot; everything known about earlier sequences is gone."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.layout.folder import Draft
 from draftkit.runtime.drafters.lookup import LookupDrafter, matched_lengths, text_bytes
+from draftkit.runtime.memory_plan import SlotBytes
 
 
 class SuffixDrafter(LookupDrafter):
@@ -88,6 +89,6 @@ def load_drafter(draft: Draft, target: PreTrainedModel, tokenizer: PreTrainedTok
     return SuffixDrafter(vocab_size, draft.spec.architecture.expect(SuffixSpec), target.device)
 
 
-def slot_bytes(draft: Draft, dtype: torch.dtype, capacity: int, k: int) -> int:
-    """The text."""
-    return text_bytes(capacity)
+def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
+    """The text is kept."""
+    return text_bytes
