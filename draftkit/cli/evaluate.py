@@ -339,7 +339,7 @@ def plan(
     assert asked.target is not None
     quiet_transformers()
     from draftkit.evaluate.planning import plan_evaluation
-    from draftkit.evaluate.time_plan import plan_rounds
+    from draftkit.evaluate.round_cost import plan_rounds
     from draftkit.report.tables import memory_table, rounds_table
 
     memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)

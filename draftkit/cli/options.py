@@ -89,7 +89,7 @@ def _formats() -> list[str]:
 
 def prompt_sets() -> list[str]:
     """The prompt sets that have a name."""
-    from draftkit.evaluate.datasets import BUNDLED, registry
+    from draftkit.evaluate.prompts import BUNDLED, registry
 
     return [BUNDLED, *registry()]
 

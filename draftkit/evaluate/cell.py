@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf, isfinite
 from statistics import fmean
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from draftkit.data.language import language_of
 from draftkit.data.traffic import THOUGHT
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.by_turns import speedup_interval
+from draftkit.evaluate.interleaved import speedup_interval
 from draftkit.evaluate.measure import Run
-from draftkit.results.record import Cell, Heading, Interval, PromptRecord, Transcript, TranscriptRound
+from draftkit.evaluate.prompts import Prompt
+from draftkit.results.record import Cell, Heading, Interval, PromptRecord, Slice, Transcript, TranscriptRound
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import (
     bootstrap_length,
     conditional_rates,
+    contrast,
     drafted_acceptance_length,
     expected_acceptance_length,
     known,
@@ -45,10 +49,10 @@ def cell_of(
 ) -> Cell:
     """What a run with a draft measured, beside the run of the same requests without one, where there is one.
 
-    `passes` and `pace_error` are those of `by_turns`; None and inf where it was not. Where the engine counts only all
-    requests together, there is no interval, `interval_known` is false and `by_category` empty; where it keeps no record
-    of rounds, what is told from these is None. Raises `DraftkitError` for an engine without such a record that has
-    drafted nothing: it cannot say why.
+    `passes` and `pace_error` are those of `interleaved`; None and inf where it was not. Where the engine counts only
+    all requests together, there is no interval, `interval_known` is false and `by_category` empty; where it keeps no
+    record of rounds, what is told from these is None. Raises `DraftkitError` for an engine without such a record that
+    has drafted nothing: it cannot say why.
     """
     drafts = run.drafts
     if drafts is None or not (drafts.num_drafts or run.generations):
@@ -219,3 +223,42 @@ def _rounds_as_text(generation: Generation, tokenizer: PreTrainedTokenizerBase) 
             )
         )
     return tuple(rounds)
+
+
+def with_slices(cell: Cell, prompts: Sequence[Prompt], kinds: Sequence[str]) -> Cell:
+    """The cell with what it measured of each slice of the prompts, against the rest; unchanged where nothing is asked,
+    or requests were not counted one by one."""
+    if not kinds or cell.by_prompt is None:
+        return cell
+    by_id = {prompt.id: prompt for prompt in prompts}
+    labels = [_labels(record, _prompt_of(record, by_id), kinds) for record in cell.by_prompt]
+    found = [_slice(name, cell.by_prompt, labels) for name in sorted({*chain.from_iterable(labels)})]
+    return replace(cell, slices=tuple(found))
+
+
+def _labels(record: PromptRecord, prompt: Prompt, kinds: Sequence[str]) -> list[str]:
+    values = {
+        "language": language_of(prompt.text),
+        "thinking": None if record.thinks is None else _yes(record.thinks),
+        "tools": _yes(prompt.tools),
+        "category": prompt.category,
+    }
+    return [f"{kind}={values[kind]}" for kind in kinds if values[kind] is not None]
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _prompt_of(record: PromptRecord, by_id: Mapping[str, Prompt]) -> Prompt:
+    """The prompt whose first or later turn it was."""
+    return by_id[record.id] if record.id in by_id else by_id[record.id.rpartition("/")[0]]
+
+
+def _slice(name: str, records: Sequence[PromptRecord], labels: Sequence[Sequence[str]]) -> Slice:
+    inside, outside = (
+        [(r.accepted, r.rounds) for r, own in zip(records, labels, strict=True) if (name in own) is within and r.rounds]
+        for within in (True, False)
+    )
+    shift = contrast(inside, outside) if inside and outside else None
+    return Slice(name, len(inside), known(bootstrap_length(inside)), shift)

@@ -13,12 +13,11 @@ from draftkit.checks.measurement import Asked
 from draftkit.checks.registry import Evidence, findings
 from draftkit.engines.serving import serve_commands
 from draftkit.errors import DraftkitError, command
-from draftkit.evaluate.axes import with_slices
-from draftkit.evaluate.by_turns import by_turns, sides
-from draftkit.evaluate.cell import cell_of
+from draftkit.evaluate.cell import cell_of, with_slices
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import vllm_here
+from draftkit.evaluate.interleaved import interleaved, sides
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Progress, Run
 from draftkit.evaluate.notebook import notebook_progress
@@ -231,7 +230,7 @@ class _Measurement:
         passes, error, without = 0, math.inf, None
         with self._lane(heading.draft, asked) as hold:
             if plain is not None and (repeats := self._repeats(settings)):
-                turns, error = by_turns(asked.blocks, plain, hold, repeats)
+                turns, error = interleaved(asked.blocks, plain, hold, repeats)
                 (without, run), passes = (Run.joined(runs) for runs in sides(turns)), len(turns)
             else:
                 without, run = None if plain is None else plain(asked), hold(asked)

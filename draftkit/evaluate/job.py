@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from draftkit.evaluate.datasets import PromptSet, load_prompt_set
 from draftkit.evaluate.measure import Conversations
+from draftkit.evaluate.prompts import PromptSet, load_prompt_set
 from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft

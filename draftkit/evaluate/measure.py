@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, cycle, islice
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.axes import paddings
-from draftkit.evaluate.by_turns import block_sizes
+from draftkit.evaluate.interleaved import block_sizes
 from draftkit.evaluate.prompts import Message, Prompt, encode_messages
 from draftkit.requests import Request
 from draftkit.results.settings import Settings
 from draftkit.runtime.records import Generation
+from draftkit.targets.chat import token_ids
 
 Progress = Callable[[str, int, int, float], None]  # what runs, answers done, answers in all, acceptance length so far
 
@@ -258,3 +258,14 @@ def _user(text: str) -> Message:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
+
+
+def paddings(texts: Sequence[str], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """For each of the texts about so many tokens of the others, those after it first, over and over where they are
+    short; of a single one, its own."""
+    ids = [token_ids(tokenizer, f"{text}\n\n", special=False) for text in texts]
+    others = ([*ids[number + 1 :], *ids[:number]] or ids for number in range(len(texts)))
+    return [
+        str(tokenizer.decode(list(islice(chain.from_iterable(cycle(around)), max(wanted, 0)))))
+        for around, wanted in zip(others, tokens, strict=True)
+    ]

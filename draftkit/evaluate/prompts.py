@@ -1,14 +1,26 @@
-"""Prompts, and how the target sees them."""
+"""Prompts: one question, the sets that hold them, which `datasets.json` describes, and how the target sees them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from draftkit.errors import TargetError
+from draftkit import zoo
+from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, strict_rows, undecoded
+from draftkit.data.traffic import category_of
+from draftkit.errors import FormatError, SourceError, TargetError
+from draftkit.hub.token import keep_token
+from draftkit.io.records import did_you_mean
 from draftkit.targets.chat import TemplateRejection, render, token_ids
+from draftkit.version import with_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,6 +28,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Message = dict[str, str]
+BUNDLED = "zoo"
+# What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+
+Rows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row
 
 
 @dataclass(frozen=True)
@@ -44,8 +61,6 @@ class Prompt:
 
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     """The prompts of a set that `load_prompt_set` takes; of rows that are left out, the log tells."""
-    from draftkit.evaluate.datasets import load_prompt_set
-
     found = load_prompt_set(source, limit)
     if found.left_out.rows:
         _log.warning("%s", found.left_out)
@@ -87,3 +102,158 @@ def encode_messages(
             where=tokenizer.name_or_path,
         ) from rejection
     return tuple(token_ids(tokenizer, text, special=False))
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts and where they are from. `masked`: how many rows of the source had no text of their own. `left_out`:
+    those with more than text."""
+
+    name: str
+    source: str
+    revision: str | None
+    split: str | None
+    prompts: list[Prompt]
+    masked: int = 0
+    left_out: LeftOutRows = field(default_factory=LeftOutRows)
+
+    @property
+    def sha256(self) -> str:
+        """Of the texts, so that two runs can be known to have asked the same."""
+        asked = [[*prompt.turns, *([prompt.plain] if prompt.plain else []), *prompt.opening] for prompt in self.prompts]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which columns of a table hold what; `template` wraps each prompt."""
+
+    prompt: str | None = None
+    id: str | None = None
+    category: str | None = None
+    template: str = "{}"
+
+
+def load_prompt_set(source: str, limit: int | None = None, *, strict: bool = False) -> PromptSet:
+    """The bundled prompts (`zoo`), a set of `datasets.json`, a JSONL file, or a Hub dataset `org/name[@revision]`.
+
+    A row of a file or an unnamed dataset has any shape that `data.rows` reads: its user messages are taken, or its
+    plain text; the lines of a .txt file are prompts. `question_id` or `id` and `category` are optional. With `limit`,
+    that many prompts are taken evenly over the set, so that every category stays represented. Rows with parts that are
+    not text are left out, and refused if `strict`. Raises `SourceError` and `FormatError` naming file and line.
+    """
+    described = registry().get(source)
+    path = zoo.prompts_path() if source == BUNDLED else Path(source)
+    revision, split, columns = None, None, _Columns()
+    if described is not None:
+        columns = _Columns(
+            **{key: described[key] for key in ("prompt", "id", "category", "template") if key in described}
+        )
+        split = described.get("split")
+        where = described.get("hub") or described["url"]
+        rows, revision = _published(described)
+    elif source == BUNDLED or path.exists() or source.endswith(SUFFIXES) or source.count("/") != 1:
+        where, rows = str(path), _read_file(path)
+    else:
+        where, _, revision = source.partition("@")
+        rows, revision = _published({"hub": where, "revision": revision or None})
+    left_out = LeftOutRows()
+    with strict_rows() if strict else nullcontext():
+        read = [_prompt(row, columns, at, number, left_out) for number, (at, row) in enumerate(rows, start=1)]
+    parsed = [prompt for prompt in read if prompt is not None]
+    prompts = [prompt for prompt in parsed if not any(MASKED in turn for turn in prompt.turns)]
+    if not prompts:
+        raise FormatError("the set holds no prompts" + (f": {left_out}" if left_out.rows else ""), where=where)
+    masked = len(parsed) - len(prompts)
+    if limit is not None and limit < len(prompts):
+        prompts = [prompts[index * len(prompts) // limit] for index in range(limit)]
+    return PromptSet(source, where, revision, split, prompts, masked, left_out)
+
+
+@cache
+def registry() -> dict[str, dict[str, str]]:
+    """The named sets: Hub id or address, split, columns, and what each is."""
+    text = resources.files("draftkit.evaluate").joinpath("datasets.json").read_text(encoding="utf-8")
+    described: dict[str, dict[str, str]] = json.loads(text)
+    return described
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not path.exists():
+        raise SourceError(
+            f"the prompts cannot be read: there is no such file{did_you_mean(path.name, ['zoo', *registry()])}",
+            where=path,
+            expected="a JSONL file, a Hub dataset org/name, zoo, or " + ", ".join(registry()),
+            hint="--prompts zoo uses the bundled ones",
+        )
+    return ((where, row) for where, row, _ in read_file(path))
+
+
+def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
+    """The rows of a dataset on the Hub, or of a file at an address, and the commit they are from."""
+    try:
+        from datasets import load_dataset
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise SourceError(
+            "published prompt sets are read with the package datasets, which is not installed",
+            where=described.get("hub") or described["url"],
+            hint=f"{with_extra('eval')}, or pass a JSONL file",
+        ) from error
+    hub, url, split = described.get("hub"), described.get("url"), described.get("split")
+    keep_token()
+    try:
+        if hub is None:
+            table, revision = load_dataset("json", data_files=url, split="train"), None
+        else:
+            revision = HfApi().dataset_info(hub, revision=described.get("revision")).sha
+            table = load_dataset(hub, described.get("subset"), split=split or "train", revision=revision)
+        rows = [(f"{hub or url}, row {number}", dict(row)) for number, row in enumerate(undecoded(table), start=1)]
+    except Exception as error:  # of the network, the Hub, a table, a missing split: all in many types
+        first = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+        raise SourceError(
+            f"the prompts cannot be read: {first}",
+            where=hub or url,
+            hint="check the connection and the name; a JSONL file, or --dataset zoo, needs no network",
+        ) from error
+    return rows, revision
+
+
+def _prompt(row: Mapping[str, Any], columns: _Columns, where: str, number: int, left_out: LeftOutRows) -> Prompt | None:
+    """The prompt of a row; None for one that is left out."""
+    if columns.prompt is None:
+        parsed = left_out.read(dict(row), where)
+        if parsed is None:
+            return None
+        turns, plain, system = _turns(parsed.content)
+        tools = category_of(parsed).endswith("tools=yes")
+    else:
+        turns, plain, system, tools = _texts(row.get(columns.prompt)), False, "", False
+    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        keys = f'"{columns.prompt}"' if columns.prompt else SHAPES
+        raise FormatError("no prompt in this line", where=where, expected=f"an object with {keys}")
+    known = (row.get(columns.id),) if columns.id else (row.get("question_id"), row.get("id"))
+    own = next((value for value in known if value is not None), number)
+    category = row.get(columns.category or "category")
+    return Prompt(
+        str(own),
+        "all" if category is None else str(category),
+        tuple(columns.template.replace("{}", str(turn)) for turn in turns),
+        plain,
+        system,
+        tools,
+    )
+
+
+def _turns(content: object) -> tuple[Sequence[object], bool, str]:
+    """The user's turns of a row in any shape, whether it is plain text, and its system message."""
+    match content:
+        case Conversation(messages):
+            system = "\n".join(str(message["content"] or "") for message in messages if message["role"] == "system")
+            return [message["content"] for message in messages if message["role"] == "user"], False, system
+        case _:
+            return [content], True, ""
+
+
+def _texts(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else [value]

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from draftkit.evaluate.datasets import PromptSet
+from draftkit.evaluate.prompts import PromptSet
 from draftkit.results.settings import Settings
 from draftkit.targets.chat import template_sha256
 from draftkit.version import __version__

@@ -20,7 +20,7 @@ from draftkit.results.record import Cell, Interval, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of
 
 if TYPE_CHECKING:
-    from draftkit.evaluate.time_plan import PlannedRound
+    from draftkit.evaluate.round_cost import PlannedRound
     from draftkit.runtime.memory_plan import MemoryPlan
 
 GIB = 1 << 30

@@ -20,8 +20,7 @@ from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.data.traffic import read_traffic
 from draftkit.errors import DraftkitError, FormatError
-from draftkit.evaluate.datasets import load_prompt_set
-from draftkit.evaluate.prompts import load_prompts
+from draftkit.evaluate.prompts import load_prompt_set, load_prompts
 from draftkit.train.adapt import AdaptSettings, _requests
 
 torch.set_num_threads(1)

@@ -57,8 +57,8 @@ def _asked(prompt: tuple[int, ...]) -> Any:
 
 
 def zoo_prompts() -> list[tuple[int, ...]]:
-    from draftkit.evaluate.datasets import load_prompt_set
     from draftkit.evaluate.measure import Conversations
+    from draftkit.evaluate.prompts import load_prompt_set
     from draftkit.loading import load_target_tokenizer
 
     prompts = load_prompt_set("zoo", SETTINGS.limit).prompts
@@ -128,8 +128,8 @@ def test_further_turns_follow_the_server_s_own_answers(dialect: Dialect, target:
 
 def zoo_turns(path: Path) -> list[tuple[int, ...]]:
     """The ids of the first turns."""
-    from draftkit.evaluate.datasets import load_prompt_set
     from draftkit.evaluate.measure import Conversations
+    from draftkit.evaluate.prompts import load_prompt_set
     from draftkit.loading import load_target_tokenizer
 
     prompts = load_prompt_set(str(path)).prompts

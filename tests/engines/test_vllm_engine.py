@@ -37,7 +37,6 @@ from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
 from draftkit.evaluate.certificate import certify_draft
-from draftkit.evaluate.datasets import load_prompt_set
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.server import ServerEngine
@@ -45,7 +44,7 @@ from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Run
 from draftkit.evaluate.options import ServerSettings
-from draftkit.evaluate.prompts import Prompt
+from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.loading import load_target_tokenizer, open_draft
 from draftkit.report.engines import counts_agree, engine_pairs, engines_table

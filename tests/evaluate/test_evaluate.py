@@ -29,14 +29,13 @@ from draftkit.data.regenerate import Dialogue
 from draftkit.data.rows import read_rows
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.datasets import load_prompt_set, registry
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.forecast import TEMPERATURES
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
 from draftkit.evaluate.near_ties import near_ties, own_attention
 from draftkit.evaluate.options import parse_floats, parse_integers
 from draftkit.evaluate.planning import plan_evaluation
-from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompts
+from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompt_set, load_prompts, registry
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json

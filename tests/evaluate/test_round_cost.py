@@ -11,8 +11,7 @@ import torch
 from conftest import Command
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from draftkit.evaluate.round_cost import H100, Device, Forward, RoundCost
-from draftkit.evaluate.time_plan import PlannedRound, plan_time
+from draftkit.evaluate.round_cost import H100, Device, Forward, PlannedRound, RoundCost, plan_time
 from draftkit.hub.locate import locate
 from draftkit.loading import open_draft
 from draftkit.runtime.drafters import family_of

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedModel
 
-from draftkit.evaluate.datasets import load_prompt_set
-from draftkit.evaluate.prompts import encode_prompt
+from draftkit.evaluate.prompts import encode_prompt, load_prompt_set
 from draftkit.loading import load_drafter, load_model, open_draft
 from draftkit.requests import DraftSampling, Request, SamplingParameters, Verification
 from draftkit.runtime.drafters.protocol import Drafter

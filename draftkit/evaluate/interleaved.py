@@ -34,7 +34,7 @@ def block_sizes(prompts: int, concurrency: int) -> list[int]:
     return [prompts // blocks + (number < prompts % blocks) for number in range(blocks)]
 
 
-def by_turns(
+def interleaved(
     blocks: Sequence[Block], plain: Callable[[Block], R], drafting: Callable[[Block], R], repeats: int
 ) -> tuple[list[list[tuple[R, R]]], float]:
     """Run each block without a draft and with it; and all of them again, `repeats` passes at most, until the ratio of

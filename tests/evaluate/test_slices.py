@@ -12,12 +12,11 @@ from rich.console import Console
 
 from draftkit.data.language import language_of
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.axes import with_slices
-from draftkit.evaluate.datasets import load_prompt_set
+from draftkit.evaluate.cell import with_slices
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts
-from draftkit.evaluate.prompts import Prompt
+from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.evaluate.speed import RoundTimes
 from draftkit.loading import load_target_tokenizer
 from draftkit.report.series import join

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import draftkit
-from draftkit.evaluate.by_turns import NARROW, block_sizes, by_turns, pace_error, speedup_interval
+from draftkit.evaluate.interleaved import NARROW, block_sizes, interleaved, pace_error, speedup_interval
 from draftkit.requests import SamplingParameters
 from draftkit.results.record import PromptRecord
 from draftkit.results.settings import Settings
@@ -42,7 +42,7 @@ def lanes(noise: float, seed: int = 0) -> tuple[list[str], Callable[[int], Run],
 
 def test_blocks_alternate_and_neither_side_is_always_second() -> None:
     order, plain, drafting = lanes(noise=0.0)
-    passes, error = by_turns([0, 1, 2], plain, drafting, 3)
+    passes, error = interleaved([0, 1, 2], plain, drafting, 3)
     assert order == ["plain 0", "draft 0", "draft 1", "plain 1", "plain 2", "draft 2"]
     assert error == 0.0
     assert all(a.block == b.block for a, b in passes[0])
@@ -51,7 +51,7 @@ def test_blocks_alternate_and_neither_side_is_always_second() -> None:
 @pytest.mark.parametrize(("noise", "passes"), [(0.01, 1), (1.0, 3)])
 def test_a_noisy_machine_is_measured_again_up_to_a_limit(noise: float, passes: int) -> None:
     _, plain, drafting = lanes(noise)
-    found, error = by_turns([0, 1, 2, 3], plain, drafting, 3)
+    found, error = interleaved([0, 1, 2, 3], plain, drafting, 3)
     assert len(found) == passes
     assert (error <= NARROW) == (passes == 1)
 
