@@ -24,18 +24,6 @@ VARIED = (
 )  # fmt: skip
 
 
-def provenance(
-    device: str,
-    dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSet,
-    first_ids: Sequence[int],
-    settings: Settings,
-) -> dict[str, object]:
-    """Versions, machine, prompts and settings of a run; the settings that a sweep varies are in its cells."""
-    return environment(device, dtype) | asked(prompts, settings) | seen_by(tokenizer, first_ids)
-
-
 def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dict[str, object]:
     """How a target sees the prompts."""
     return {
