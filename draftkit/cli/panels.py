@@ -58,13 +58,16 @@ class PanelCommand(TyperCommand):
     def _refuse_moved(self, ctx: Any, option: str, known: set[str]) -> None:
         """A usage error for an option that is a command or a setting now."""
         from draftkit.evaluate.options import settable_settings
+        from draftkit.io.settings import without_none
 
         if not option.startswith("--") or option in known:
             return
-        value = "false" if option.startswith("--no-") else "VALUE"
         name = option.removeprefix("--no-").removeprefix("--").replace("-", "_")
-        settings = {one.name for one in settable_settings()}
-        now = MOVED.get(option) or (f"--set {name}={value}" if name in settings else None)
+        now = MOVED.get(option)
+        for one in settable_settings():
+            if one.name == name:
+                given = "false" if option.startswith("--no-") else "true"
+                now = f"--set {name}={given if without_none(one.kind) is bool else 'VALUE'}"
         if now is not None:
             raise typer.BadParameter(f"there is no option {option}: it is {now}", ctx=ctx)
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from draftkit.cli.evaluate import asked_of
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, SettingError
 from draftkit.evaluate.engines.llama_cpp import LlamaCppEngine, LlamaCppSettings
@@ -15,10 +18,28 @@ from draftkit.evaluate.engines.server import ServerEngine
 from draftkit.evaluate.engines.vllm import VllmEngine
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.options import ServerSettings
+from draftkit.io.settings import with_values
 from draftkit.requests import DraftSampling, SyntheticAcceptance
 from draftkit.results.settings import Settings, Sweep
 
 RATES = (0.9, 0.8, 0.7, 0.6)
+# Values of settings that may not go together, as Python and as the command line have them.
+CHOICES = {
+    name: st.sampled_from([(value, text) for value, text in pairs])
+    for name, pairs in {
+        "verification": [(one, one) for one in ("rejection", "block", "coupled", "synthetic", "none")],
+        "acceptance_rates": [(RATES, "0.9,0.8,0.7,0.6"), ((2.5,), "2.5"), ((0.5, 0.6), "0.5,0.6"), ((9.0,), "9")],
+        "k_by_batch": [({4: 2}, "4:2"), ({4: 5}, "4:5")],
+        "disable_above_batch": [(8, "8"), (0, "0")],
+        "turns": [("all", "all"), ("last", "last")],
+        "repeats": [(0, "0"), (-1, "-1")],
+        "top_p": [(0.9, "0.9"), (0.0, "0")],
+        "draft_sampling": [("greedy", "greedy"), ("hot", "hot")],
+        "draft_temperature": [(1.0, "1"), (-1.0, "-1")],
+        "draft_confidence": [(0.5, "0.5"), (1.0, "1")],
+        "ignore_eos": [(True, "true")],
+    }.items()
+}
 WRONG: dict[str, list[dict[str, Any]]] = {
     "num_speculative_tokens": [{"num_speculative_tokens": 0}, {"num_speculative_tokens": 2.5}],
     "max_new_tokens": [{"max_new_tokens": 1}],
@@ -122,3 +143,20 @@ def test_a_server_is_not_asked_how_to_draft(asked: Settings | Sweep) -> None:
     for engine in (ServerEngine(ServerSettings(url)), LlamaCppEngine(llama_cpp)):
         with pytest.raises(DraftkitError, match="for a server, which runs as it was started"):
             evaluate_draft("no-target", ["no-draft"], sweep, engines=[engine])
+
+
+@given(st.fixed_dictionaries({}, optional=CHOICES))
+def test_python_and_the_command_line_refuse_the_same(chosen: dict[str, tuple[object, str]]) -> None:
+    """Whatever settings are combined: both take them as the same, or both refuse them."""
+    values = {name: value for name, (value, _) in chosen.items()}
+    texts = [f"{name}={text}" for name, (_, text) in chosen.items()]
+    outcomes: list[object] = []
+    for make in (
+        lambda: with_values(Settings, values).sweep(k=(4,)),
+        lambda: asked_of("zoo:target", ["ngram"], k="4", settings=texts).sweep,
+    ):
+        try:
+            outcomes.append(make())
+        except SettingError:
+            outcomes.append("refused")
+    assert outcomes[0] == outcomes[1]
