@@ -44,7 +44,7 @@ def last_state(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
             "gguf-last-state",
             "error",
             problem,
-            cost="its part of what fc reads is noise: fewer drafts stand",
+            cost="its part of what fc reads is noise: fewer draft tokens are accepted",
             fix="serve the draft with vLLM, or train one that reads earlier layers",
             source=SOURCE,
         )
@@ -61,7 +61,7 @@ def late_layers(spec: DraftSpec, target: TargetFacts) -> Iterator[Finding]:
                 "warning",
                 f"target_layers {list(architecture.aux_layer_ids)} are the default ones, {list(default)}, each one too "
                 "high: as states, they were taken for outputs of layers",
-                cost="a few drafts fewer stand, which only counts for each request show",
+                cost="slightly fewer draft tokens are accepted, which only counts for each request show",
                 fix="--set aux_layer_ids=" + ",".join(map(str, default)),
                 source=SOURCE,
             )
@@ -75,7 +75,7 @@ def mask_is_text(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
             "gguf-mask-is-text",
             "warning",
             f"the mask token {mask.value} is one of ordinary text",
-            cost="where the draft was trained with another, fewer drafts stand",
+            cost="where the draft was trained with another, fewer draft tokens are accepted",
             fix="convert the checkpoint that the file was made from again, which states the token it was trained with",
             source=SOURCE,
         )
@@ -156,7 +156,7 @@ def pattern_alone(origins: Mapping[str, FactOrigin]) -> Iterator[Finding]:
             "gguf-pattern-without-window",
             "warning",
             f"{dflash_gguf.PATTERN_ALONE}: llama.cpp attends to everything in these layers",
-            cost="fewer drafts stand in texts that are longer than the window",
+            cost="fewer draft tokens are accepted in texts that are longer than the window",
             fix="convert the checkpoint that the file was made from again",
             source=SOURCE,
         )

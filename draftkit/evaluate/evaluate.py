@@ -88,7 +88,7 @@ def evaluate_draft(
             engine.keeps_rounds for engine in running
         ):
             raise DraftkitError(
-                f"{running[-1].name} does not tell of single rounds", hint=f"leave out {', '.join(wanted)}"
+                f"{running[-1].name} keeps no record of each round", hint=f"leave out {', '.join(wanted)}"
             )
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)

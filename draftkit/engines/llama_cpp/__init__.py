@@ -49,7 +49,7 @@ def differences_of_heads(feedback: str, model_type: str) -> list[str]:
     if feedback == "pre_norm":
         found.append("feeds the head's own state after its last norm, vLLM before it")
     if model_type in REPLAYED:
-        found.append("runs what stands of a draft twice, and then reads the state of a rejected token")
+        found.append("runs the accepted draft tokens twice, and then reads the state of a rejected token")
     return found
 
 
