@@ -18,11 +18,11 @@ from draftkit.io.html import is_as_written, signed
 from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.report.card import CardInput, render_card, target_of
-from draftkit.report.figures import all_figures, figure_files
-from draftkit.report.license import find_license
-from draftkit.report.measured import EVAL_FOLDER, own_part, with_sure_speeds
-from draftkit.report.series import join
+from draftkit.report.card.card import CardInput, render_card, target_of
+from draftkit.report.card.license import find_license
+from draftkit.report.card.measured import EVAL_FOLDER, own_part, with_sure_speeds
+from draftkit.report.page.figures import all_figures, figure_files
+from draftkit.report.page.series import join
 from draftkit.results.record import Result
 
 CARD = "README.md"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
+from draftkit.checks.randomness import looks_random
 from draftkit.checks.registry import check
-from draftkit.convert.randomness import looks_random
 from draftkit.finding import Finding, Severity
 from draftkit.io.dtypes import FLOATS
 from draftkit.io.finite import find_non_finite

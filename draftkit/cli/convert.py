@@ -129,8 +129,8 @@ def inspect(
     """Show what a checkpoint is, and its known defects. Format, tensors, every fact that is stated, assumed or missing;
     of a target its multi-token prediction heads."""
     from draftkit.convert.api import Reading, describe_checkpoint, target_with_heads
-    from draftkit.report.conversion import draft_json, reading_json, show_draft, show_reading
-    from draftkit.report.mtp_heads import findings_of_heads, heads_json, show_heads
+    from draftkit.report.terminal.conversion import draft_json, reading_json, show_draft, show_reading
+    from draftkit.report.terminal.mtp_heads import findings_of_heads, heads_json, show_heads
 
     if format is None and (target_and_heads := target_with_heads(source, revision=revision)):
         seen = findings_of_heads(*target_and_heads, read=check)
@@ -150,14 +150,14 @@ def inspect(
 
 def formats() -> None:
     """List the formats that are read, and those that are written."""
-    from draftkit.report.conversion import formats_table
+    from draftkit.report.terminal.conversion import formats_table
 
     console().print(formats_table())
 
 
 def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) -> None:
     """The plan, or, where there is an output, what was written and the next command."""
-    from draftkit.report.conversion import conversion_json, report_conversion, show_conversion
+    from draftkit.report.terminal.conversion import conversion_json, report_conversion, show_conversion
     from draftkit.runtime.drafters import refusal_to_run
 
     if as_json:

@@ -80,7 +80,7 @@ def prepare(
     from draftkit.data.reasons import Report
     from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
-    from draftkit.report.data import show_report
+    from draftkit.report.terminal.data import show_report
 
     refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
@@ -149,7 +149,7 @@ def regenerate(
     from draftkit.data.response_file import ResponseFile
     from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
-    from draftkit.report.data import show_report
+    from draftkit.report.terminal.data import show_report
 
     dtype = settled_dtype(dtype, device)
     tokenizer = load_tokenizer(target)
@@ -291,7 +291,7 @@ def check(
     """Check data, target and draft before training. Says what it costs to ignore what is wrong."""
     quiet_transformers()
     from draftkit.checks.preflight import check_data
-    from draftkit.report.data import show_checkup
+    from draftkit.report.terminal.data import show_checkup
 
     dtype = settled_dtype(dtype, device)
     checkup = check_data(samples, target, draft, with_model=not skip_model, row=row, device=device, dtype=dtype)
@@ -334,7 +334,7 @@ def states(
     quiet_transformers()
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
-    from draftkit.report.data import states_plan, ways_table
+    from draftkit.report.terminal.data import states_plan, ways_table
 
     dtype = settled_dtype(dtype, device)
     if vllm_python is not None and device_map is not None:

@@ -49,7 +49,7 @@ def doctor(
     """Find out why a draft accepts little. Known defects, its tensors, and what single changes would gain."""
     quiet_transformers()
     from draftkit.doctor.diagnose import diagnose_draft
-    from draftkit.report.diagnosis import show_diagnosis
+    from draftkit.report.terminal.diagnosis import show_diagnosis
 
     dtype = settled_dtype(dtype, device)
     with _trial_progress() as on_progress:

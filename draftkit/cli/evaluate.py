@@ -235,11 +235,11 @@ def _show(result: Result, details: bool, as_json: bool, as_csv: bool) -> None:
     if as_json:
         print_json(result.to_dict())
     elif as_csv:
-        from draftkit.report.csv import cells_csv
+        from draftkit.report.terminal.csv import cells_csv
 
         print_csv(cells_csv(result))
     else:
-        from draftkit.report.tables import show_evaluation
+        from draftkit.report.terminal.tables import show_evaluation
 
         show_evaluation(console(), result, details=details)
 
@@ -305,7 +305,7 @@ def certify(
     if as_json:
         print_json(as_file)
     else:
-        from draftkit.report.certificate import certificate
+        from draftkit.report.terminal.certificate import certificate
 
         for one in certificates:
             console().print(certificate(one))
@@ -340,7 +340,7 @@ def plan(
     quiet_transformers()
     from draftkit.evaluate.planning import plan_evaluation
     from draftkit.evaluate.round_cost import plan_rounds
-    from draftkit.report.tables import memory_table, rounds_table
+    from draftkit.report.terminal.tables import memory_table, rounds_table
 
     memory = plan_evaluation(asked.target, asked.drafts, asked.sweep.largest)
     rounds = plan_rounds(asked.target, asked.drafts, asked.sweep)

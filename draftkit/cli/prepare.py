@@ -51,7 +51,7 @@ def transplant(
     quiet_transformers()
     from draftkit.prepare.causal_lm_transplant import plan_transplant
     from draftkit.prepare.coverage import measure_coverage
-    from draftkit.report.prepare import show_transplant
+    from draftkit.report.terminal.prepare import show_transplant
 
     plan = plan_transplant(donor, tokenizer_of, weighting=weighting, layers=layers, intermediate=intermediate)
     coverage = None if corpus is None else measure_coverage(corpus, plan.target, plan.matches)
@@ -95,7 +95,7 @@ def candidates(
     from huggingface_hub import constants
 
     from draftkit.prepare.candidates import find_candidates
-    from draftkit.report.prepare import survey_table
+    from draftkit.report.terminal.prepare import survey_table
 
     if not folders and not sources:
         folders = [Path(constants.HF_HUB_CACHE)]
@@ -135,7 +135,7 @@ def prune_vocab(
     quiet_transformers()
     from draftkit.engines.vllm.serve import method_note
     from draftkit.prepare.prune import plan_pruning
-    from draftkit.report.vocabulary import show_pruning
+    from draftkit.report.terminal.vocabulary import show_pruning
 
     if not plan and (size is None or out is None):
         raise DraftkitError("pruning takes --size and --out", hint="--plan shows what sizes allow")

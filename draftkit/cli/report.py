@@ -15,7 +15,7 @@ from draftkit.errors import DraftkitError, command
 from draftkit.io.html import is_as_written
 
 if TYPE_CHECKING:
-    from draftkit.report.chart import Chart
+    from draftkit.report.page.chart import Chart
     from draftkit.results.record import Result
 
 
@@ -38,9 +38,9 @@ def report(
 ) -> None:
     """Show measurements as one HTML page. It needs no network; two results are compared."""
     from draftkit.io.atomic import atomic_file, atomic_folder
-    from draftkit.report.figures import all_figures
-    from draftkit.report.page import page
-    from draftkit.report.series import join
+    from draftkit.report.page.figures import all_figures
+    from draftkit.report.page.page import page
+    from draftkit.report.page.series import join
     from draftkit.results.comparison import compare, summary
     from draftkit.results.record import read_result
 
@@ -68,7 +68,7 @@ def report(
 def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) -> None:
     """In a folder that is kept only if the whole command succeeds."""
     from draftkit.io.atomic import atomic_folder
-    from draftkit.report.figures import figure_files, holds_figures
+    from draftkit.report.page.figures import figure_files, holds_figures
 
     folder = stack.enter_context(atomic_folder(out, holds_figures))
     for name, content in figure_files(figures).items():
@@ -96,7 +96,7 @@ def _holds_profiles(folder: Path) -> bool:
 def _report_training(runs: list[Path], out: Path, figures: Path | None, force: bool) -> None:
     from draftkit.io.atomic import atomic_file
     from draftkit.layout.folder import is_unified
-    from draftkit.report.training import training_figures, training_page
+    from draftkit.report.page.training import training_figures, training_page
     from draftkit.train.curve import read_curve
 
     for folder in runs:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import draftkit
-from draftkit.report.tables import show_speed_model
+from draftkit.report.terminal.tables import show_speed_model
 from draftkit.requests import DraftSampling, DraftSamplingMode
 from draftkit.results.metrics import length
 from draftkit.results.record import Cell

@@ -22,7 +22,7 @@ from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import VllmEngine
-from draftkit.report.engines import counts_agree, engine_pairs, engines_table
+from draftkit.report.terminal.engines import counts_agree, engine_pairs, engines_table
 from draftkit.results.settings import Settings
 
 TARGET = "zoo:target"

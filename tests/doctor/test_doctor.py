@@ -31,7 +31,7 @@ from draftkit.finding import Finding
 from draftkit.layout.facts import with_facts
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft
-from draftkit.report.diagnosis import show_diagnosis
+from draftkit.report.terminal.diagnosis import show_diagnosis
 from draftkit.requests import Request
 from draftkit.results.statistics import gain
 from draftkit.runtime.records import Generation, Round

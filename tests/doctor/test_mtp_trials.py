@@ -21,7 +21,7 @@ from draftkit.io.handles import memory_handle
 from draftkit.io.settings import read_value
 from draftkit.layout.facts import with_facts
 from draftkit.loading import load_model, open_draft
-from draftkit.report.diagnosis import show_diagnosis
+from draftkit.report.terminal.diagnosis import show_diagnosis
 from draftkit.requests import Request
 
 FACTS = {

@@ -47,7 +47,7 @@ from draftkit.evaluate.options import ServerSettings
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.loading import load_target_tokenizer, open_draft
-from draftkit.report.engines import counts_agree, engine_pairs, engines_table
+from draftkit.report.terminal.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Cell, Interval, Result
 from draftkit.results.settings import Settings, Sweep

@@ -19,8 +19,8 @@ from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.evaluate.speed import RoundTimes
 from draftkit.loading import load_target_tokenizer
-from draftkit.report.series import join
-from draftkit.report.tables import show_evaluation
+from draftkit.report.page.series import join
+from draftkit.report.terminal.tables import show_evaluation
 from draftkit.results.record import Cell, PromptRecord
 from draftkit.results.settings import Settings, read_slices
 

@@ -29,17 +29,17 @@ from rich.cells import cell_len
 from draftkit.cli.output import print_json
 from draftkit.cli.report import report
 from draftkit.errors import DraftkitError
-from draftkit.report import figures as figures_module
-from draftkit.report.chart import Chart, linear, logarithmic
-from draftkit.report.csv import PROVENANCE, cells_csv, columns
-from draftkit.report.figures import all_figures, measured_speedups, short
 from draftkit.report.format import size
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
-from draftkit.report.page import labelled, page, prediction_rows, provenance_table
-from draftkit.report.palette import MOST_SERIES, PALETTE, SERIES_COLORS
-from draftkit.report.series import Series, join
-from draftkit.report.svg import Frame, svg, svg_file
-from draftkit.report.tokens import show_round
+from draftkit.report.page import figures as figures_module
+from draftkit.report.page.chart import Chart, linear, logarithmic
+from draftkit.report.page.figures import all_figures, measured_speedups, short
+from draftkit.report.page.page import labelled, page, prediction_rows, provenance_table
+from draftkit.report.page.palette import MOST_SERIES, PALETTE, SERIES_COLORS
+from draftkit.report.page.series import Series, join
+from draftkit.report.page.svg import Frame, svg, svg_file
+from draftkit.report.page.tokens import show_round
+from draftkit.report.terminal.csv import PROVENANCE, cells_csv, columns
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import (
     Cell,
@@ -641,7 +641,7 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
 
 
 def test_reports_need_no_torch() -> None:
-    modules = "figures, page, series, svg, csv, tables"
-    code = f"import sys; from draftkit.report import {modules}; from draftkit.results import record, saved, settings"
+    code = "import sys; from draftkit.report.page import figures, page, series, svg"
+    code += "; from draftkit.report.terminal import csv, tables; from draftkit.results import record, saved, settings"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from fixtures.report_results import full_result
 
-from draftkit.report.figures import all_figures
-from draftkit.report.page import page
-from draftkit.report.series import join
+from draftkit.report.page.figures import all_figures
+from draftkit.report.page.page import page
+from draftkit.report.page.series import join
 from draftkit.results.record import result_from
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")

@@ -17,13 +17,13 @@ from fixtures.report_results import full_result, old_result
 from rich.console import Console
 from test_golden import compare
 
-from draftkit.report.csv import cells_csv
-from draftkit.report.figures import all_figures
-from draftkit.report.markdown import acceptance_table, speed_table
-from draftkit.report.model_index import eval_results
-from draftkit.report.page import page
-from draftkit.report.series import join
-from draftkit.report.tables import details_table, evaluation_table
+from draftkit.report.card.markdown import acceptance_table, speed_table
+from draftkit.report.card.model_index import eval_results
+from draftkit.report.page.figures import all_figures
+from draftkit.report.page.page import page
+from draftkit.report.page.series import join
+from draftkit.report.terminal.csv import cells_csv
+from draftkit.report.terminal.tables import details_table, evaluation_table
 from draftkit.results.metrics import METRICS, Metric, View, kind_at, value_at
 from draftkit.results.notebook import result_html
 from draftkit.results.record import Result, result_from

@@ -12,9 +12,9 @@ from fixtures.report_results import full_result, old_result
 from rich.console import Console
 
 from draftkit.checks.registry import Evidence, findings
-from draftkit.report.measured import with_sure_speeds
-from draftkit.report.series import join
-from draftkit.report.tables import show_evaluation
+from draftkit.report.card.measured import with_sure_speeds
+from draftkit.report.page.series import join
+from draftkit.report.terminal.tables import show_evaluation
 from draftkit.results.record import Cell, Interval, Predicted, Result, SpeedModel, Speedup, result_from
 from draftkit.results.settings import Settings
 from draftkit.results.verdict import verdicts, verdicts_of

@@ -14,7 +14,7 @@ from test_train import target as pico_folder  # noqa: F401
 
 from draftkit import Interval
 from draftkit.errors import FormatError, SourceError
-from draftkit.report.training import training_figures, training_page
+from draftkit.report.page.training import training_figures, training_page
 from draftkit.train import trainer
 from draftkit.train.curve import TrainingCurve, ValidatedStep, read_curve
 from draftkit.train.run import train_draft

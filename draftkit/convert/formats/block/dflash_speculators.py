@@ -25,8 +25,8 @@ from draftkit.convert.formats.block.writing import (
     library_obstacles,
     windows_are_causal,
 )
+from draftkit.convert.formats.speculators import recognize_kinds, refuse_inexpressible, with_target_named
 from draftkit.convert.plan import Plan
-from draftkit.convert.speculators import recognize_kinds, refuse_inexpressible, with_target_named
 from draftkit.engines.speculators import LAYER_CONFIG
 from draftkit.layout.families.dflash import DFlashSpec
 from draftkit.layout.target import TargetFacts

@@ -16,11 +16,11 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.decoder import read_decoder, read_windows
 from draftkit.convert.formats.eagle.reading import Owner, with_unified_names
+from draftkit.convert.formats.speculators import check_converted, note_target, read_kind
 from draftkit.convert.formats.vocabulary_map import read_vocabulary_map, with_map
 from draftkit.convert.operations import Move, copy, drop
 from draftkit.convert.plan import Plan, common_dtype, make_plan, planned_so_far
 from draftkit.convert.quantization import read_quantization
-from draftkit.convert.speculators import check_converted, note_target, read_kind
 from draftkit.engines.speculators import LAYER_CONFIG
 from draftkit.errors import FormatError
 from draftkit.io.handles import TensorHandle

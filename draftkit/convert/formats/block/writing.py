@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from draftkit.convert.export import Outgoing
 from draftkit.convert.formats.block.reading import BlockLayout, LastState
+from draftkit.convert.formats.speculators import layer_config, serving, zero_biases
 from draftkit.convert.operations import Move
-from draftkit.convert.speculators import layer_config, serving, zero_biases
 from draftkit.engines.speculators import ARCHITECTURES, KIND, LAYER_CONFIG, SERVING, VERSION
 from draftkit.layout.block import NESTED, BlockDraft
 

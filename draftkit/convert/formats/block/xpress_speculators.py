@@ -13,8 +13,8 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.formats.block.reading import BlockLayout, plan_block_draft, read_library_draft
 from draftkit.convert.formats.block.writing import library_body, library_config, library_moves, library_obstacles
 from draftkit.convert.formats.block.xpress import read_refiner
+from draftkit.convert.formats.speculators import recognize_kinds, refuse_inexpressible, with_target_named
 from draftkit.convert.plan import Plan
-from draftkit.convert.speculators import recognize_kinds, refuse_inexpressible, with_target_named
 from draftkit.layout.families.xpress import XPressSpec
 from draftkit.layout.target import TargetFacts
 

@@ -16,9 +16,7 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.export import Export, Outgoing, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle.reading import Dialect, plan_eagle3
-from draftkit.convert.operations import Move
-from draftkit.convert.plan import Plan
-from draftkit.convert.speculators import (
+from draftkit.convert.formats.speculators import (
     check_converted,
     layer_config,
     note_target,
@@ -29,6 +27,8 @@ from draftkit.convert.speculators import (
     with_target_named,
     zero_biases,
 )
+from draftkit.convert.operations import Move
+from draftkit.convert.plan import Plan
 from draftkit.engines.speculators import ARCHITECTURES, KIND, LAYER_CONFIG, SERVING, VERSION
 from draftkit.errors import FormatError
 from draftkit.layout.families.eagle import EagleSpec

@@ -11,8 +11,8 @@ from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.decoder import has_bias, read_decoder
 from draftkit.convert.formats.eagle.eagle import fusion_spec
+from draftkit.convert.formats.speculators import note_target, recognize_kinds
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
-from draftkit.convert.speculators import note_target, recognize_kinds
 from draftkit.engines.speculators import KIND, LAYER_CONFIG
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts

@@ -13,9 +13,9 @@ from draftkit.convert.facts import Facts
 from draftkit.convert.formats.eagle.reading import with_unified_names
 from draftkit.convert.formats.mtp.heads import find_heads
 from draftkit.convert.formats.mtp.mtp import plan_heads
+from draftkit.convert.formats.speculators import note_target, read_kind, recognize_kinds, with_target_named
 from draftkit.convert.operations import copy, drop
 from draftkit.convert.plan import Plan
-from draftkit.convert.speculators import note_target, read_kind, recognize_kinds, with_target_named
 from draftkit.engines.speculators import LAYER_CONFIG, verifier_architectures
 from draftkit.errors import FormatError
 from draftkit.layout.mtp import QWEN

@@ -11,13 +11,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftkit.io.html import signed
-from draftkit.report.chart import Chart
 from draftkit.report.format import measured_of, prediction, size
 from draftkit.report.memory_cost import RANKS, memory_cost, tensor_parallel
-from draftkit.report.palette import MOST_SERIES, PALETTE
-from draftkit.report.series import Series
-from draftkit.report.svg import svg
-from draftkit.report.tokens import KINDS, show_transcript, with_line_ends, with_marks
+from draftkit.report.page.chart import Chart
+from draftkit.report.page.palette import MOST_SERIES, PALETTE
+from draftkit.report.page.series import Series
+from draftkit.report.page.svg import svg
+from draftkit.report.page.tokens import KINDS, show_transcript, with_line_ends, with_marks
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
 from draftkit.results.record import Cell, Result, Transcript

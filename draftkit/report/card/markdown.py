@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from draftkit.report.model_index import is_hub_id
+from draftkit.report.card.model_index import is_hub_id
 from draftkit.results.metrics import Metric, View, metrics_of, number
 from draftkit.results.record import Cell, Result
 

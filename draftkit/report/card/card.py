@@ -18,8 +18,8 @@ from draftkit.errors import DraftkitError, command
 from draftkit.io.finite import FLOATING
 from draftkit.io.yaml_text import read_yaml_file
 from draftkit.layout.folder import Draft
-from draftkit.report.license import License
-from draftkit.report.markdown import (
+from draftkit.report.card.license import License
+from draftkit.report.card.markdown import (
     Row,
     acceptance_table,
     category_table,
@@ -29,7 +29,7 @@ from draftkit.report.markdown import (
     speed_table,
     table,
 )
-from draftkit.report.model_index import header, is_hub_id, short_name
+from draftkit.report.card.model_index import header, is_hub_id, short_name
 from draftkit.results.record import Result, ResultVerdict
 from draftkit.results.verdict import verdicts
 from draftkit.train.config import by_current_names

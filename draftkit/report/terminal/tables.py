@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.report.engines import engine_pairs, engines_table
 from draftkit.report.format import measured_of, prediction
 from draftkit.report.memory_cost import cost_of
+from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.results.metrics import METRICS, length, metrics_of, number
 from draftkit.results.record import Cell, Interval, Result, SpeedModel
 from draftkit.results.verdict import verdicts_of

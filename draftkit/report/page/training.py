@@ -9,9 +9,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftkit.io.html import signed
-from draftkit.report.chart import Chart, Line, linear
-from draftkit.report.palette import PALETTE
-from draftkit.report.svg import svg
+from draftkit.report.page.chart import Chart, Line, linear
+from draftkit.report.page.palette import PALETTE
+from draftkit.report.page.svg import svg
 from draftkit.train.curve import TrainingCurve, ValidatedStep
 from draftkit.version import __version__
 

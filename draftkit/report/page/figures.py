@@ -14,10 +14,10 @@ from pathlib import Path
 from rich.cells import cell_len, set_cell_size
 
 from draftkit.io.html import is_as_written
-from draftkit.report.chart import Axis, Chart, Line, Point, linear, logarithmic, shares
-from draftkit.report.palette import MOST_SERIES
-from draftkit.report.series import Series
-from draftkit.report.svg import MARKERS, svg_file
+from draftkit.report.page.chart import Axis, Chart, Line, Point, linear, logarithmic, shares
+from draftkit.report.page.palette import MOST_SERIES
+from draftkit.report.page.series import Series
+from draftkit.report.page.svg import MARKERS, svg_file
 from draftkit.results.record import Cell, Interval, Speedup
 
 HEIGHT = 190

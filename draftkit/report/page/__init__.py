@@ -1,0 +1,1 @@
+"""Pages of results and of trainings, with their charts."""
