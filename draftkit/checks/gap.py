@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
+from draftkit.checks.evidence import GapReplay
 from draftkit.checks.registry import check, check_unless
-from draftkit.data.samples import Sample
 from draftkit.finding import Finding
-from draftkit.runtime.records import Generation
 
 CHANCE = 0.05  # share of answers in which a rounding error may have turned a tie
 STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch shapes stay far below
-
-
-@dataclass(frozen=True)
-class GapReplay:
-    """The same answers as training walks them and as serving decodes them.
-
-    `greedy`: at temperature 0, where both must agree token for token. `facts`: of the draft in training and in the
-    checkpoint, by name, where its module states them. `frequencies`: of its rotary positions in both. `states`: of one
-    answer, each with a name, in training and in serving, float [1, T, H]. `drafted`: of each answer, whether training
-    counts a first draft token at a position. `walked`, `decoded`: of each answer, the drafts that stood in each round.
-    """
-
-    answers: Sequence[Sample]
-    generations: Sequence[Generation]
-    greedy: bool
-    facts: tuple[Mapping[str, object], Mapping[str, object]] | None
-    frequencies: tuple[Tensor, Tensor] | None
-    states: Sequence[tuple[str, Tensor, Tensor]]
-    drafted: Sequence[Sequence[bool]]
-    walked: Sequence[Sequence[int]]
-    decoded: Sequence[Sequence[int]]
 
 
 @check

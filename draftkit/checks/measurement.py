@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 
+from draftkit.checks.evidence import Asked
 from draftkit.checks.registry import check
-from draftkit.data.rows import LeftOutRows
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.results.record import Cell
@@ -17,22 +16,6 @@ from draftkit.results.verdict import disturbed, unexplained
 CONSISTENT = 0.25  # how far the gap between chunks may be from acceptance length × time per token
 SAME_WORK = 0.02  # how far the outputs with and without a draft may differ in length at temperature 0
 COLD = 5  # times the median that a slowest first token may take
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The prompts of a measurement as the target sees them.
-
-    `first_ids`: the tokens of the first one, `bos` the token that begins a sequence. `turns`: how many each has.
-    `masked`: the rows of `source` that hold a placeholder. `left_out`: those with parts that are not text.
-    """
-
-    source: str
-    turns: Sequence[int]
-    masked: int
-    first_ids: Sequence[int]
-    bos: int | None
-    left_out: LeftOutRows = field(default_factory=LeftOutRows)
 
 
 @check

@@ -10,9 +10,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from draftkit.checks.evidence import Stored
 from draftkit.checks.registry import check
 from draftkit.convert.formats.mtp.heads import PACKED, WEIGHTS, TargetHeads
 from draftkit.engines.vllm.releases import PRESENT
@@ -27,13 +27,6 @@ PUT_BACK = (
 )
 GPTQ_RULES = "dynamic"  # where it has a pattern for each exception
 SHOWN = 6  # names in a message
-
-
-@dataclass(frozen=True)
-class Stored:
-    """All tensors of the target's checkpoint, to be read where they matter."""
-
-    tensors: Mapping[str, TensorHandle]
 
 
 @check

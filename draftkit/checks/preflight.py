@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from draftkit.checks.registry import Evidence, run_checks
-from draftkit.checks.training_data import Data, survey
+from draftkit.checks.evidence import Data, Evidence
+from draftkit.checks.registry import run_checks
+from draftkit.checks.training_data import survey
 from draftkit.data.samples import Sample, read_origin, read_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer

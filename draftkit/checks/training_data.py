@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from draftkit.checks.evidence import Data, DataSurvey
 from draftkit.checks.registry import check
 from draftkit.data.reasons import Tally
 from draftkit.data.samples import Sample, SamplesOrigin
@@ -22,61 +20,6 @@ from draftkit.results.statistics import is_looping, repetition
 IMAGE_AS_TEXT = re.compile(
     r"""data:(image|audio|video)/[\w.+-]+;base64,|\{['"]type['"]: ?['"](input_)?(image|audio|video)"""
 )
-SMALL_SHARE = 0.05  # of the samples, below which a loss is not worth a warning
-
-
-@dataclass(frozen=True)
-class DataSurvey:
-    """Counts over a whole file, and its first sample.
-
-    `ended`: samples with an end-of-turn label; `longest`: tokens of the longest. Tallies of samples: `empty` has no
-    label, `unended` has its last label within a turn, `cut` ends at the length limit, `doubled` begins with two
-    beginning-of-sequence tokens, `looping` repeats itself in its labels, `outside` has ids beyond the vocabulary,
-    `media` holds an image, audio or video as text.
-    `uses` int64 [V]: how often each id is a label.
-    """
-
-    first: Sample
-    samples: int
-    tokens: int
-    loss_tokens: int
-    longest: int
-    ended: int
-    empty: Tally
-    unended: Tally
-    cut: Tally
-    doubled: Tally
-    looping: Tally
-    outside: Tally
-    media: Tally
-    uses: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Data:
-    """A file of samples that a draft of `target` is to be trained on."""
-
-    path: Path
-    origin: SamplesOrigin
-    survey: DataSurvey
-    target: TargetTokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        """Of the target."""
-        return len(self.survey.uses)
-
-    def share(self, tally: Tally) -> str:
-        """A tally as text: how many samples, and which part of all."""
-        return f"{tally.count} of {self.survey.samples} samples ({tally.count / self.survey.samples:.0%})"
-
-    def is_large(self, tally: Tally) -> bool:
-        """Whether a tally has so many samples that losing them is worth a warning."""
-        return tally.count > SMALL_SHARE * self.survey.samples
-
-    def place(self, tally: Tally) -> str:
-        """The file and the first samples of a tally."""
-        return f"{self.path}, {', '.join(tally.examples)}"
 
 
 def survey(samples: Iterable[Sample], origin: SamplesOrigin, target: TargetTokenizer, vocab_size: int) -> DataSurvey:

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.checks.checkpoint import problems_of_map
+from draftkit.checks.evidence import Data
 from draftkit.checks.pair import share_vocabulary
 from draftkit.checks.registry import check
-from draftkit.checks.training_data import Data
 from draftkit.convert.formats.vocabulary_map import mapped_tokens
 from draftkit.convert.operations import integers
 from draftkit.data.states.final_norm import final_norm as norm_of

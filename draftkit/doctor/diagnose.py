@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.checks.registry import Evidence, checks_of_family, findings
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import checks_of_family, findings
 from draftkit.convert.api import Reading, read_foreign
 from draftkit.doctor.audit import Audited, audit
 from draftkit.doctor.decay import Decay, classify

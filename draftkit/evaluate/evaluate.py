@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from draftkit.checks.measurement import Asked
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.evidence import Asked, Evidence
+from draftkit.checks.registry import findings
 from draftkit.engines.serving import serve_commands
 from draftkit.errors import DraftkitError, command
 from draftkit.evaluate.cell import cell_of, with_slices

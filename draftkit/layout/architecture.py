@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from draftkit.errors import LayoutError
 from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import TensorSchema
 from draftkit.layout.target import default_aux_layer_ids
-
-if TYPE_CHECKING:
-    from draftkit.layout.decoder import Rope
 
 MAX_REPEATS = 1_000  # layers or heads; a draft's schema lists the tensors of every one
 MAX_SIZE = 1 << 31
@@ -31,6 +28,21 @@ class ParallelDrafting:
 
     mask_token_id: int
     mask_state: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary position embedding, rotate-half layout.
+
+    `base` is the effective one, with which the weights were trained; `declared_base` is what the source's config
+    says (None: it says nothing). Several trainers ignore the number in the config, and engines believe it.
+    `scaling` holds the other rope parameters under the names of transformers (`rope_type`, `factor`, ...).
+    """
+
+    base: float
+    declared_base: float | None
+    scaling: dict[str, object] | None
+    max_position_embeddings: int
 
 
 class Architecture(ABC):

@@ -7,26 +7,11 @@ from dataclasses import dataclass, field
 
 from draftkit.errors import FormatError, LayoutError
 from draftkit.io.records import LATER
-from draftkit.layout.architecture import MAX_REPEATS, check_range
+from draftkit.layout.architecture import MAX_REPEATS, Rope, check_range
 from draftkit.layout.schema import Shape
 
 # Causal LMs whose tensors follow from the config without transformers: model_type → (bias on q/k/v, q_norm and k_norm).
 DENSE_MODEL_TYPES = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotary position embedding, rotate-half layout.
-
-    `base` is the effective one, with which the weights were trained; `declared_base` is what the source's config
-    says (None: it says nothing). Several trainers ignore the number in the config, and engines believe it.
-    `scaling` holds the other rope parameters under the names of transformers (`rope_type`, `factor`, ...).
-    """
-
-    base: float
-    declared_base: float | None
-    scaling: dict[str, object] | None
-    max_position_embeddings: int
 
 
 @dataclass(frozen=True, kw_only=True)

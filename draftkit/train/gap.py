@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.checks.gap import GapReplay
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.evidence import Evidence, GapReplay
+from draftkit.checks.registry import findings
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
 from draftkit.data.states.online import States

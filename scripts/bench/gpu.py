@@ -29,7 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftkit.evaluate.provenance import processor
-from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.architecture import Rope
+from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.models.eagle import EagleModel

@@ -16,7 +16,8 @@ from fixtures.published import dflash, dflash_speculators
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
 from draftkit.checks.dflash import _first_rows
-from draftkit.checks.registry import Evidence, checks_of_family, findings
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import checks_of_family, findings
 from draftkit.convert.api import Reading, convert_checkpoint, inspect_checkpoint
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.patient import changed

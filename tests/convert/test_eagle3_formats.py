@@ -25,8 +25,7 @@ from draftkit.convert.api import Conversion, convert_checkpoint, plan_conversion
 from draftkit.convert.unified import config_of
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, LayoutError
-from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.decoder import Rope
+from draftkit.layout.architecture import ParallelDrafting, Rope
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance

@@ -24,9 +24,9 @@ from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import GGUF, destinations
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import LayoutError
-from draftkit.layout.architecture import Architecture, ParallelDrafting
+from draftkit.layout.architecture import Architecture, ParallelDrafting, Rope
 from draftkit.layout.block import BlockConvolution
-from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
 from draftkit.layout.families.eagle import EagleSpec

@@ -24,8 +24,7 @@ from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.unified import config_of
 from draftkit.errors import DraftkitError, FormatError, LayoutError
 from draftkit.io.jsonfile import dump
-from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.decoder import Rope
+from draftkit.layout.architecture import ParallelDrafting, Rope
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import read_draft

@@ -26,9 +26,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from draftkit import zoo
 from draftkit.checks import training_models
+from draftkit.checks.evidence import Data, Evidence
 from draftkit.checks.preflight import check_data
-from draftkit.checks.registry import Evidence, checks_of, run_checks
-from draftkit.checks.training_data import Data, survey
+from draftkit.checks.registry import checks_of, run_checks
+from draftkit.checks.training_data import survey
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.prepare import prepare, samples_of
 from draftkit.data.reasons import Reason, Report

@@ -11,9 +11,9 @@ import torch
 from conftest import Command
 from transformers.utils import logging
 
-from draftkit.checks.measurement import Asked
-from draftkit.checks.registry import Evidence, findings, run_checks
-from draftkit.checks.training_data import Data, survey
+from draftkit.checks.evidence import Asked, Data, Evidence
+from draftkit.checks.registry import findings, run_checks
+from draftkit.checks.training_data import survey
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.rows import Conversation, LeftOutRows, NotText, parse_row, read_rows, strict_rows
 from draftkit.data.samples import Sample, SamplesOrigin

@@ -16,7 +16,8 @@ from fixtures.patients import pico_draft, pico_patient
 from fixtures.targets import save_target
 from rich.console import Console
 
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import findings
 from draftkit.convert.unified import write_draft
 from draftkit.doctor.audit import audit
 from draftkit.doctor.decay import classify

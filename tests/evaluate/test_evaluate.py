@@ -22,8 +22,8 @@ from fixtures.recorded_engine import RecordedEngine
 
 import draftkit
 from draftkit import zoo
-from draftkit.checks.measurement import Asked
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.evidence import Asked, Evidence
+from draftkit.checks.registry import findings
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.regenerate import Dialogue
 from draftkit.data.rows import read_rows

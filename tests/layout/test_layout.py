@@ -24,8 +24,8 @@ from draftkit.errors import FormatError, LayoutError
 from draftkit.io.dtypes import torch_dtype
 from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
-from draftkit.layout.architecture import ParallelDrafting
-from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.architecture import ParallelDrafting, Rope
+from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.families.medusa import MedusaSpec

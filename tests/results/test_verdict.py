@@ -11,7 +11,8 @@ import pytest
 from fixtures.report_results import full_result, old_result
 from rich.console import Console
 
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.evidence import Evidence
+from draftkit.checks.registry import findings
 from draftkit.report.card.measured import with_sure_speeds
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation

@@ -10,7 +10,8 @@ from typing import Literal
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.facts import Facts
 from draftkit.errors import FormatError
-from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.architecture import Rope
+from draftkit.layout.decoder import Decoder
 
 # Where a trainer takes the rope base from. `config`: the config, 10000 without one. `reference`: the same, but always
 # 10000 beside linear or dynamic scaling (SafeAILab). `multimodal`: 10000, but for multimodal rope (AngelSlim).

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from draftkit.checks.mtp_heads import Stored
-from draftkit.checks.registry import Evidence, findings
+from draftkit.checks.evidence import Evidence, Stored
+from draftkit.checks.registry import findings
 from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.formats.mtp.heads import TargetHeads
 from draftkit.engines.serving import uses_of_heads

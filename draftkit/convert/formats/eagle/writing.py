@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftkit.layout.decoder import Decoder, Rope, layer_keys
+from draftkit.layout.architecture import Rope
+from draftkit.layout.decoder import Decoder, layer_keys
 from draftkit.layout.families.eagle import EagleSpec
 
 

@@ -25,7 +25,8 @@ from draftkit.io.dtypes import FLOATS
 from draftkit.io.gguf_file import TOKENS, TYPES
 from draftkit.io.handles import TensorHandle, memory_handle
 from draftkit.io.records import excerpt
-from draftkit.layout.decoder import Decoder, Rope
+from draftkit.layout.architecture import Rope
+from draftkit.layout.decoder import Decoder
 
 Value = TypeVar("Value", int, float, str, bool)
 

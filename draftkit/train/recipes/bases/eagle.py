@@ -11,7 +11,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.errors import DraftkitError, LayoutError
-from draftkit.layout.decoder import Decoder, Rope, rope_of_config
+from draftkit.layout.architecture import Rope
+from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel, load_eagle
