@@ -4,61 +4,167 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from draftkit.convert.api import UNKNOWN, convert_checkpoint, describe_checkpoint
+from draftkit.convert.api import UNKNOWN, Conversion, describe_checkpoint, plan_conversion, target_facts
+from draftkit.convert.destinations import UNIFIED
 from draftkit.errors import DraftkitError, SourceError, TargetError, UnsupportedTarget
 from draftkit.hub.locate import Located, locate
 from draftkit.io.atomic import temporary_folder
-from draftkit.layout.architecture import Architecture
 from draftkit.layout.families import families, named
-from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance
 from draftkit.layout.spec import DraftSpec
+from draftkit.layout.target import TargetFacts, language_model
 from draftkit.runtime.architecture_check import require_equal_decoding
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.targets.chat import load_tokenizer
+from draftkit.targets.ends import TargetEnds, load_ends
+from draftkit.targets.pretrained import load_pretrained, read_config, read_model_config
 from draftkit.targets.spreading import spreads_targets
-from draftkit.targets.target import load_target, read_target_config
+from draftkit.targets.target import end_token_ids, read_target_config
 from draftkit.version import __version__
 
 OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the target
 
 
-def load_model(source: str, *, device: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+@dataclass(eq=False)
+class OpenedTarget:
+    """A target that a user has named: located once, with its commit fixed; each part is read when it is first asked
+    for, and kept. The parts raise `DraftkitError` where they cannot be had.
+
+    `name` is what the user calls it.
+    """
+
+    name: str
+    located: Located
+
+    @property
+    def config_folder(self) -> Path:
+        """Its folder, of which only the small files need be there."""
+        return self.located.folder
+
+    @cached_property
+    def folder(self) -> Path:
+        """Its folder with the weights."""
+        return self.located.fetch()
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        """What conversions need to know of it."""
+        return target_facts(self.located)
+
+    @cached_property
+    def _read(self) -> PretrainedConfig | UnsupportedTarget:
+        try:
+            return read_config(self.config_folder)
+        except UnsupportedTarget as refusal:
+            return refusal
+
+    @cached_property
+    def language_model(self) -> PretrainedConfig:
+        """What is said of its language model: by its configuration as transformers reads it, or, of an architecture
+        that transformers does not know and other engines may, by the file alone."""
+        if isinstance(self._read, UnsupportedTarget):
+            return PretrainedConfig.from_dict(language_model(self.located.config))
+        return self._read.get_text_config()
+
+    @cached_property
+    def config(self) -> PretrainedConfig:
+        """The configuration with which draftkit's runtime loads it. Raises `TargetError` where it does not run it."""
+        if isinstance(self._read, UnsupportedTarget):
+            raise self._read
+        config = read_target_config(self.config_folder, self._read)
+        require_equal_decoding(config)
+        return config
+
+    def own_config(self, *, whole: bool = True) -> PretrainedConfig:
+        """The configuration with which transformers builds it in its own way; `whole` as of `read_model_config`.
+
+        Raises `TargetError`.
+        """
+        known = None if isinstance(self._read, UnsupportedTarget) else self._read
+        return read_model_config(self.config_folder, known, whole=whole)
+
+    @cached_property
+    def refusal(self) -> UnsupportedTarget | None:
+        """Why draftkit's own runtime does not run it, from its configuration alone; None where it does.
+
+        Raises `DraftkitError` for what is no target of any engine.
+        """
+        try:
+            _ = self.config
+        except UnsupportedTarget as refusal:
+            return refusal
+        return None
+
+    def require_runtime(self, otherwise: str) -> None:
+        """Raise `UnsupportedTarget` where draftkit's own runtime does not run it, saying what to do `otherwise`."""
+        if self.refusal is not None:
+            raise self.refusal.otherwise(otherwise)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer. Raises `DraftkitError`, and says so where the target is a draft itself."""
+        try:
+            return load_tokenizer(self.config_folder, "target")
+        except DraftkitError:
+            what = _draft_format(self.located)
+            if what is None:
+                raise
+            raise TargetError(
+                f"{self.name} is a draft ({what}), not a target",
+                where=self.config_folder,
+                hint="did you swap --target and --draft? --target is the model that the draft was made for",
+            ) from None
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that end a generation."""
+        return end_token_ids(self.config_folder, self.language_model)
+
+    def load(self, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+        """The model, for draftkit's runtime. Raises `DraftkitError`."""
+        return load_pretrained(
+            self.folder, self.config, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets()
+        )
+
+    def load_ends(self, *, device: str, dtype: torch.dtype) -> TargetEnds:
+        """Its embedding and its output layer alone; `device` becomes the current one. Raises `DraftkitError`."""
+        return load_ends(self.folder, self.own_config(whole=False), device=device, dtype=dtype)
+
+
+def open_target(target: str | OpenedTarget) -> OpenedTarget:
+    """The target of a name: a path, Hub id or `zoo:NAME`. One that is opened already is returned as it is.
+
+    Raises `SourceError` where there is none.
+    """
+    if isinstance(target, OpenedTarget):
+        return target
+    return OpenedTarget(target, locate(target, weights=False, as_file=True))
+
+
+def load_model(
+    target: str | OpenedTarget, *, device: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A target (path, Hub id or `zoo:target`) and its tokenizer. Raises `DraftkitError`."""
-    tokenizer = load_target_tokenizer(source)
-    folder = locate(source).path
-    require_equal_decoding(read_target_config(folder))
-    model = load_target(folder, device=device, dtype=dtype, attention=ATTENTION, spread=spreads_targets())
-    return model, tokenizer
+    target = open_target(target)
+    tokenizer = target.tokenizer  # without one, nothing large is read
+    return target.load(device=device, dtype=dtype), tokenizer
 
 
-def load_target_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a target. Raises `DraftkitError`, and says so where the target is a draft itself."""
-    folder = locate(source, weights=False).path
-    try:
-        return load_tokenizer(folder, "target")
-    except DraftkitError:
-        what = _draft_format(source)
-        if what is None:
-            raise
-        raise TargetError(
-            f"{source} is a draft ({what}), not a target",
-            where=folder,
-            hint="did you swap --target and --draft? --target is the model that the draft was made for",
-        ) from None
-
-
-def _draft_format(source: str) -> str | None:
+def _draft_format(source: Located) -> str | None:
     """The format of a checkpoint that is a draft and no model of its own; None of anything else."""
     try:
+        source.fetch()
         found = describe_checkpoint(source)
     except DraftkitError:
         return None
@@ -68,43 +174,63 @@ def _draft_format(source: str) -> str | None:
     return None if found.plan.format == UNKNOWN or (spec and spec.architecture.own_model) else found.plan.format
 
 
-def runtime_refusal(target: str) -> UnsupportedTarget | None:
-    """Why draftkit's own runtime does not run a target, from its configuration alone; None where it does.
+@dataclass(eq=False)
+class OpenedDraft:
+    """A draft that a user has named, for a target: located once, with its commit fixed, and read or converted when the
+    draft is first asked for. Drafts without a checkpoint are named, as `ngram:2-4`; `mtp` is the target's own head.
 
-    Raises `DraftkitError` for what is no target of any engine.
+    `name` is what the user calls it. What is made on the way lasts until `stack` is closed.
     """
-    try:
-        require_equal_decoding(read_target_config(locate(target, weights=False).path))
-    except UnsupportedTarget as refusal:
-        return refusal
-    return None
 
+    name: str
+    target: OpenedTarget
+    stack: ExitStack
 
-def require_runtime(target: str, otherwise: str) -> None:
-    """Raise `UnsupportedTarget` where draftkit's own runtime does not run a target, saying what to do `otherwise`."""
-    if (refusal := runtime_refusal(target)) is not None:
-        raise refusal.otherwise(otherwise)
+    @cached_property
+    def located(self) -> Located | None:
+        """Where its checkpoint lies; None of one without. Raises `SourceError`, which asks whether one without was
+        meant."""
+        if self.name == OWN_HEAD:
+            self.target.located.fetch()
+            return self.target.located
+        return None if named(self.name) is not None else _located(self.name)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it has to be converted."""
+        return self.located is not None and (self.name == OWN_HEAD or not self.located.is_unified)
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The unified draft; a foreign checkpoint is converted into a temporary folder. Raises `DraftkitError`."""
+        if self.located is None:
+            return _without_checkpoint(self.name)
+        if not self.is_foreign:
+            return read_draft(self.located.path, self.located.config)
+        return self.converted()
+
+    def plan(self, to: str = UNIFIED) -> Conversion:
+        """How it is converted. Raises `DraftkitError`."""
+        assert self.located is not None
+        if self.name == OWN_HEAD:
+            return plan_conversion(self.located, to=to, format=OWN_HEAD)
+        return plan_conversion(self.located, to=to, target=self.target.facts)
+
+    def converted(self, to: str = UNIFIED) -> Draft:
+        """The draft in a temporary folder of a layout. Raises `DraftkitError`."""
+        folder = self.stack.enter_context(temporary_folder()) / "draft"
+        with _named(folder, self.name):
+            return read_draft(self.plan(to).write(folder))
 
 
 @contextmanager
-def open_draft(source: str, target: str) -> Iterator[Draft]:
+def open_draft(source: str, target: str | OpenedTarget) -> Iterator[Draft]:
     """The unified draft of a source; a foreign checkpoint is converted into a temporary folder on the way.
 
     Drafts without a checkpoint are named, as `ngram:2-4`; `mtp` is the target's own head. Raises `DraftkitError`.
     """
-    if source == OWN_HEAD:
-        with temporary_folder() as scratch:
-            yield read_draft(convert_checkpoint(target, scratch / "draft", format=OWN_HEAD))
-        return
-    if (architecture := named(source)) is not None:
-        yield _without_checkpoint(architecture, source)
-        return
-    located = _located(source)
-    if is_unified(located.path):
-        yield read_draft(located.path)
-        return
-    with temporary_folder() as scratch, _named(scratch / "draft", source):
-        yield read_draft(convert_checkpoint(source, scratch / "draft", target=target))
+    with ExitStack() as stack:
+        yield OpenedDraft(source, open_target(target), stack).draft
 
 
 def _located(source: str) -> Located:
@@ -129,7 +255,9 @@ def _named(folder: Path, source: str) -> Iterator[None]:
         raise
 
 
-def _without_checkpoint(architecture: Architecture, source: str) -> Draft:
+def _without_checkpoint(source: str) -> Draft:
+    architecture = named(source)
+    assert architecture is not None
     provenance = Provenance(
         source=source, source_revision=None, format=architecture.method, files=(), target=None, target_revision=None,
         facts=(), dropped_config={}, losses=(), draftkit_version=__version__,

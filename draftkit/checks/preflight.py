@@ -17,10 +17,8 @@ from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import SourceError, UnsupportedTarget
 from draftkit.finding import Finding
-from draftkit.hub.locate import locate
-from draftkit.loading import load_model, open_draft, runtime_refusal
+from draftkit.loading import OpenedTarget, open_draft, open_target
 from draftkit.targets.devices import device_named, dtype_named
-from draftkit.targets.pretrained import describe
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Checkup:
 
 def check_data(
     path: Path,
-    target: str,
+    target: str | OpenedTarget,
     draft: str | None = None,
     *,
     with_model: bool = True,
@@ -69,8 +67,8 @@ def check_data(
     runtime does not run them. `row` is the id of the sample to show; None shows the first. Raises `DraftkitError` for
     what cannot be read at all: files, models, a damaged line.
     """
-    tokenizer = load_tokenizer(target)
-    config = describe(locate(target, weights=False).path)
+    target = open_target(target)
+    tokenizer, config = load_tokenizer(target), target.language_model
     origin = read_origin(path)
     counted = survey(read_samples(path), origin, tokenizer, config.vocab_size)
     shown = counted.first if row is None else _find(path, row)
@@ -86,13 +84,11 @@ def check_data(
     return Checkup(counted.samples, counted.tokens, counted.loss_tokens, found, pieces(shown, tokenizer))
 
 
-def _with_model(known: Evidence, target: str, device: str, dtype: torch.dtype) -> Evidence:
+def _with_model(known: Evidence, target: OpenedTarget, device: str, dtype: torch.dtype) -> Evidence:
     """What is known, and the target's model, where draftkit or transformers runs it."""
-    refusal = runtime_refusal(target)
-    if refusal is None:
-        model, _ = load_model(target, device=device, dtype=dtype)
-        return replace(known, model=model)
-    known = replace(known, refusal=refusal.problem)
+    if target.refusal is None:
+        return replace(known, model=target.load(device=device, dtype=dtype))
+    known = replace(known, refusal=target.refusal.problem)
     try:
         return replace(known, model=load_training_target(target, device=device, dtype=dtype))
     except UnsupportedTarget:

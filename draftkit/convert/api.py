@@ -26,7 +26,7 @@ from draftkit.hub.locate import Located, locate
 from draftkit.io.finite import check_finite
 from draftkit.io.html import said_html
 from draftkit.io.records import read_record
-from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance, facts_html
 from draftkit.layout.target import TargetFacts, language_model, read_target_facts
 
@@ -121,10 +121,10 @@ class Conversion:
 
 
 def plan_conversion(
-    source: str,
+    source: str | Located,
     *,
     to: str = UNIFIED,
-    target: str | None = None,
+    target: str | TargetFacts | None = None,
     revision: str | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -135,25 +135,25 @@ def plan_conversion(
     """Find a checkpoint, recognize its format and plan its conversion.
 
     `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json`
-    is read, unless the destination stores a copy of its tensors. `format` is a name that `draftkit formats` lists,
-    recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
+    is read, unless the destination stores a copy of its tensors. Either may be opened already. `format` is
+    a name that `draftkit formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
     unknown, and which are dropped all the same; that is recorded as a loss. `digest`: take the SHA-256 of large local
     files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. Raises `DraftkitError`.
     """
     destination = destination_named(to, stored)
-    located = locate(source, revision=revision, as_file=True)
-    if not is_unified(located.path):
+    located = _opened(source, revision)
+    if not located.is_unified:
         reading = read_foreign(located, target, format, overrides, ignored_keys)
         draft = None
         if reading.plan.spec is not None or reading.plan.problems:
             draft = unify(reading.checkpoint, reading.plan, reading.target, digest=digest)
         return _plan_destination(located, destination, reading.target, reading, draft)
-    draft = read_draft(located.path)
+    draft = read_draft(located.path, located.config)
     if to == UNIFIED and not overrides:
         raise LayoutError(
             f"{located.name} is a unified draft already",
             where=located.path,
-            hint=command("draftkit", "inspect", source),
+            hint=command("draftkit", "inspect", source if isinstance(source, str) else located.name),
         )
     if ignored_keys:
         raise LayoutError(f"{located.name} is a unified draft: it has no config keys to ignore", where=located.path)
@@ -165,7 +165,7 @@ def plan_conversion(
 
 def read_foreign(
     located: Located,
-    target: str | None = None,
+    target: str | TargetFacts | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
@@ -179,7 +179,7 @@ def read_foreign(
 
 def describe_foreign(
     located: Located,
-    target: str | None = None,
+    target: str | TargetFacts | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
@@ -220,11 +220,11 @@ def _misnamed(error: DraftkitError, named: Format, checkpoint: Checkpoint) -> Dr
 
 
 def convert_checkpoint(
-    source: str,
+    source: str | Located,
     out: Path | None = None,
     *,
     to: str = UNIFIED,
-    target: str | None = None,
+    target: str | TargetFacts | None = None,
     revision: str | None = None,
     format: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -254,11 +254,11 @@ def convert_checkpoint(
     return conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
 
 
-def target_with_heads(source: str, *, revision: str | None = None) -> tuple[Checkpoint, TargetHeads] | None:
+def target_with_heads(source: str | Located, *, revision: str | None = None) -> tuple[Checkpoint, TargetHeads] | None:
     """A target and the multi-token prediction heads that its config promises or its weights hold; None for anything
     else. Reads headers alone. Raises `DraftkitError`."""
-    located = locate(source, revision=revision, as_file=True)
-    if is_unified(located.path) or located.path.is_file():
+    located = _opened(source, revision)
+    if located.is_unified or located.path.is_file():
         return None
     checkpoint = open_source(located)
     heads = None if checkpoint.adapter is not None else find_heads(checkpoint)
@@ -305,7 +305,11 @@ def default_output(conversion: Conversion) -> Path:
 
 
 def inspect_checkpoint(
-    source: str, *, target: str | None = None, revision: str | None = None, format: str | None = None
+    source: str | Located,
+    *,
+    target: str | TargetFacts | None = None,
+    revision: str | None = None,
+    format: str | None = None,
 ) -> Draft | Reading:
     """What a folder or repository holds: a validated `Draft`, or the `Reading` that would make it one.
 
@@ -319,14 +323,18 @@ def inspect_checkpoint(
 
 
 def describe_checkpoint(
-    source: str, *, target: str | None = None, revision: str | None = None, format: str | None = None
+    source: str | Located,
+    *,
+    target: str | TargetFacts | None = None,
+    revision: str | None = None,
+    format: str | None = None,
 ) -> Draft | Reading:
     """As `inspect_checkpoint`; a checkpoint that contradicts itself has what could be read, and a `plan.refusal`."""
-    located = locate(source, revision=revision, as_file=True)
-    if not is_unified(located.path):
+    located = _opened(source, revision)
+    if not located.is_unified:
         return describe_foreign(located, target, format)
     try:
-        return read_draft(located.path)
+        return read_draft(located.path, located.config)
     except LayoutError as error:
         return _describe_refused(located, error)
 
@@ -399,10 +407,18 @@ def _overridden(draft: Draft, overrides: Mapping[str, str]) -> Draft:
     return replace(draft, spec=spec, provenance=replace(draft.provenance, facts=tuple(facts.found)))
 
 
-def _target_facts(target: str | None) -> TargetFacts | None:
-    if target is None:
-        return None
-    located = locate(target, weights=False, tokenizer=False, as_file=True)
+def _opened(source: str | Located, revision: str | None = None) -> Located:
+    return locate(source, revision=revision, as_file=True) if isinstance(source, str) else source
+
+
+def _target_facts(target: str | TargetFacts | None) -> TargetFacts | None:
+    if not isinstance(target, str):
+        return target
+    return target_facts(locate(target, weights=False, tokenizer=False, as_file=True))
+
+
+def target_facts(located: Located) -> TargetFacts:
+    """The facts of a target that is on this machine. Raises `DraftkitError`."""
     if located.path.is_file():
         return gguf_target_facts(located.path, located.name)
-    return read_target_facts(located.path, located.name, located.revision)
+    return read_target_facts(located.path, located.name, located.revision, located.config)

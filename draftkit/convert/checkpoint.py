@@ -126,7 +126,7 @@ def open_source(source: Located) -> Checkpoint:
         return _open_gguf(source)
     if (source.path / ADAPTER_CONFIG).is_file():
         return _open_adapter(source)
-    config = read_object(source.path / "config.json")
+    config = dict(source.config)
     return Checkpoint(source, config, _open_tensors(source.path) | _mask_embedding(source.path, config))
 
 
@@ -189,7 +189,7 @@ def _open_adapter(source: Located) -> Checkpoint:
             where=f"{path}: base_model_name_or_path",
             hint="correct it there, if the model has moved",
         ) from error
-    model = read_object(base.path / "config.json")
+    model = dict(base.config)
     model.pop("draftkit", None)  # of a base that is a unified draft
     return Checkpoint(source, model, _open_tensors(base.path) | _by_name(changes), Adapter(config, base))
 

@@ -14,9 +14,8 @@ from draftkit.engines.http import Api, Limits, RejectedRequest
 from draftkit.engines.servers.server import possible
 from draftkit.engines.vllm.client import CompletionsClient
 from draftkit.errors import SourceError, command
-from draftkit.hub.locate import locate
 from draftkit.layout.digest import weights_sha256
-from draftkit.loading import load_model, require_runtime
+from draftkit.loading import OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
@@ -84,19 +83,26 @@ class EngineResponder:
         return [answers.get(i, Refusal(f"{len(p.tokens)} prompt tokens: {refusal}")) for i, p in enumerate(prompts)]
 
 
-def engine_weights(target: str) -> str:
+def engine_weights(target: str | OpenedTarget) -> str:
     """The digest of the weights that `engine_responder` loads. Raises `DraftkitError` where it would not load them."""
-    require_runtime(target, _served_instead(target))  # before all of them are read
-    return weights_sha256(locate(target).path)
+    target = open_target(target)
+    target.require_runtime(_served_instead(target.name))  # before all of them are read
+    return weights_sha256(target.folder)
 
 
 def engine_responder(
-    target: str, sampling: Sampling, concurrency: int, *, device: str | None = None, dtype: str | None = None
+    target: str | OpenedTarget,
+    sampling: Sampling,
+    concurrency: int,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> EngineResponder:
     """Load a target (path, Hub id or `zoo:target`) to answer; `device` and `dtype` as in `evaluate.Settings`."""
-    require_runtime(target, _served_instead(target))
+    target = open_target(target)
+    target.require_runtime(_served_instead(target.name))
     place = device_named(device)
-    model, _ = load_model(target, device=place, dtype=dtype_named(dtype, place))
+    model = target.load(device=place, dtype=dtype_named(dtype, place))
     tune_for_cpu(model)
     return EngineResponder(model, sampling, concurrency)
 

@@ -6,15 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import TargetError
-from draftkit.hub.locate import locate
-from draftkit.targets.chat import load_tokenizer as load_any_tokenizer
+from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.chat import template_sha256
-from draftkit.targets.target import end_token_ids
 
 
 @dataclass(frozen=True)
@@ -46,20 +43,21 @@ class TargetTokenizer:
         return template_sha256(self.tokenizer)
 
 
-def load_tokenizer(target: str) -> TargetTokenizer:
+def load_tokenizer(target: str | OpenedTarget) -> TargetTokenizer:
     """The tokenizer of a target: a folder, Hub id or `zoo:target`. Raises `DraftkitError` where there is none."""
-    folder = locate(target, weights=False).path
-    return served_with(target, folder, load_any_tokenizer(folder, "target"))
+    target = open_target(target)
+    return served_with(target, target.tokenizer)
 
 
-def served_with(target: str, folder: Path, tokenizer: PreTrainedTokenizerBase) -> TargetTokenizer:
+def served_with(target: OpenedTarget, tokenizer: PreTrainedTokenizerBase) -> TargetTokenizer:
     """The same, of a tokenizer that has been loaded from the target's folder."""
-    has_config = (folder / "config.json").is_file()
-    end_ids = (end_token_ids(folder) if has_config else frozenset()) | ({tokenizer.eos_token_id} - {None})
+    folder = target.config_folder
+    end_ids = target.end_ids if (folder / "config.json").is_file() else frozenset()
+    end_ids |= {tokenizer.eos_token_id} - {None}
     if not end_ids:
         raise TargetError(
             "nothing says which token ends a turn",
             where=folder,
             expected="eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
         )
-    return TargetTokenizer(target, tokenizer, end_ids)
+    return TargetTokenizer(target.name, tokenizer, end_ids)

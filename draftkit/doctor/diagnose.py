@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import checks_of_family, findings
-from draftkit.convert.api import Reading, read_foreign
+from draftkit.convert.api import Reading
 from draftkit.doctor.audit import Audited, audit
 from draftkit.doctor.decay import Decay, classify
 from draftkit.doctor.experiments import all_experiments
@@ -23,20 +20,16 @@ from draftkit.evaluate.engines.own import BY_VLLM
 from draftkit.evaluate.notebook import notebook_trials
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.finding import SEVERITIES, Finding
-from draftkit.hub.locate import locate
 from draftkit.io.html import said_html, table_html
-from draftkit.layout.folder import is_unified
-from draftkit.layout.target import read_target_facts
-from draftkit.loading import OWN_HEAD, load_model, open_draft, runtime_refusal
+from draftkit.layout.target import TargetFacts
+from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results import metrics
 from draftkit.results.record import Interval
 from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
 from draftkit.runtime.engine import check_draft_tokens
-from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.targets.ends import load_ends
 
 SHOWN_ALIKE = 5  # changes that help as much as the one that is recommended
 NO_REMEDY = "ask its author what it was trained with; more prompts (--limit) tell smaller gains from chance"
@@ -133,7 +126,7 @@ class Diagnosis:
 
 
 def diagnose_draft(
-    target: str,
+    target: str | OpenedTarget,
     draft: str,
     *,
     prompts: str = "zoo",
@@ -159,13 +152,17 @@ def diagnose_draft(
             require_count(name, count)
     on_progress = on_progress or notebook_trials()
     device = device_named(device)
+    target = open_target(target)
     with ExitStack() as stack:
-        unified = stack.enter_context(open_draft(draft, target))
+        opened = OpenedDraft(draft, target, stack)
+        unified = opened.draft
         if not unified.spec.architecture.has_checkpoint:
             raise DraftkitError(f"{draft} has no checkpoint to examine", hint="draftkit eval measures it")
-        refusal = runtime_refusal(target)
+        refusal = target.refusal
         unable = refusal_to_run(unified.spec) if refusal is None else refusal.problem
-        model, tokenizer = _loaded(target, device, dtype_named(dtype, device), whole=unable is None)
+        tokenizer = target.tokenizer  # without one, nothing large is read
+        load = target.load if unable is None else target.load_ends
+        model = load(device=device, dtype=dtype_named(dtype, device))
         tune_for_cpu(model)
         asked = load_prompts(prompts, limit)
         requests = [
@@ -177,7 +174,7 @@ def diagnose_draft(
         wanted = num_speculative_tokens or architecture.draft_tokens or USUAL_TOKENS
         k = wanted if most is None else min(wanted, most)
         check_draft_tokens(k, most, draft)
-        patient = Patient(draft, unified, runnable(unified), target, model, tokenizer, asked, requests, k)
+        patient = Patient(draft, unified, runnable(unified), target.name, model, tokenizer, asked, requests, k)
         settings = {
             "prompts": prompts,
             "num_prompts": len(requests),
@@ -187,42 +184,24 @@ def diagnose_draft(
             "device": device,
             "temperature": TEMPERATURE,
         }
-        reading = _reading(draft, target)
+        reading = opened.plan().reading if opened.is_foreign else None
         if unable is not None:
-            return _look_at(patient, reading, settings, unable)
-        return _examine(patient, reading, settings, on_progress)
+            return _look_at(patient, target.facts, reading, settings, unable)
+        return _examine(patient, target.facts, reading, settings, on_progress)
 
 
-def _loaded(
-    target: str, device: str, dtype: torch.dtype, *, whole: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The target, `whole` to be run or its ends alone, and its tokenizer."""
-    if whole:
-        return load_model(target, device=device, dtype=dtype)
-    located = locate(target)
-    return load_ends(located.path, device=device, dtype=dtype), load_tokenizer(located.path, "target")
-
-
-def _reading(draft: str, target: str) -> Reading | None:
-    """How a foreign checkpoint was converted."""
-    if draft == OWN_HEAD:
-        return read_foreign(locate(target), format=OWN_HEAD)
-    located = locate(draft, as_file=True)
-    return None if is_unified(located.path) else read_foreign(located, target)
-
-
-def _seen(patient: Patient) -> list[Finding]:
+def _seen(patient: Patient, target: TargetFacts) -> list[Finding]:
     """What is seen without running the draft, the worst first."""
-    located = locate(patient.target_source, weights=False)
-    target = read_target_facts(located.path, located.name, located.revision)
     evidence = Evidence.of_draft(patient.original, target=target, tokenizer=patient.tokenizer, model=patient.model)
     found = findings(evidence, "checkpoint", "pair", "tensors", *checks_of_family(patient.original.spec))
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _look_at(patient: Patient, reading: Reading | None, settings: dict[str, object], unable: str) -> Diagnosis:
+def _look_at(
+    patient: Patient, target: TargetFacts, reading: Reading | None, settings: dict[str, object], unable: str
+) -> Diagnosis:
     """What can be said of a draft that draftkit's own runtime does not run, or whose target it does not."""
-    found = _seen(patient)
+    found = _seen(patient, target)
     fix = f"{BY_VLLM}, the draft as it is" if refusal_by_vllm(patient.draft.spec) is None else ""
     unmeasured = Finding("not-measured", "note", f"no change was tried: {unable}", fix=fix, source="draftkit")
     return Diagnosis(
@@ -240,11 +219,15 @@ def _look_at(patient: Patient, reading: Reading | None, settings: dict[str, obje
 
 
 def _examine(
-    patient: Patient, reading: Reading | None, settings: dict[str, object], on_progress: TrialProgress
+    patient: Patient,
+    target: TargetFacts,
+    reading: Reading | None,
+    settings: dict[str, object],
+    on_progress: TrialProgress,
 ) -> Diagnosis:
     experiments = all_experiments()
     trials = [(experiment.name, trial) for experiment in experiments for trial in experiment.trials(patient)]
-    found = _seen(patient)
+    found = _seen(patient, target)
     generations, tried = compare(patient, trials, on_progress)
     return Diagnosis(
         target=patient.target_source,

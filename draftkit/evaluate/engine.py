@@ -69,7 +69,7 @@ class BaseEngine(ABC):
         heading = Heading.of(
             settings,
             engine=self.name,
-            target=self.job.named_target,
+            target=self.job.opened_target.name,
             draft=source,
             method=self.job.drafts[source].spec.method,
             dataset=self.job.prompts.name,

@@ -24,11 +24,9 @@ from draftkit.evaluate.notebook import notebook_progress
 from draftkit.evaluate.provenance import asked as asked_of
 from draftkit.evaluate.provenance import seen_by
 from draftkit.finding import Finding
-from draftkit.hub.locate import locate
 from draftkit.io.lock import sole_writer
-from draftkit.layout.folder import Draft, is_unified
-from draftkit.layout.target import read_target_facts
-from draftkit.loading import OWN_HEAD, runtime_refusal
+from draftkit.layout.folder import Draft
+from draftkit.loading import OWN_HEAD, OpenedTarget, open_target
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading, Result, ResultVerdict, ResultWarning, SpeedModel
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
@@ -39,7 +37,7 @@ Hold = Callable[[Conversations], Run]  # a lane that is asked conversations
 
 
 def evaluate_draft(
-    target: str | None,
+    target: str | OpenedTarget | None,
     drafts: str | Sequence[str],
     asked: Settings | Sweep | None = None,
     on_progress: Progress | None = None,
@@ -52,7 +50,8 @@ def evaluate_draft(
 ) -> Result:
     """Measure drafts against their target.
 
-    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; drafts may be foreign, `ngram[:MIN-MAX]` and `suffix`.
+    `target` and `drafts` are paths, Hub ids or `zoo:NAME`; a target may be opened already, and drafts may be foreign,
+    `ngram[:MIN-MAX]` and `suffix`.
     One draft may be given by itself. `asked`: how, at one setting or at those of a sweep. `on_progress` None: bars in a
     notebook, nothing elsewhere.
 
@@ -68,6 +67,7 @@ def evaluate_draft(
     what `eval --json` prints. Raises `DraftkitError`.
     """
     drafts = [drafts] if isinstance(drafts, str) else drafts
+    on_target = None if target is None else open_target(target)
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
     with ExitStack() as stack:
@@ -75,9 +75,9 @@ def evaluate_draft(
         if records is not None:
             stack.enter_context(sole_writer(records))
             check_records(records)
-        job = Job(target, drafts, sweep, stack, resumes=saved is not None)
+        job = Job(on_target, drafts, sweep, stack, resumes=saved is not None)
         warned: list[Finding] = []
-        prepared = engines or _default_engines(target)
+        prepared = engines or _default_engines(on_target)
 
         def skipped(why: str) -> None:
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
@@ -93,12 +93,12 @@ def evaluate_draft(
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
         if saved is not None:
-            saved.begin(made, [*([] if target is None else [target]), *drafts])
+            saved.begin(made, [*([] if on_target is None else [on_target.name]), *drafts])
         cells = [] if saved is None else list(saved.cells)
         kept = tuple(cells)
         opened = job.drafts if any(engine.sees_weights for engine in running) else {}
-        if target is not None:
-            warned += _made_for_others(target, opened)
+        if on_target is not None:
+            warned += _made_for_others(on_target, opened)
         running = able(running, lambda engine: engine.open(on_progress), skipped)
         for engine in running:
             warned += [Finding("not-told", "note", f"{engine.name} does not tell {what}") for what in engine.untold]
@@ -125,16 +125,16 @@ def evaluate_draft(
             if advise:
                 models += engine.speed_models(cells)
         warnings = tuple(ResultWarning.of(finding) for finding in dict.fromkeys(warned))
-        judged = tuple(_served(verdict, opened, target) for verdict in verdicts(cells))
+        judged = tuple(_served(verdict, job) if verdict.draft in opened else verdict for verdict in verdicts(cells))
         result = Result(tuple(cells), made, warnings, tuple(models), judged)
         if saved is not None:
             saved.write(result.to_dict())
         return result
 
 
-def _default_engines(target: str | None) -> Sequence[BaseEngine]:
+def _default_engines(target: OpenedTarget | None) -> Sequence[BaseEngine]:
     """draftkit's own, and vLLM where that does not run the target and vLLM is here."""
-    vllm = None if target is None or runtime_refusal(target) is None else vllm_here()
+    vllm = None if target is None or target.refusal is None else vllm_here()
     return [OwnEngine()] if vllm is None else [OwnEngine(), vllm]
 
 
@@ -156,23 +156,19 @@ def _provenance(engine: BaseEngine, job: Job) -> dict[str, object]:
     return found
 
 
-def _made_for_others(target: str, drafts: Mapping[str, Draft]) -> Iterator[Finding]:
+def _made_for_others(target: OpenedTarget, drafts: Mapping[str, Draft]) -> Iterator[Finding]:
     """The drafts that say of themselves that they were made for another target."""
-    if not drafts:
-        return
-    located = locate(target, weights=False)
-    facts = read_target_facts(located.path, located.name, located.revision)
     for name, draft in drafts.items():
-        yield from findings(Evidence(draft=draft, draft_name=name, target=facts), "pair")
+        yield from findings(Evidence(draft=draft, draft_name=name, target=target.facts), "pair")
 
 
-def _served(verdict: ResultVerdict, drafts: Mapping[str, Draft], target: str | None) -> ResultVerdict:
-    """The verdict with the commands that serve what it says to use."""
+def _served(verdict: ResultVerdict, job: Job) -> ResultVerdict:
+    """The verdict on a draft of the job, with the commands that serve it where it says to use it."""
     name, k = verdict.draft, verdict.num_speculative_tokens
-    if verdict.kind != "use" or name is None or name not in drafts or name == OWN_HEAD or target is None:
+    if verdict.kind != "use" or name is None or name == OWN_HEAD:
         return verdict
-    draft = drafts[name]
-    if not draft.tensors or is_unified(locate(name, as_file=True).path):
+    draft, target = job.drafts[name], job.opened_target.name
+    if not job.opened[name].is_foreign:
         return replace(verdict, commands=serve_commands(draft, draft.path, target=target, k=k, local=True))
     folder = f"{name.rstrip('/').rpartition('/')[2].rpartition(':')[2]}-draftkit"
     convert = command("draftkit", "convert", name, folder, "--target", target)

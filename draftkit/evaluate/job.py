@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
-from draftkit.hub.locate import locate
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
-from draftkit.loading import load_target_tokenizer, open_draft
+from draftkit.loading import OpenedDraft, OpenedTarget
 from draftkit.results.record import Heading
 from draftkit.results.settings import Settings, Sweep
 from draftkit.targets.chat import template_sha256
@@ -26,12 +24,12 @@ T = TypeVar("T", bound=Heading)
 
 @dataclass
 class Job:
-    """A target, drafts as the user names them, and settings. Each part is opened when it is first asked for, and closed
-    with `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
+    """A target, the names of drafts, and settings. Each part is opened when it is first asked for, and closed with
+    `stack`. `target` None: a server has its own, and renders messages itself. `resumes`: whether earlier cells
     may be kept, for which all weights are digested. Raises `DraftkitError` where a part cannot be opened.
     """
 
-    target: str | None
+    target: OpenedTarget | None
     sources: Sequence[str]
     sweep: Sweep
     stack: ExitStack
@@ -39,17 +37,8 @@ class Job:
     _digests: dict[str, str | None] = field(default_factory=dict)
 
     @property
-    def folder(self) -> Path:
-        """The target's, with its weights."""
-        return locate(self.named_target).path
-
-    @property
-    def config_folder(self) -> Path:
-        """The target's, of which only small files are there."""
-        return locate(self.named_target, weights=False).path
-
-    @property
-    def named_target(self) -> str:
+    def opened_target(self) -> OpenedTarget:
+        """The target of an engine that runs it itself."""
         assert self.target is not None
         return self.target
 
@@ -59,12 +48,17 @@ class Job:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return None if self.target is None else load_target_tokenizer(self.target)
+        return None if self.target is None else self.target.tokenizer
+
+    @cached_property
+    def opened(self) -> Mapping[str, OpenedDraft]:
+        """The drafts by their names."""
+        return {source: OpenedDraft(source, self.opened_target, self.stack) for source in self.sources}
 
     @cached_property
     def drafts(self) -> Mapping[str, Draft]:
-        """The drafts by their names, foreign ones converted."""
-        return {source: self.stack.enter_context(open_draft(source, self.named_target)) for source in self.sources}
+        """The unified drafts by their names, foreign ones converted."""
+        return {source: opened.draft for source, opened in self.opened.items()}
 
     def conversations(self, settings: Settings) -> Conversations:
         return Conversations(self.prompts.prompts, self.tokenizer, settings)
@@ -87,4 +81,4 @@ class Job:
     @cached_property
     def target_sha256(self) -> str | None:
         """The content of the target; None where nobody compares it."""
-        return target_sha256(self.folder) if self.resumes else None
+        return target_sha256(self.opened_target.folder) if self.resumes else None

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from draftkit.evaluate.job import Job
 from draftkit.layout.folder import Draft
-from draftkit.loading import require_runtime
+from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packing import kept_twice
@@ -29,10 +29,13 @@ from draftkit.targets.spreading import spreads_targets
 from draftkit.targets.target import read_target_config
 
 
-def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | None = None) -> dict[str, MemoryPlan]:
+def plan_evaluation(
+    target: str | OpenedTarget, drafts: Sequence[str], settings: Settings | None = None
+) -> dict[str, MemoryPlan]:
     """What `evaluate_draft` would take of memory with each draft; no weights are loaded. Raises `DraftkitError`."""
     settings = settings or Settings()
-    require_runtime(target, "vLLM plans its memory itself: run draftkit eval --engine vllm")
+    target = open_target(target)
+    target.require_runtime("vLLM plans its memory itself: run draftkit eval --engine vllm")
     with ExitStack() as stack:
         return plans_of(Job(target, drafts, Sweep.of(settings), stack), settings)
 
@@ -40,11 +43,11 @@ def plan_evaluation(target: str, drafts: Sequence[str], settings: Settings | Non
 def plans_of(job: Job, settings: Settings) -> dict[str, MemoryPlan]:
     """A plan for each draft of a job. Raises `DraftkitError` for prompts that the target has no positions for."""
     asked, device = job.conversations(settings), device_named(settings.device)
-    positions = Positions.of(read_target_config(job.folder))
+    positions = Positions.of(job.opened_target.config)
     for name, prompt, new in asked.extents:
         positions.check(name, prompt, new)
     return plan_memory(
-        job.folder,
+        job.opened_target,
         job.drafts,
         device=torch.device(device),
         dtype=dtype_named(settings.dtype, device),
@@ -55,7 +58,7 @@ def plans_of(job: Job, settings: Settings) -> dict[str, MemoryPlan]:
 
 
 def plan_memory(
-    target: Path,
+    target: OpenedTarget,
     drafts: Mapping[str, Draft],
     *,
     device: torch.device,
@@ -64,15 +67,15 @@ def plan_memory(
     longest: int,
     k: int,
 ) -> dict[str, MemoryPlan]:
-    """A plan for each of `drafts`, measured in one run against the model in the folder `target`.
+    """A plan for each of `drafts`, measured in one run against the model `target`.
 
     `longest`: tokens of the longest sequence, prompt and output.
     """
-    config = read_target_config(target)
+    config = target.config
     text = config.get_text_config()
     capacity = longest + k + 1
     own = footprint(config)
-    fixed = {"target weights": weight_bytes(target, config, own, dtype)}
+    fixed = {"target weights": weight_bytes(target.folder, config, own, dtype)}
     for source, draft in drafts.items():
         if draft.tensors:
             fixed[f"weights of {source}"] = sum(math.prod(t.shape) for t in draft.tensors.values()) * dtype.itemsize

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from draftkit.hub.gguf import folder_of_gguf
 from draftkit.hub.local_paths import looks_like_path
 from draftkit.hub.token import keep_token
 from draftkit.io.atomic import restore
+from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file
 from draftkit.layout.folder import TOKENIZER_FILES
 
@@ -47,13 +48,37 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Located:
-    """A source and the local folder that holds it, or stands for it where that is a GGUF file, or this itself."""
+    """A source and the local folder that holds it, or stands for it where that is a GGUF file, or this itself.
+
+    What is asked of it later is of the same commit, wherever its branch is by then.
+    """
 
     path: Path
     name: str  # what the user would call it: 'org/name', 'zoo:eagle' or the path
     repo: str | None = None
     revision: str | None = None  # the commit hash, for Hub sources
     default_target: str | None = None  # for zoo drafts
+
+    @property
+    def folder(self) -> Path:
+        """The folder, or the one that stands for a GGUF file as that of a model which transformers reads."""
+        return folder_of_gguf(self.path) if self.path.is_file() else self.path
+
+    @cached_property
+    def config(self) -> dict[str, object]:
+        """What `config.json` says, read once; nobody changes it. Raises `SourceError`/`FormatError`."""
+        return read_object(self.folder / "config.json")
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether it is a folder whose config has a `draftkit` block. Anything else is a foreign checkpoint."""
+        return (self.path / "config.json").is_file() and "draftkit" in self.config
+
+    def fetch(self) -> Path:
+        """Download tokenizer and weights, where they are not here yet, and return the folder. Raises as `locate`."""
+        if self.repo is not None:
+            _on_hub(self.repo, self.revision, weights=True, tokenizer=True)
+        return self.folder
 
 
 def locate(

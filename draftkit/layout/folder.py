@@ -56,15 +56,16 @@ def is_unified(folder: Path) -> bool:
     return (folder / "config.json").is_file() and "draftkit" in read_object(folder / "config.json")
 
 
-def read_draft(folder: Path) -> Draft:
-    """Read and validate a unified draft; one that a killed run has left aside is put back first.
+def read_draft(folder: Path, config: dict[str, object] | None = None) -> Draft:
+    """Read and validate a unified draft; one that a killed run has left aside is put back first. `config` is what its
+    `config.json` says, where that has been read.
 
     Raises `LayoutError` listing every fact or tensor that does not fit, `FormatError` for damaged files,
     `SourceError` for missing ones.
     """
     restore(folder)
     config_path = folder / "config.json"
-    config = read_object(config_path)
+    config = read_object(config_path) if config is None else config
     block = config.get("draftkit")
     if not isinstance(block, dict) or set(block) != {"spec", "provenance"} or not isinstance(block["spec"], dict):
         hint = command("draftkit", "convert", folder, "OUT")

@@ -68,15 +68,19 @@ def require_whole_model(folder: Path) -> None:
         )
 
 
-def read_target_facts(folder: Path, name: str, revision: str | None) -> TargetFacts:
-    """Read a target's sizes. Raises `SourceError`/`FormatError` for a bad file, `TargetError` for missing keys.
+def read_target_facts(
+    folder: Path, name: str, revision: str | None, config: dict[str, object] | None = None
+) -> TargetFacts:
+    """Read a target's sizes; `config` is what its file says, where that has been read.
+
+    Raises `SourceError`/`FormatError` for a bad file, `TargetError` for missing keys.
 
     What the file leaves to the default of its class, or says under another name, comes from transformers, which is not
     imported otherwise.
     """
     require_whole_model(folder)
     path = folder / "config.json"
-    config = read_object(path)
+    config = read_object(path) if config is None else config
     facts = language_model(config)
     if any(facts.get(key) is None for key in SIZES):
         facts = class_defaults(config) | {key: value for key, value in facts.items() if value is not None}

@@ -14,7 +14,7 @@ from pathlib import Path
 from draftkit.convert.api import inspect_checkpoint
 from draftkit.convert.unified import unify, write_draft
 from draftkit.data.samples import Sample, read_origin, read_training_samples
-from draftkit.data.tokenizer import served_with
+from draftkit.data.tokenizer import TargetTokenizer, served_with
 from draftkit.data.vocabulary import SIZES, Ceiling, ceiling, token_counts
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.errors import DraftkitError, FormatError, TargetError, command
@@ -22,6 +22,7 @@ from draftkit.hub.local_paths import reachable
 from draftkit.hub.locate import Located, locate
 from draftkit.layout.folder import Draft
 from draftkit.layout.provenance import FactOrigin
+from draftkit.loading import OpenedTarget
 from draftkit.prepare.head import Head, open_head, with_rows
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 from draftkit.targets.chat import load_tokenizer
@@ -182,7 +183,7 @@ def _owner(name: str, draft: Draft, target: str | None) -> Vocabulary:
 
 def _read_samples(data: Path, owner: Vocabulary) -> list[Sample]:
     """The samples. Raises `FormatError` where their ids are those of another tokenizer."""
-    if read_origin(data).tokenizer_sha256 != served_with(owner.name, owner.folder, owner.tokenizer).sha256:
+    if read_origin(data).tokenizer_sha256 != _target_of(owner).sha256:
         raise FormatError(
             f"the samples were made with another tokenizer than that of {owner.name}",
             where=data,
@@ -191,9 +192,13 @@ def _read_samples(data: Path, owner: Vocabulary) -> list[Sample]:
     return read_training_samples(data)
 
 
+def _target_of(owner: Vocabulary) -> TargetTokenizer:
+    return served_with(OpenedTarget(owner.name, Located(owner.folder, owner.name)), owner.tokenizer)
+
+
 def _ends(owner: Vocabulary) -> dict[int, str]:
     """What ends an answer, as generation config, tokenizer and chat template say."""
-    ends = dict.fromkeys(sorted(served_with(owner.name, owner.folder, owner.tokenizer).end_ids), "eos")
+    ends = dict.fromkeys(sorted(_target_of(owner).end_ids), "eos")
     turn = owner.roles.get("turn end")
     return ends if turn is None else {turn: "end of turn"} | ends
 

@@ -38,13 +38,13 @@ class TargetEnds(PreTrainedModel):
         return self._size
 
 
-def load_ends(folder: Path, *, device: str, dtype: torch.dtype) -> TargetEnds:
+def load_ends(folder: Path, config: PretrainedConfig | None = None, *, device: str, dtype: torch.dtype) -> TargetEnds:
     """The ends of the target in a folder, of any architecture that transformers can build; nothing else is read, but
-    of a GGUF file.
+    of a GGUF file. `config` is that of `read_model_config`, where it has been read.
 
     `device` becomes the current one. Raises `DraftkitError`.
     """
-    config = read_model_config(folder, whole=False)
+    config = read_model_config(folder, whole=False) if config is None else config
     if gguf_file(folder) is not None:
         whole = load_pretrained(folder, config, device="cpu", dtype=dtype, attention=None)
         ends = TargetEnds(config, whole.get_input_embeddings(), whole.get_output_embeddings(), whole.num_parameters())

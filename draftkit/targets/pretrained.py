@@ -78,13 +78,14 @@ def auto_class(config: PretrainedConfig) -> Any:
     return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
 
 
-def read_model_config(folder: Path, *, whole: bool = True) -> PretrainedConfig:
-    """The configuration of a language model that transformers can build. Raises `TargetError` for any other.
+def read_model_config(folder: Path, config: PretrainedConfig | None = None, *, whole: bool = True) -> PretrainedConfig:
+    """The configuration of a language model that transformers can build; `config` is the same as transformers has read
+    it, where it has. Raises `TargetError` for any other.
 
     Not `whole`: where parts of it are read that are seldom quantized, whatever becomes of the others.
     """
     try:
-        config = read_config(folder)
+        config = read_config(folder) if config is None else deepcopy(config)
         if config.is_encoder_decoder:
             raise TargetError(f"{config.model_type} is an encoder-decoder", where=folder, expected="a decoder alone")
         if model_class(config) is None:

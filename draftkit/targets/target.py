@@ -5,6 +5,7 @@ Shapes: B sequences, T rows, H target width, F width of the captured features, V
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from draftkit.targets.attention import (
 )
 from draftkit.targets.footprint import Footprint, footprint
 from draftkit.targets.positions import Positions
-from draftkit.targets.pretrained import describe, load_pretrained, model_class, read_config
+from draftkit.targets.pretrained import load_pretrained, model_class, read_config
 from draftkit.targets.quantized import settle_quantization
 from draftkit.targets.recurrent import (
     NOTHING_KEPT,
@@ -173,13 +174,14 @@ def check_class(model: type[PreTrainedModel], config: PretrainedConfig) -> None:
         )
 
 
-def end_token_ids(folder: Path) -> frozenset[int]:
-    """The ids that end a generation of the model in a folder, as `Target.eos_token_ids`; nothing is loaded."""
+def end_token_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
+    """The ids that end a generation of the model in a folder, as `Target.eos_token_ids`; nothing is loaded. `config` is
+    that of its language model."""
     try:
         generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there is none
         generation = None
-    return _end_ids(generation, getattr(describe(folder), "eos_token_id", None))
+    return _end_ids(generation, getattr(config, "eos_token_id", None))
 
 
 def _end_ids(generation: GenerationConfig | None, stated: object) -> frozenset[int]:
@@ -187,9 +189,12 @@ def _end_ids(generation: GenerationConfig | None, stated: object) -> frozenset[i
     return frozenset(token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, int))
 
 
-def read_target_config(folder: Path) -> PretrainedConfig:
-    """The configuration of a target. Raises `TargetError` for one that cannot be read or is not supported."""
-    config = read_config(folder)
+def read_target_config(folder: Path, config: PretrainedConfig | None = None) -> PretrainedConfig:
+    """The configuration of a target; `config` is the same as transformers has read it, where it has.
+
+    Raises `TargetError` for one that cannot be read or is not supported.
+    """
+    config = read_config(folder) if config is None else deepcopy(config)
     check_config(config)
     found = model_class(config)
     if found is None:

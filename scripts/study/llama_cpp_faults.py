@@ -39,7 +39,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.io.gguf_file import GgufTensor, Typed, read_gguf, read_typed, write_gguf
 from draftkit.io.handles import TensorHandle, memory_handle
-from draftkit.loading import load_target_tokenizer
+from draftkit.loading import open_target
 from draftkit.requests import Request
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from scripts.check._llama_cpp_blocks import save_target
@@ -168,7 +168,7 @@ class Measuring:
 
     @classmethod
     def of_zoo(cls, options: argparse.Namespace, scratch: Path) -> Measuring:
-        tokenizer = load_target_tokenizer("zoo:target")
+        tokenizer = open_target("zoo:target").tokenizer
         prompts = [encode_prompt(prompt, tokenizer) for prompt in load_prompts("zoo", options.prompts)]
         asked = [Request(str(i), prompt, options.max_new_tokens) for i, prompt in enumerate(prompts)]
         return cls(options, scratch, "zoo:target", asked)

@@ -39,7 +39,7 @@ from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
 from draftkit.layout.folder import read_draft
-from draftkit.loading import runtime_refusal
+from draftkit.loading import open_target
 from draftkit.targets import chat
 
 Message = dict[str, str]
@@ -600,7 +600,7 @@ def test_the_models_of_today_are_checked(kind: str, draftkit: Command, tmp_path:
     found = {finding["check"]: finding for finding in json.loads(ran.out)["findings"]}
     assert found["aux-layers"]["severity"] == "ok", found["aux-layers"]
     assert found["final-norm"]["severity"] in ("ok", "note")
-    refused = runtime_refusal(str(target)) is not None
+    refused = open_target(str(target)).refusal is not None
     assert ("runtime" in found) == refused
     if kind == "falcon":
         assert refused

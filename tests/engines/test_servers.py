@@ -59,10 +59,10 @@ def _asked(prompt: tuple[int, ...]) -> Any:
 def zoo_prompts() -> list[tuple[int, ...]]:
     from draftkit.evaluate.measure import Conversations
     from draftkit.evaluate.prompts import load_prompt_set
-    from draftkit.loading import load_target_tokenizer
+    from draftkit.loading import open_target
 
     prompts = load_prompt_set("zoo", SETTINGS.limit).prompts
-    return [r.prompt for r in Conversations(prompts, load_target_tokenizer("zoo:target"), SETTINGS).first_requests]
+    return [r.prompt for r in Conversations(prompts, open_target("zoo:target").tokenizer, SETTINGS).first_requests]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

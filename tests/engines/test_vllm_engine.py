@@ -46,7 +46,7 @@ from draftkit.evaluate.measure import Conversations, Run
 from draftkit.evaluate.options import ServerSettings
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.layout.families.eagle import EagleSpec
-from draftkit.loading import load_target_tokenizer, open_draft
+from draftkit.loading import open_draft, open_target
 from draftkit.report.terminal.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Cell, Interval, Result
@@ -66,7 +66,7 @@ def prompts() -> list[Prompt]:
 
 @cache
 def requests() -> list[Request]:
-    return Conversations(prompts(), load_target_tokenizer("zoo:target"), SETTINGS).first_requests
+    return Conversations(prompts(), open_target("zoo:target").tokenizer, SETTINGS).first_requests
 
 
 def expected(k: int = K) -> list[Simulated]:
@@ -135,7 +135,7 @@ def server(url: str, baseline: str | None = None) -> ServerEngine:
 def run_by_vllm(asked: list[Request]) -> Run:
     """Requests as they are, through a lane with a draft."""
     with ExitStack() as stack:
-        job, engine = Job("zoo:target", ["zoo:eagle"], Sweep.of(SETTINGS), stack), VllmEngine(VLLM)
+        job, engine = Job(open_target("zoo:target"), ["zoo:eagle"], Sweep.of(SETTINGS), stack), VllmEngine(VLLM)
         engine.check(job)
         engine.open(quiet)
         conversations = job.conversations(SETTINGS)

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 
 from draftkit.evaluate.round_cost import H100, Device, Forward, PlannedRound, RoundCost, plan_time
 from draftkit.hub.locate import locate
-from draftkit.loading import open_draft
+from draftkit.loading import open_draft, open_target
 from draftkit.runtime.drafters import family_of
 from draftkit.targets.cost import read_cost
 from scripts.bench import roofline
@@ -52,8 +52,8 @@ def test_the_table_is_of_this_model() -> None:
 def planned(folder: Path, draft: str, k: int, **sizes: int) -> PlannedRound:
     with open_draft(draft, str(folder)) as opened:
         (found,) = plan_time(
-            folder, {"draft": opened}, devices=[H100], dtype=torch.bfloat16, batches=[sizes.get("batch", 1)],
-            contexts=[1024], ks=[k],
+            open_target(str(folder)), {"draft": opened}, ks=[k], devices=[H100], dtype=torch.bfloat16,
+            batches=[sizes.get("batch", 1)], contexts=[1024],
         )["draft"]  # fmt: skip
     return found
 

@@ -18,7 +18,7 @@ from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.options import parse_contexts
 from draftkit.evaluate.prompts import Prompt, load_prompt_set
 from draftkit.evaluate.speed import RoundTimes
-from draftkit.loading import load_target_tokenizer
+from draftkit.loading import open_target
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation
 from draftkit.results.record import Cell, PromptRecord
@@ -32,7 +32,7 @@ TEXTS = {
 
 def test_prompts_are_padded_with_text_of_the_set() -> None:
     prompts = load_prompt_set("zoo", 6).prompts
-    tokenizer = load_target_tokenizer("zoo:target")
+    tokenizer = open_target("zoo:target").tokenizer
     plain = Conversations(prompts, tokenizer, Settings())
     own = [len(request.prompt) for request in plain.first_requests]
     wanted = max(own) + 40

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from draftkit.errors import UnsupportedTarget
-from draftkit.loading import load_drafter, load_model, open_draft, runtime_refusal
+from draftkit.loading import load_drafter, load_model, open_draft, open_target
 from draftkit.runtime import architecture_check, attention
 from draftkit.runtime.architecture_check import Decoding, compare, decoding_of, require_equal_decoding
 from draftkit.runtime.recurrent import StateRows
@@ -224,7 +224,7 @@ def test_a_model_that_decodes_otherwise_is_refused_by_name(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, running_target: Path, draftkit: Command
 ) -> None:
     answering(monkeypatch, Decoding("different", "the logits of token 3 after a prompt of 21 differ"))
-    refusal = runtime_refusal(str(running_target))
+    refusal = open_target(str(running_target)).refusal
     assert refusal is not None
     assert str(refusal).startswith(
         "draftkit's own engine does not decode LlamaForCausalLM as transformers does: the logits of token 3 after a"
@@ -257,7 +257,7 @@ def test_what_cannot_be_found_out_is_said_and_refuses_nothing(
 ) -> None:
     answering(monkeypatch, Decoding("not checked", "no tiny model, RuntimeError: the sizes do not go together"))
     for _ in range(2):
-        assert runtime_refusal(str(running_target)) is None
+        assert open_target(str(running_target)).refusal is None
     assert caplog.messages == [
         "LlamaForCausalLM was not held against transformers' generate: no tiny model, RuntimeError: the sizes do not "
         "go together"

@@ -17,7 +17,7 @@ from lossless.poisoned import PoisonedTarget
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from draftkit.evaluate.planning import plan_memory
-from draftkit.loading import open_draft
+from draftkit.loading import open_draft, open_target
 from draftkit.report.memory_cost import cost_of
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.architecture_check import Known
@@ -201,7 +201,7 @@ def test_plans_tell_states_from_keys_and_values(tmp_path: Path) -> None:
     recurrent_model("qwen3_next").save_pretrained(tmp_path)
     sizes: Any = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "num_slots": 2, "longest": 64, "k": K}
     with open_draft("ngram", str(tmp_path)) as draft:
-        plan = plan_memory(tmp_path, {"ngram": draft}, **sizes)["ngram"]
+        plan = plan_memory(open_target(str(tmp_path)), {"ngram": draft}, **sizes)["ngram"]
     one = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # three layers, convolutions in bfloat16 and recurrent states in float32
     assert plan.per_slot["target states"] == (K + 1) * one
     assert plan.per_slot["target cache"] == plan.capacity * 2 * 2 * 16 * 2  # keys and values of one layer

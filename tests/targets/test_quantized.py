@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, 
 from draftkit.data.states.final_norm import load_final_norm
 from draftkit.errors import UnsupportedTarget
 from draftkit.evaluate.planning import plan_memory
-from draftkit.loading import open_draft
+from draftkit.loading import open_draft, open_target
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
 from draftkit.targets.ends import load_ends
@@ -210,5 +210,5 @@ def test_memory_of_plain_weights_is_planned(tmp_path: Path) -> None:
         "k": 1,
     }
     with open_draft("ngram:2-4", str(tmp_path)) as draft:
-        plan = plan_memory(tmp_path, {"ngram": draft}, **sizes)["ngram"]
+        plan = plan_memory(open_target(str(tmp_path)), {"ngram": draft}, **sizes)["ngram"]
     assert plan.fixed["target weights"] == 2 * pico.llama(intermediate_size=128).num_parameters()

@@ -6,7 +6,6 @@ N tokens of a row, F width of the captured features, H target width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,11 +15,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
-from draftkit.hub.locate import locate
-from draftkit.targets.ends import load_ends
+from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.finite import HINT, first_non_finite
 from draftkit.targets.positions import Positions
-from draftkit.targets.pretrained import load_pretrained, read_model_config
+from draftkit.targets.pretrained import load_pretrained
 from draftkit.targets.spreading import spreads_targets
 from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
@@ -34,25 +32,25 @@ BY_VLLM = (
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def read_training_config(folder: Path) -> PretrainedConfig:
+def read_training_config(target: OpenedTarget) -> PretrainedConfig:
     """The configuration of a target whose states transformers is to compute here.
 
     Raises `TargetError`; where another engine may run the target, it says how vLLM computes its states.
     """
     try:
-        return read_model_config(folder)
+        return target.own_config()
     except UnsupportedTarget as refusal:
         raise refusal.otherwise(BY_VLLM) from refusal.__cause__
 
 
-def load_training_target(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_training_target(target: str | OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
     """A target (path, Hub id or `zoo:target`) that transformers runs in its own way; `device` becomes the current one.
 
     Raises `DraftkitError`.
     """
-    folder = locate(source).path
-    config = read_training_config(folder)
-    return load_pretrained(folder, config, device=device, dtype=dtype, attention=None, spread=spreads_targets())
+    target = open_target(target)
+    config = read_training_config(target)
+    return load_pretrained(target.folder, config, device=device, dtype=dtype, attention=None, spread=spreads_targets())
 
 
 def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
@@ -70,13 +68,13 @@ def check_lengths(samples: Iterable[Sample], config: PretrainedConfig) -> None:
             )
 
 
-def load_target_ends(source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_target_ends(target: str | OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel:
     """The ends of a target (path, Hub id or `zoo:target`) alone, for runs that read its states from files; `device`
     becomes the current one.
 
     Raises `DraftkitError`.
     """
-    return load_ends(locate(source).path, device=device, dtype=dtype)
+    return open_target(target).load_ends(device=device, dtype=dtype)
 
 
 class States(NamedTuple):

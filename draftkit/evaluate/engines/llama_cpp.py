@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from draftkit.convert.api import convert_checkpoint, plan_conversion
+from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_cpp.process import llama_server
 from draftkit.engines.servers.connect import server_of
@@ -21,14 +21,15 @@ from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Report
 from draftkit.evaluate.options import LlamaCppSettings
 from draftkit.evaluate.provenance import made_by
-from draftkit.hub.locate import locate
+from draftkit.hub.locate import Located
 from draftkit.io.atomic import temporary_folder
 from draftkit.io.settings import with_values
 from draftkit.layout.digest import draft_sha256
-from draftkit.layout.folder import Draft, is_unified, read_draft
+from draftkit.layout.folder import Draft
+from draftkit.layout.target import TargetFacts
+from draftkit.loading import OpenedDraft
 from draftkit.results.record import Heading
 from draftkit.results.settings import AS_STARTED, Settings
-from draftkit.targets.target import end_token_ids
 
 MEGABYTE = 1e6
 
@@ -66,13 +67,14 @@ class LlamaCppEngine(BaseEngine):
         """Raises `DraftkitError` also for a draft that llama.cpp does not run, or with fewer tokens."""
         super().check(job)
         AS_STARTED.check(job.sweep)
-        self.opened = [_run_by_it(source, job.named_target, job.sweep.first) for source in job.sources]
+        self.opened = [_run_by_it(opened, job.sweep.first) for opened in job.opened.values()]
 
     def open(self, on_progress: Progress) -> None:
         super().open(on_progress)
         job = self.job
         self.scratch = job.stack.enter_context(temporary_folder())
-        self.file = _file(job.named_target, job.named_target, self.scratch / "target.gguf")
+        target = job.opened_target
+        self.file = _file(target.located, target.facts, self.scratch / "target.gguf")
         self._draft_stack = job.stack.enter_context(ExitStack())
         self._running: dict[str, str] = {}  # the draft whose server runs, and its address
 
@@ -80,10 +82,11 @@ class LlamaCppEngine(BaseEngine):
     def served(self) -> Mapping[str, _Served]:
         """What is run, by the names that the result has."""
         found = {}
-        for number, (source, draft) in enumerate(zip(self.job.sources, self.opened, strict=True)):
-            file = _file(source, self.job.named_target, self.scratch / f"draft-{number}.gguf")
+        for number, (opened, draft) in enumerate(zip(self.job.opened.values(), self.opened, strict=True)):
+            assert opened.located is not None
+            file = _file(opened.located, opened.target.facts, self.scratch / f"draft-{number}.gguf")
             log = _named(self.settings.log, str(number)) if len(self.opened) > 1 else self.settings.log
-            name = f"{source} ({file.stat().st_size / MEGABYTE:.2f} MB)"
+            name = f"{opened.name} ({file.stat().st_size / MEGABYTE:.2f} MB)"
             found[name] = _Served(draft, draft_sha256(draft), file, log)
         return found
 
@@ -97,14 +100,13 @@ class LlamaCppEngine(BaseEngine):
 
     def heading(self, source: str, settings: Settings) -> Heading:
         served = self.served[source]
-        heading = served_heading(self, self.job.named_target, source, served.draft.spec.method, settings)
+        heading = served_heading(self, self.job.opened_target.name, source, served.draft.spec.method, settings)
         return replace(self.job.seen(heading), target_sha256=self.job.target_sha256, draft_sha256=served.sha256)
 
     @contextmanager
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
         server = server_of(LlamaCppServer, self._plain if source is None else self._drafting(source))
-        end_ids = end_token_ids(self.job.config_folder)
-        yield server_lane(server, asked, end_ids, report, speculates=source is not None)
+        yield server_lane(server, asked, self.job.opened_target.end_ids, report, speculates=source is not None)
 
     @cached_property
     def _plain(self) -> str:
@@ -126,11 +128,10 @@ class LlamaCppEngine(BaseEngine):
         return stack.enter_context(llama_server(self.settings.program, served, log))
 
 
-def _run_by_it(source: str, target: str, settings: Settings) -> Draft:
+def _run_by_it(opened: OpenedDraft, settings: Settings) -> Draft:
     """A draft. Raises `DraftkitError` for one that llama.cpp does not run, or not with so many tokens a round."""
-    located = locate(source, as_file=True)
-    unified = is_unified(located.path)
-    draft = read_draft(located.path) if unified else plan_conversion(source, target=target).require_draft()
+    source = opened.name
+    draft = opened.plan().require_draft() if opened.is_foreign else opened.draft
     spec, k = draft.spec, settings.num_speculative_tokens
     if not loads(spec, "gguf"):
         raise DraftkitError(f"llama.cpp runs no {spec.method} drafts", where=source)
@@ -148,9 +149,9 @@ def _named(log: Path, what: str) -> Path:
     return log.with_suffix(f".{what}{log.suffix}")
 
 
-def _file(source: str, target: str, out: Path) -> Path:
+def _file(model: Located, target: TargetFacts, out: Path) -> Path:
     """The GGUF file of a model, written to `out` where it is none."""
-    located = locate(source, as_file=True)
-    if located.path.is_file():
-        return located.path
-    return convert_checkpoint(source, out, to="gguf", target=target)
+    if model.path.is_file():
+        return model.path
+    model.fetch()
+    return convert_checkpoint(model, out, to="gguf", target=target)

@@ -22,7 +22,7 @@ from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
 from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, speed_model
 from draftkit.finding import Finding
 from draftkit.layout.folder import Draft
-from draftkit.loading import load_drafter, load_model, require_runtime
+from draftkit.loading import load_drafter
 from draftkit.results.record import Cell, Predicted, SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.runtime.drafters.protocol import Drafter
@@ -30,7 +30,7 @@ from draftkit.runtime.engine import check_draft_tokens
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.positions import Positions
-from draftkit.targets.target import Target, read_target_config
+from draftkit.targets.target import Target
 
 BY_VLLM = "--engine vllm --vllm-python ENV/bin/python runs vLLM, --server URL takes a server of it"
 HELD_AGAINST_GENERATE = 4  # requests of a certificate
@@ -44,7 +44,7 @@ class OwnEngine(BaseEngine):
 
     def check(self, job: Job) -> None:
         super().check(job)
-        require_runtime(job.named_target, BY_VLLM)
+        job.opened_target.require_runtime(BY_VLLM)
         _check_contexts(job)
 
     def open(self, on_progress: Progress) -> None:
@@ -54,12 +54,14 @@ class OwnEngine(BaseEngine):
             check_draft_tokens(max(sweep.k), draft.spec.architecture.most_draft_tokens, source)
         self.plans = plans_of(job, sweep.largest)
         for source, plan in self.plans.items():
-            _check_size(source, job.named_target, plan, job.drafts[source])
+            _check_size(source, job.opened_target.name, plan, job.drafts[source])
             plan.require()
         device = device_named(sweep.first.device)
         dtype = dtype_named(sweep.first.dtype, device)
-        self.model, self.tokenizer = load_model(job.named_target, device=device, dtype=dtype)
-        self.drafts = {source: _Loaded.of(draft, self.model, self.tokenizer) for source, draft in job.drafts.items()}
+        self.model = job.opened_target.load(device=device, dtype=dtype)
+        self.drafts = {
+            source: _Loaded.of(draft, self.model, job.opened_target.tokenizer) for source, draft in job.drafts.items()
+        }
         tune_for_cpu(self.model)
 
     @contextmanager
@@ -177,7 +179,7 @@ def _check_size(source: str, target: str, plan: MemoryPlan, draft: Draft) -> Non
 def _check_contexts(job: Job) -> None:
     """Raise `DraftkitError` for a context that the target has no positions for, before texts are put together."""
     for context in filter(None, job.sweep.context):
-        positions = Positions.of(read_target_config(job.config_folder))
+        positions = Positions.of(job.opened_target.config)
         positions.check(f"of --context {context}", context, job.sweep.first.max_new_tokens)
 
 

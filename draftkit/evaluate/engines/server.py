@@ -24,7 +24,6 @@ from draftkit.evaluate.provenance import made_by
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading
 from draftkit.results.settings import AS_STARTED, Settings
-from draftkit.targets.target import end_token_ids
 
 SETTLING = 5.0  # seconds that a server's counters may lag behind its answers
 POLL = 0.1
@@ -69,7 +68,7 @@ class ServerEngine(BaseEngine):
         return self.job.sources or [self.drafting.draft() or "served"]
 
     def heading(self, source: str, settings: Settings) -> Heading:
-        target = self.job.target or self.drafting.model
+        target = self.drafting.model if self.job.target is None else self.job.target.name
         return self.job.seen(served_heading(self, target, source, "served", settings))
 
     def measured(self, heading: Heading, cell: Cell) -> bool:
@@ -80,7 +79,7 @@ class ServerEngine(BaseEngine):
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
         server = self.drafting if source is not None else self.plain
         assert server is not None
-        end_ids = None if self.job.target is None else end_token_ids(self.job.config_folder)
+        end_ids = None if self.job.target is None else self.job.target.end_ids
         yield server_lane(server, asked, end_ids, report, speculates=source is not None)
 
     @property

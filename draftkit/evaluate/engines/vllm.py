@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.records import Answer, Counters, DraftCounts, Token
 from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
 from draftkit.engines.vllm.process import check_python, find_python, read_metrics, vllm_process
@@ -18,14 +17,12 @@ from draftkit.engines.vllm.worker import Output, PromptTokens
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
-from draftkit.io.atomic import temporary_folder
-from draftkit.layout.folder import Draft, read_draft
+from draftkit.layout.folder import Draft
+from draftkit.loading import OpenedDraft
 from draftkit.requests import Request
 from draftkit.results.settings import VLLM, Settings
 from draftkit.targets.devices import device_named, dtype_named
-from draftkit.targets.pretrained import describe
 from draftkit.targets.remote_code import trusts_remote_code
-from draftkit.targets.target import end_token_ids
 
 
 def vllm_here() -> VllmEngine | None:
@@ -48,21 +45,14 @@ class VllmEngine(BaseEngine):
         reason where vLLM cannot run the target or a draft, or cannot draft as it is asked to."""
         super().check(job)
         VLLM.check(job.sweep)
-        check_target(job.config_folder)
+        check_target(job.opened_target.config_folder)
         check_python(self.settings.python)
-        self.drafts = {source: self._served(source, draft) for source, draft in job.drafts.items()}
-
-    def _served(self, source: str, draft: Draft) -> Draft:
-        """The draft in a folder that vLLM loads."""
-        if refusal_by_vllm(draft.spec) is None:
-            return draft
-        scratch = self.job.stack.enter_context(temporary_folder())
-        return read_draft(convert_checkpoint(source, scratch / "draft", to="vllm", target=self.job.target))
+        self.drafts = {source: _served(opened) for source, opened in job.opened.items()}
 
     @contextmanager
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
         """Raises `DraftkitError` with vLLM's last words when it fails."""
-        requests, end_ids = asked.first_requests, end_token_ids(self.job.folder)
+        requests, end_ids = asked.first_requests, self.job.opened_target.end_ids
 
         def prompts(asked: Sequence[Request]) -> list[PromptTokens]:
             return [_prompt(request, end_ids) for request in asked]
@@ -88,15 +78,15 @@ class VllmEngine(BaseEngine):
 
     def _arguments(self, source: str | None, asked: Conversations) -> dict[str, object]:
         """Those of `vllm.LLM`: with a `speculative_config` where there is a draft."""
-        settings, vllm, folder = asked.settings, self.settings, self.job.folder
+        settings, vllm, target = asked.settings, self.settings, self.job.opened_target
         device = device_named(settings.device)
         longest = asked.longest
         # A target without such a number, as state space models, has no limit.
-        context = getattr(describe(folder), "max_position_embeddings", None) or sys.maxsize
+        context = getattr(target.language_model, "max_position_embeddings", None) or sys.maxsize
         stated = dict(vllm.engine_arguments)
         further = stated.pop("speculative_config", {})
         arguments: dict[str, object] = {
-            "model": str(folder),
+            "model": str(target.folder),
             "skip_tokenizer_init": True,
             "dtype": str(dtype_named(settings.dtype, device)).removeprefix("torch."),
             "enforce_eager": settings.eager or device == "cpu",
@@ -123,6 +113,11 @@ class VllmEngine(BaseEngine):
         if device_named(settings.device) == "cpu" or (self.settings.gpu_memory_utilization or 1.0) <= 0.5:
             return None
         return "each takes most of the GPU: add --set gpu_memory_utilization=0.45"
+
+
+def _served(opened: OpenedDraft) -> Draft:
+    """The draft in a folder that vLLM loads."""
+    return opened.draft if refusal_by_vllm(opened.draft.spec) is None else opened.converted("vllm")
 
 
 def _drawing(settings: Settings) -> dict[str, object]:
