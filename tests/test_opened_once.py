@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ LOADERS = (AutoConfig, AutoTokenizer, GenerationConfig)
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts by what is located, what draftkit reads, and what each loader of transformers loads."""
     counts: Counter[str] = Counter()
     inside = 0  # calls of transformers' loaders that run: what these open is theirs
@@ -55,17 +55,17 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
             return f"{loader.__name__} {folder}"
 
         monkeypatch.setattr(loader, "from_pretrained", classmethod(counted(named, method, loads=True)))
-    yield counts
+    return counts
 
 
 def repeated(counts: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > 1}
 
 
-@pytest.mark.parametrize("draft", ["zoo:eagle3", "zoo:draft-model"])
+@pytest.mark.parametrize("draft", ["zoo:eagle3", "ngram"])
 def test_an_evaluation(opened: Counter[str], draft: str) -> None:
     evaluate_draft("zoo:target", draft, ASKED)
-    assert opened["locate zoo:target"] == opened[f"locate {draft}"] == 1
+    assert opened["locate zoo:target"] == 1
     assert repeated(opened) == {}
 
 
@@ -77,6 +77,6 @@ def test_a_diagnosis(opened: Counter[str]) -> None:
 
 @pytest.mark.parametrize("to", ["unified", "speculators", "gguf"])
 def test_a_conversion(opened: Counter[str], tmp_path: Path, to: str) -> None:
-    convert_checkpoint("zoo:eagle3", tmp_path / "out", to=to, target="zoo:target")
+    convert_checkpoint("zoo:eagle3", tmp_path / "out.gguf", to=to, target="zoo:target")
     assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
     assert repeated(opened) == {}

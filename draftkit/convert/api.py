@@ -28,7 +28,7 @@ from draftkit.io.html import said_html
 from draftkit.io.records import read_record
 from draftkit.layout.folder import Draft, read_draft
 from draftkit.layout.provenance import Provenance, facts_html
-from draftkit.layout.target import TargetFacts, language_model, read_target_facts
+from draftkit.layout.target import TargetFacts, language_model, read_target_facts, require_whole_model
 
 UNKNOWN = "unknown"  # the format of a checkpoint that none recognizes
 
@@ -134,11 +134,12 @@ def plan_conversion(
 ) -> Conversion:
     """Find a checkpoint, recognize its format and plan its conversion.
 
-    `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json`
-    is read, unless the destination stores a copy of its tensors. Either may be opened already. `format` is
-    a name that `draftkit formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the source's config whose effect is
-    unknown, and which are dropped all the same; that is recorded as a loss. `digest`: take the SHA-256 of large local
-    files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. Raises `DraftkitError`.
+    `source` and `target` are paths, Hub ids (`org/name[@revision]`) or `zoo:NAME`; of the target only `config.json` is
+    read, unless the destination stores a copy of its tensors. Either may be opened already. `format` is a name that
+    `draftkit formats` lists, recognized when None. `overrides`: fact → value as text. `ignored_keys`: keys of the
+    source's config whose effect is unknown, and which are dropped all the same; that is recorded as a loss. `digest`:
+    take the SHA-256 of large local files too. `stored`: the type of the matrices in a GGUF file, as `q8_0`. Raises
+    `DraftkitError`.
     """
     destination = destination_named(to, stored)
     located = _opened(source, revision)
@@ -419,6 +420,7 @@ def _target_facts(target: str | TargetFacts | None) -> TargetFacts | None:
 
 def target_facts(located: Located) -> TargetFacts:
     """The facts of a target that is on this machine. Raises `DraftkitError`."""
+    require_whole_model(located.path)
     if located.path.is_file():
         return gguf_target_facts(located.path, located.name)
     return read_target_facts(located.path, located.name, located.revision, located.config)

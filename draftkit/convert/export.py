@@ -163,12 +163,19 @@ def target_head(target: TargetFacts) -> TensorHandle:
     return _find(target, HEAD + EMBEDDING if target.tied else HEAD, "lm_head.weight")
 
 
+def _file(target: TargetFacts, name: str) -> Path | None:
+    """A file of the target, downloaded if need be; None where it has none of that name. Raises `SourceError`."""
+    if target.revision is not None:
+        return locate_file(target.name, name, target.revision)
+    return target.path / name if (target.path / name).is_file() else None
+
+
 def _find(target: TargetFacts, names: tuple[str, ...], unified: str) -> TensorHandle:
     """The first of `names` that the target has."""
-    index = locate_file(target.name, SAFETENSORS.index, target.revision)
+    index = _file(target, SAFETENSORS.index)
     shards = dict.fromkeys(names, SAFETENSORS.single) if index is None else read_weight_map(index)
     for name in (name for name in names if name in shards):
-        path = locate_file(target.name, shards[name], target.revision)
+        path = _file(target, shards[name])
         if path is not None:
             for handle in read_safetensors(path):
                 if handle.name == name:

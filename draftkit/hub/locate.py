@@ -60,6 +60,11 @@ class Located:
     default_target: str | None = None  # for zoo drafts
 
     @property
+    def at_commit(self) -> str:
+        """What another process calls it, to find the same: its name, with the commit where it is of the Hub."""
+        return self.name if self.repo is None else f"{self.repo}@{self.revision}"
+
+    @property
     def folder(self) -> Path:
         """The folder, or the one that stands for a GGUF file as that of a model which transformers reads."""
         return folder_of_gguf(self.path) if self.path.is_file() else self.path

@@ -18,13 +18,16 @@ WRAPPERS = ("text_config", "llm_config", "language_config")  # where multi-modal
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """Sizes of a target and where it came from; `revision` is the Hub commit, None for a local folder.
+    """Sizes of a target and where it came from; `revision` is the Hub commit, None for what is not of the Hub.
+
+    `path`: the folder or GGUF file on this machine; of a target of the Hub, not all files need be there.
 
     `architectures`: the class names of its config, `config` what it says.
     """
 
     name: str
     revision: str | None
+    path: Path = field(compare=False)
     hidden_size: int
     vocab_size: int
     num_hidden_layers: int
@@ -98,6 +101,7 @@ def read_target_facts(
     return TargetFacts(
         name=name,
         revision=revision,
+        path=folder,
         max_position_embeddings=length if isinstance(length, int) else None,
         architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
         config=config,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from draftkit.data.states.shards import SCHEMA, file_sha256, read_manifest
 from draftkit.errors import DraftkitError
-from draftkit.hub.locate import locate
 from draftkit.io.jsonfile import read_object
 from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.layout.folder import Draft
+from draftkit.loading import OpenedTarget
 from draftkit.train.config import TrainConfig, read_config
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def newest_checkpoint(out: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def inputs_of(config: TrainConfig, draft: Draft | None, processes: int) -> dict[str, object]:
+def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, processes: int) -> dict[str, object]:
     """What a run is of besides its settings, some of them under the name of the setting that says where it lies.
 
     All of the target's weights are read. `draft`: the one that is gone on with. `processes`: how many train together.
@@ -45,7 +45,7 @@ def inputs_of(config: TrainConfig, draft: Draft | None, processes: int) -> dict[
         stored_sha256 = manifest.target_sha256 if manifest.schema == SCHEMA else None  # the run holds the target to it
     judges = config.validation.samples
     return {
-        "target": stored_sha256 or weights_sha256(locate(config.target).path),
+        "target": stored_sha256 or weights_sha256(target.folder),
         "draft": None if draft is None else draft_sha256(draft),
         "data": file_sha256(Path(config.data)),
         "states": states,

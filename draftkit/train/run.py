@@ -38,17 +38,16 @@ from draftkit.data.vocabulary import Ceiling, choose_vocabulary, plan_vocabulary
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.errors import DraftkitError
 from draftkit.hub.local_paths import copy_named
-from draftkit.hub.locate import locate
 from draftkit.io.atomic import check_writable
 from draftkit.io.html import said_html, table_html
 from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import target_sha256
 from draftkit.layout.folder import Draft, tokenizer_files
-from draftkit.loading import open_draft, require_runtime
+from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.runtime.drafters import check_runs
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.pace import token_seconds
-from draftkit.targets.pretrained import describe, empty_model, read_model_config
+from draftkit.targets.pretrained import empty_model
 from draftkit.targets.states import FINAL, TappedModel
 from draftkit.train.ahead import Ahead
 from draftkit.train.checkpoint import load_tensors, save_draft
@@ -72,7 +71,7 @@ ADAPTER_FOLDER = "adapter"  # where the run trains one: the checkpoint's own wei
 class LoadTarget(Protocol):
     """Loads a target, or its ends."""
 
-    def __call__(self, source: str, *, device: str, dtype: torch.dtype) -> PreTrainedModel: ...
+    def __call__(self, target: OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel: ...
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     """What draft vocabularies of several sizes would allow, on the samples held out. No weights are loaded."""
     config.check()
     samples, training, validating = _samples(config)
-    vocab_size = describe(locate(config.target, weights=False).path).vocab_size
+    vocab_size = open_target(config.target).language_model.vocab_size
     counts = token_counts(samples, training, vocab_size)
     judged = [samples[number] for number in validating or training]
     return plan_vocabulary(judged, counts, config.validation.k)
@@ -119,13 +118,12 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> Ways:
     """
     with _set_up(config, resume, load_target_ends) as ready:
         if config.states:
-            _stored_states(config, ready.recipe, ready.target)
+            _stored_states(config, ready)
         elif config.stream is not None:
-            check_target(locate(config.target, weights=False).path)
-            stream_manifest(config, config.stream, ready.recipe.aux_layers, ready.samples)
+            check_target(ready.opened.config_folder)
+            stream_manifest(config, config.stream, ready.opened, ready.recipe.aux_layers, ready.samples)
         online = not config.states and config.stream is None
-        folder = locate(config.target, weights=False).path
-        settings = read_training_config(folder) if online else read_model_config(folder, whole=False)
+        settings = read_training_config(ready.opened) if online else ready.opened.own_config(whole=False)
         whole = empty_model(settings, ready.dtype)
         if online:
             TappedModel(whole, ready.recipe.aux_layers)
@@ -173,7 +171,9 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
         ready = stack.enter_context(_set_up(config, resume, load))
         recipe, stream = ready.recipe, None
         if config.stream is not None:
-            stream = stack.enter_context(open_stream(config, config.stream, recipe.aux_layers, ready.samples))
+            stream = stack.enter_context(
+                open_stream(config, config.stream, ready.opened, recipe.aux_layers, ready.samples)
+            )
         if ready.arguments.process_index == 0:  # which writes; found now, as files may be replaced while it trains
             ready.inputs()
         save = partial(_save_checkpoint, config=config, ready=ready)
@@ -182,7 +182,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
             ready.arguments,
             ready.training,
             ready.validating,
-            states_of=_state_source(config, recipe, ready.target, stream),
+            states_of=_state_source(config, ready, stream),
             ahead=None if stream is None or config.stream is None else Ahead(stream.announce, config.stream.ahead),
             save_draft=save,
             load_draft=partial(_load_checkpoint, recipe=recipe),
@@ -201,11 +201,13 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
 
 
 class _Ready(NamedTuple):
-    """What a run has before its first step. `files`: that its draft takes over. `dtype`: the target's.
+    """What a run has before its first step. `opened`: the target as it was named. `files`: that its draft takes over.
+    `dtype`: the target's.
 
     `inputs` gives `inputs_of` the run, which are found once.
     """
 
+    opened: OpenedTarget
     target: PreTrainedModel
     recipe: Recipe
     samples: list[Sample]
@@ -224,23 +226,27 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
     check_trackers(config.report_to)
     out = Path(config.out)
     _check_output(out, resume)
+    opened = open_target(config.target)
     if config.validation.decode:
-        require_runtime(config.target, "leave out validation.decode, which decodes with it")
+        opened.require_runtime("leave out validation.decode, which decodes with it")
     if config.on_policy is not None and config.on_policy.rounds == "decoded":
-        require_runtime(config.target, "set on_policy.rounds=walked, which decodes nothing")
+        opened.require_runtime("set on_policy.rounds=walked, which decodes nothing")
     samples, training, validating = _samples(config)
     with ExitStack() as stack:
         stack.enter_context(_no_empty_folder(out))
         device = device_named(config.device or None)
-        arguments = training_arguments(config, device)  # joins the other processes, and makes the first GPU current
+        arguments = training_arguments(
+            config, opened, device
+        )  # joins the other processes, and makes the first GPU current
         start = config.draft or recipe_class(config.recipe).starts_from
-        draft = stack.enter_context(open_draft(start, config.target)) if start else None
-        inputs = cache(partial(inputs_of, config, draft, max(arguments.world_size, 1)))
+        started = OpenedDraft(start, opened, stack) if start else None
+        draft = None if started is None else started.draft
+        inputs = cache(partial(inputs_of, config, opened, draft, max(arguments.world_size, 1)))
         newest = newest_checkpoint(out)
         if newest is not None and arguments.process_index == 0:
             check_same_run(newest, config, inputs())
         dtype = dtype_named(config.target_dtype or None, device)
-        target = load(config.target, device=device, dtype=dtype)
+        target = load(opened, device=device, dtype=dtype)
         tune_for_cpu(target)
         set_seed(config.seed)  # after the target, whose loading draws numbers of its own
         check_lengths(samples, target.config)
@@ -250,16 +256,17 @@ def _set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[_Re
         recipe = start_recipe(config, target, draft, counts)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
-            base = locate(config.draft) if config.draft else None
+            base = started.located if started is not None and config.draft else None
             add_adapters(recipe.draft, config.lora, base=base, parallel=parallel)
         if config.optimization.recompute:
             recompute_activations(recipe.draft)
         _check_states(config, recipe)
         yield _Ready(
+            opened=opened,
             target=target,
             recipe=recipe,
             samples=samples,
-            files=draft.files if draft is not None else _tokenizer(config, recipe),
+            files=draft.files if draft is not None else _tokenizer(opened, recipe),
             training=PackedRows(samples, training, config.tokens_per_row),
             validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
             arguments=arguments,
@@ -300,11 +307,11 @@ class OneDevice(TrainingArguments):
         return super().to_dict() if self.told is None else dict(self.told)
 
 
-def told_trackers(config: TrainConfig) -> dict[str, object]:
+def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object]:
     """The settings of a run by their names in `--set`, and digests of what it trains on and for."""
     digests = {
         "data_sha256": file_sha256(Path(config.data)),
-        "target_sha256": target_sha256(locate(config.target).path),
+        "target_sha256": target_sha256(target.folder),
     }
     return config.by_name() | digests
 
@@ -316,7 +323,7 @@ def check_trackers(names: Sequence[str]) -> None:
         raise DraftkitError(f"report_to needs {' and '.join(missing)}", hint=f"pip install {' '.join(missing)}")
 
 
-def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
+def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -> TrainingArguments:
     """The run in transformers' terms."""
     settings = config.optimization
     precision = settings.precision
@@ -355,7 +362,7 @@ def training_arguments(config: TrainConfig, device: str) -> TrainingArguments:
         disable_tqdm=None,
     )
     if config.report_to:
-        arguments.told = told_trackers(config)
+        arguments.told = told_trackers(config, target)
     return arguments
 
 
@@ -410,14 +417,13 @@ def _samples(config: TrainConfig) -> tuple[list[Sample], list[int], list[int]]:
     return samples, training, validating[: settings.limit]
 
 
-def _state_source(
-    config: TrainConfig, recipe: Recipe, target: PreTrainedModel, stream: StreamedStates | None
-) -> StatesOf:
+def _state_source(config: TrainConfig, ready: _Ready, stream: StreamedStates | None) -> StatesOf:
     """What finds the target's states of a row: the target in this process, the files of `config.states`, a worker."""
+    target = ready.target
     if not config.states and stream is None:
-        online = OnlineStates(target, recipe.aux_layers)
+        online = OnlineStates(target, ready.recipe.aux_layers)
         return lambda row: online.states(row["tokens"], row["positions"], row["sample_ids"])
-    source = _stored_states(config, recipe, target) if stream is None else stream
+    source = _stored_states(config, ready) if stream is None else stream
 
     def of_files(row: PackedRow) -> States:
         features, last = source.states_of(row["numbers"], row["tokens"].shape[1])
@@ -426,20 +432,20 @@ def _state_source(
     return of_files
 
 
-def _stored_states(config: TrainConfig, recipe: Recipe, target: PreTrainedModel) -> OfflineStates:
+def _stored_states(config: TrainConfig, ready: _Ready) -> OfflineStates:
     is_first = os.environ.get("RANK", "0") == "0"  # all of the target's weights are read to know it: once is enough
     return OfflineStates(
         Path(config.states),
         data=Path(config.data),
-        target=locate(config.target).path if is_first else None,
-        aux_layers=recipe.aux_layers,
-        dtype=target.dtype,
+        target=ready.opened.folder if is_first else None,
+        aux_layers=ready.recipe.aux_layers,
+        dtype=ready.target.dtype,
     )
 
 
-def _tokenizer(config: TrainConfig, recipe: Recipe) -> tuple[Path, ...]:
+def _tokenizer(target: OpenedTarget, recipe: Recipe) -> tuple[Path, ...]:
     """What a new causal language model takes over from its target."""
-    return tokenizer_files(locate(config.target).path) if recipe.spec.kind == "causal-lm" else ()
+    return tokenizer_files(target.folder) if recipe.spec.kind == "causal-lm" else ()
 
 
 def _check_states(config: TrainConfig, recipe: Recipe) -> None:

@@ -16,9 +16,8 @@ from draftkit.data.states.stream import StreamedStates, begin_stream
 from draftkit.data.states.worker import local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import command
-from draftkit.hub.locate import locate
 from draftkit.io.lock import sole_writer
-from draftkit.layout.target import read_target_facts
+from draftkit.loading import OpenedTarget
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train.config import StreamSettings, TrainConfig
@@ -28,10 +27,14 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def open_stream(
-    config: TrainConfig, stream: StreamSettings, aux_layers: AuxLayers | None, samples: Sequence[Sample]
+    config: TrainConfig,
+    stream: StreamSettings,
+    target: OpenedTarget,
+    aux_layers: AuxLayers | None,
+    samples: Sequence[Sample],
 ) -> Iterator[StreamedStates]:
     """The states of `samples` from a worker, which the first process of the run keeps where it has been told how."""
-    manifest = stream_manifest(config, stream, aux_layers, samples)
+    manifest = stream_manifest(config, stream, target, aux_layers, samples)
     folder = Path(stream.folder or Path(config.out) / "stream")
     rank = int(os.environ.get("RANK", "0"))
     worker = None
@@ -44,14 +47,14 @@ def open_stream(
             worker = stack.enter_context(
                 local_worker(
                     folder,
-                    config.target,
+                    target.located.at_commit,
                     stream.python,
                     tensor_parallel=stream.tensor_parallel,
                     device=stream.device or None,
                 )
             )
         elif rank == 0:
-            worker_command = command("draftkit", "data", "stream", folder, "--target", config.target)
+            worker_command = command("draftkit", "data", "stream", folder, "--target", target.located.at_commit)
             _log.warning("states are awaited from: %s", worker_command)
         yield StreamedStates(
             folder,
@@ -65,18 +68,20 @@ def open_stream(
 
 
 def stream_manifest(
-    config: TrainConfig, stream: StreamSettings, aux_layers: AuxLayers | None, samples: Sequence[Sample]
+    config: TrainConfig,
+    stream: StreamSettings,
+    target: OpenedTarget,
+    aux_layers: AuxLayers | None,
+    samples: Sequence[Sample],
 ) -> Manifest:
     """What the worker is told to compute. Raises `DraftkitError` for a vLLM that is not there."""
     if stream.python:
         find_python(stream.python)
-    located = locate(config.target)
-    facts = read_target_facts(located.path, located.name, located.revision)
     return Manifest(
         schema=SAMPLED,
-        target=located.name,
-        target_revision=located.revision,
-        target_sha256=target_sha256(located.path, SAMPLED),
+        target=target.located.name,
+        target_revision=target.located.revision,
+        target_sha256=target_sha256(target.folder, SAMPLED),
         engine="vllm",
         dtype=stream.dtype,
         data=Path(config.data).name,
@@ -84,7 +89,7 @@ def stream_manifest(
         num_documents=len(samples),
         num_tokens=sum(map(len, samples)),
         layers=() if aux_layers is None else tuple(sorted({*aux_layers.states} - {FINAL})),
-        hidden_size=facts.hidden_size,
+        hidden_size=target.facts.hidden_size,
         encoding=stream.encoding,
         shard_tokens=max(map(len, samples)),
     )

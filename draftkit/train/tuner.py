@@ -19,7 +19,7 @@ from draftkit.data.packing import PackedRows
 from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.errors import DraftkitError
-from draftkit.loading import open_draft
+from draftkit.loading import open_draft, open_target
 from draftkit.results.record import Interval
 from draftkit.results.statistics import Sums, bootstrap_length
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
@@ -82,14 +82,15 @@ class DraftTuner:
         device: str | None = None,
     ):
         self.target_name = target if isinstance(target, str) else target.name_or_path
+        named = open_target(self.target_name)
         if isinstance(target, str):
             place = device_named(device)
-            target = load_training_target(target, device=place, dtype=dtype_named(None, place))
+            target = load_training_target(named, device=place, dtype=dtype_named(None, place))
             tune_for_cpu(target)
         self.target = target
         self.tokens_per_row = tokens_per_row
         self.settings = optimization or Optimization()
-        with open_draft(str(draft), self.target_name) as opened:
+        with open_draft(str(draft), named) as opened:
             name = recipe or recipe_of(opened.spec.method)
             config = TrainConfig(recipe=name, target=self.target_name, data="", out="", options=dict(options or {}))
             started = recipe_class(name).start(Origin(target, opened), config.recipe_options())

@@ -646,8 +646,8 @@ def test_a_foreign_draft_is_converted_once_whatever_the_number_of_cells(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted: list[object] = []
-    convert = loading.convert_checkpoint
-    monkeypatch.setattr(loading, "convert_checkpoint", lambda *a, **k: converted.append(a[0]) or convert(*a, **k))
+    plan = loading.plan_conversion
+    monkeypatch.setattr(loading, "plan_conversion", lambda *a, **k: converted.append(a[0].name) or plan(*a, **k))
     sweep = replace(SETTINGS, limit=2).sweep(k=(1, 2), concurrency=(1, 2))
     found = draftkit.evaluate_draft("zoo:target", ["zoo:eagle3"], sweep, engines=[VllmEngine(VLLM)])
     assert len(found.cells) == 4

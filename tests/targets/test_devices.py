@@ -26,6 +26,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.certificate import certify_draft
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.evaluate import evaluate_draft
+from draftkit.loading import open_target
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
 from draftkit.targets import ends
@@ -193,7 +194,7 @@ def test_a_run_has_one_device(data: Path, gpus: Gpus) -> None:
     given = {"recipe": "eagle3", "target": "", "data": str(data), "out": str(data.parent), "device": "cuda:1"}
     config = read_config(None, ["optimization.precision=float32"], given)
     try:
-        arguments = run.training_arguments(config, "cuda:1")
+        arguments = run.training_arguments(config, open_target("zoo:target"), "cuda:1")
         assert gpus.current == 0
         use_device("cuda:1")
         assert arguments.device == torch.device("cuda:1")

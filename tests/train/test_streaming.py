@@ -35,6 +35,7 @@ from draftkit.data.states.worker import ATTEMPTS, local_worker, run_worker
 from draftkit.data.states.write import TargetExtractor, write_states
 from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError, TargetError
+from draftkit.loading import open_target
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import Trained, check_run, train_draft
@@ -226,7 +227,7 @@ def stored(target: Path, data: Path, extract: VllmExtractor, tmp_path_factory: p
 
 def manifest_of(config: TrainConfig) -> Manifest:
     assert config.stream is not None
-    return stream_manifest(config, config.stream, AuxLayers(LAYERS), SAMPLES)
+    return stream_manifest(config, config.stream, open_target(config.target), AuxLayers(LAYERS), SAMPLES)
 
 
 def test_the_draft_is_that_of_stored_states(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftkit.errors import DraftkitError
+from draftkit.loading import open_target
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.progress import LogLines, validated
 from draftkit.train.run import check_trackers, training_arguments
@@ -39,13 +40,13 @@ def test_trackers_are_told_draftkits_settings(tmp_path: Path) -> None:
         recipe="eagle3", target="zoo:target", data=str(data), out=str(tmp_path / "run"), report_to=("tensorboard",),
         options={"steps": 3},
     )  # fmt: skip
-    told = training_arguments(config, "cpu").to_dict()
+    told = training_arguments(config, open_target(config.target), "cpu").to_dict()
     assert (told["recipe"], told["options.steps"], told["target"]) == ("eagle3", 3, "zoo:target")
     assert told["optimization.lr"] == config.optimization.lr
     assert len(str(told["data_sha256"])) == len(str(told["target_sha256"])) == 64
     assert "per_device_train_batch_size" not in told
     unheard = dataclasses.replace(config, report_to=())
-    assert "per_device_train_batch_size" in training_arguments(unheard, "cpu").to_dict()
+    assert "per_device_train_batch_size" in training_arguments(unheard, open_target(unheard.target), "cpu").to_dict()
 
 
 def lines(capsys: pytest.CaptureFixture[str], log: LogLines, step: int, **logs: Any) -> list[str]:

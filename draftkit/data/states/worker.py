@@ -15,8 +15,7 @@ from draftkit.data.states.stream import PAUSE, serve
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import DraftkitError, TargetError
-from draftkit.hub.locate import locate
-from draftkit.layout.target import read_target_facts
+from draftkit.loading import open_target
 from draftkit.targets.devices import DTYPES
 from draftkit.targets.remote_code import trusts_remote_code
 
@@ -44,19 +43,18 @@ def run_worker(
         if not alive():
             return 0
         time.sleep(PAUSE)
-    manifest, located = read_manifest(folder), locate(target)
-    if (found := target_sha256(located.path, SAMPLED)) != manifest.target_sha256:
+    manifest, opened = read_manifest(folder), open_target(target)
+    if (found := target_sha256(opened.folder, SAMPLED)) != manifest.target_sha256:
         raise TargetError(
             f"the run has another target than {target}",
             where=folder / MANIFEST,
             expected=f"{manifest.target}, fingerprint {manifest.target_sha256[:12]}…; found {found[:12]}…",
         )
-    facts = read_target_facts(located.path, located.name, located.revision)
     with vllm_extractor(
         interpreter,
-        located.path,
+        opened.folder,
         manifest.layers,
-        num_layers=facts.num_hidden_layers,
+        num_layers=opened.facts.num_hidden_layers,
         dtype=DTYPES[manifest.dtype],
         longest=manifest.shard_tokens,
         tensor_parallel=tensor_parallel,

@@ -37,11 +37,9 @@ from draftkit.data.states.vllm import vllm_extractor
 from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
-from draftkit.hub.locate import Located, locate
 from draftkit.io.lock import sole_writer
-from draftkit.layout.target import TargetFacts, read_target_facts
+from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.targets.pretrained import describe
 from draftkit.targets.states import AuxLayers
 
 ON_GPU, ON_CPU = 4096, 1024  # tokens of a row
@@ -320,23 +318,23 @@ def open_states_job(data: Path, out: Path, settings: StatesSettings) -> Iterator
     while another process writes to it.
     """
     with sole_writer(out, folder=True):
-        located = locate(settings.target)
-        facts = read_target_facts(located.path, located.name, located.revision)
+        target = open_target(settings.target)
         samples = list(read_samples(data))
         longest = max((len(sample) for sample in samples), default=0)
-        check_lengths(samples, describe(located.path))
+        check_lengths(samples, target.language_model)
         row_tokens = settings.row_tokens(longest)
-        check_samples(samples, facts.vocab_size, longest if settings.vllm_python else row_tokens)
-        manifest = begin(out, _manifest(settings, located, facts, data, samples, schema_of(out)))
-        with _extractor(settings, located, facts, manifest, longest, out) as extractor:
+        check_samples(samples, target.facts.vocab_size, longest if settings.vllm_python else row_tokens)
+        manifest = begin(out, _manifest(settings, target, data, samples, schema_of(out)))
+        with _extractor(settings, target, manifest, longest, out) as extractor:
             cost = plan(out, manifest, samples, extractor, row_tokens)
             yield StateJob(out, cost, manifest, samples, extractor, row_tokens, _scratch_bytes(settings, manifest))
 
 
 def _manifest(
-    settings: StatesSettings, located: Located, facts: TargetFacts, data: Path, samples: Sequence[Sample], schema: int
+    settings: StatesSettings, target: OpenedTarget, data: Path, samples: Sequence[Sample], schema: int
 ) -> Manifest:
     """What the folder is to say, without shards."""
+    facts, located = target.facts, target.located
     layers = facts.default_aux_layer_ids() if settings.layers is None else settings.layers
     if len(set(layers)) < len(layers) or not all(0 <= layer <= facts.num_hidden_layers for layer in layers):
         raise TargetError(
@@ -348,7 +346,7 @@ def _manifest(
         schema=schema,
         target=public_name(located.name),
         target_revision=located.revision,
-        target_sha256=target_sha256(located.path, schema),
+        target_sha256=target_sha256(target.folder, schema),
         engine="vllm" if settings.vllm_python else "transformers",
         dtype=str(_dtype(settings)).removeprefix("torch."),
         data=data.name,
@@ -375,20 +373,20 @@ def _scratch_bytes(settings: StatesSettings, manifest: Manifest) -> int:
 
 @contextmanager
 def _extractor(
-    settings: StatesSettings, located: Located, facts: TargetFacts, manifest: Manifest, longest: int, out: Path
+    settings: StatesSettings, target: OpenedTarget, manifest: Manifest, longest: int, out: Path
 ) -> Iterator[Extractor]:
     dtype = _dtype(settings)
     if settings.vllm_python is None:
         device = device_named(settings.device)
-        model = load_training_target(settings.target, device=device, dtype=dtype)
+        model = load_training_target(target, device=device, dtype=dtype)
         tune_for_cpu(model)
         yield TargetExtractor(model, manifest.layers, settings.row_tokens(longest))
         return
     with vllm_extractor(
         settings.vllm_python,
-        located.path,
+        target.folder,
         manifest.layers,
-        num_layers=facts.num_hidden_layers,
+        num_layers=target.facts.num_hidden_layers,
         dtype=dtype,
         longest=longest,
         tensor_parallel=settings.tensor_parallel,

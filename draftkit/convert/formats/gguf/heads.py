@@ -229,7 +229,7 @@ def gguf_target_facts(file: Path, name: str) -> TargetFacts:
     """What transformers reads of it. Of types that it does not read from GGUF, and with whose heads llama.cpp drafts:
     the sizes by the file's own keys, and a config of its type alone. Raises as `folder_of_gguf`."""
     try:
-        return read_target_facts(folder_of_gguf(file), name, None)
+        return replace(read_target_facts(folder_of_gguf(file), name, None), path=file)
     except FormatError:
         header = read_header(file)
         own = str(header.value(ARCHITECTURE, str))
@@ -239,6 +239,7 @@ def gguf_target_facts(file: Path, name: str) -> TargetFacts:
         if kind is None or hidden_size is None or vocab_size is None or blocks is None:
             raise
     return TargetFacts(
+        path=file,
         name=name,
         revision=None,
         hidden_size=hidden_size,

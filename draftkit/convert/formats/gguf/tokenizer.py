@@ -16,6 +16,7 @@ from draftkit.errors import FormatError
 from draftkit.hub.locate import locate
 from draftkit.io.gguf_file import TOKENIZER, TOKENS, read_typed
 from draftkit.io.jsonfile import read_object
+from draftkit.layout.target import TargetFacts
 
 # How llama.cpp calls the ways to split a text before merging (`src/llama-vocab.cpp`, which has each pattern beside its
 # own). Its converter tells them by the hash of a text's tokens; here it is the `pre_tokenizer` of tokenizer.json, and
@@ -49,15 +50,16 @@ SPLITS_KEY = "tokenizer.ggml.pre"
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 
 
-def tokenizer_of(source: str, revision: str | None, vocab_size: int) -> dict[str, object]:
-    """The keys `tokenizer.*` that state the tokenizer of a source: a GGUF file, a folder or a Hub id.
+def tokenizer_of(target: TargetFacts, vocab_size: int) -> dict[str, object]:
+    """The keys `tokenizer.*` that state the tokenizer of a target: a GGUF file, a folder or a Hub id.
 
     Raises `FormatError` for a tokenizer that cannot be told in GGUF.
     """
-    located = locate(source, revision=revision, weights=False, as_file=True)
-    if located.path.is_file():
-        return dict(read_typed(located.path, TOKENIZER))
-    return tokenizer_in(located.path, vocab_size)
+    if target.path.is_file():
+        return dict(read_typed(target.path, TOKENIZER))
+    if target.revision is not None:
+        locate(target.name, revision=target.revision, weights=False)
+    return tokenizer_in(target.path, vocab_size)
 
 
 def tokenizer_in(folder: Path, vocab_size: int) -> dict[str, object]:

@@ -83,7 +83,7 @@ def _tokenizer(outgoing: Outgoing, export: Export) -> dict[str, object]:
                 draft.provenance.source,
             )
     else:
-        found = tokenizer_of(target.name, target.revision, size)
+        found = tokenizer_of(target, size)
     return {key: value for key, value in found.items() if key not in export.config}
 
 
