@@ -23,13 +23,12 @@ from draftkit.evaluate.job import Job
 from draftkit.evaluate.planning import weight_bytes
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import Draft
-from draftkit.loading import require_runtime
+from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
 from draftkit.targets.cost import EXPERTS, Cost, chosen_share, read_cost
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import footprint
-from draftkit.targets.target import read_target_config
 
 # Kernels of a captured round at temperature 0, as benchmarks/launches.md counts them for Llama and Qwen3: of a decoder
 # layer; of the target beside its layers, with the verdict; of a pass of a draft beside its layers; of drafting at all.
@@ -187,12 +186,13 @@ class PlannedRound:
 
 
 def plan_rounds(
-    target: str, drafts: Sequence[str], asked: Settings | Sweep | None = None
+    target: str | OpenedTarget, drafts: Sequence[str], asked: Settings | Sweep | None = None
 ) -> dict[str, list[PlannedRound]]:
     """What a round of each draft would take, on the device at hand and on those of a small table; no weights are
     loaded. Sequences look back on their prompt and half of what follows, in the mean. Raises `DraftkitError`."""
     sweep = Sweep.of(asked or Settings())
-    require_runtime(target, "rounds are planned for draftkit's own engine alone")
+    target = open_target(target)
+    target.require_runtime("rounds are planned for draftkit's own engine alone")
     device = device_named(sweep.first.device)
     dtype = dtype_named(sweep.first.dtype, device)
     here = present_device(torch.device(device), dtype)
@@ -200,7 +200,7 @@ def plan_rounds(
         job = Job(target, drafts, sweep, stack)
         asked_at = [job.conversations(sweep.first.at(context=context)).extents for context in sweep.context]
         return plan_time(
-            job.folder,
+            job.opened_target,
             job.drafts,
             devices=[here, *(listed for listed in DEVICES if listed is not here)],
             dtype=dtype,
@@ -211,7 +211,7 @@ def plan_rounds(
 
 
 def plan_time(
-    target: Path,
+    target: OpenedTarget,
     drafts: Mapping[str, Draft],
     *,
     devices: Sequence[Device],
@@ -220,9 +220,9 @@ def plan_time(
     contexts: Sequence[int],
     ks: Sequence[int],
 ) -> dict[str, list[PlannedRound]]:
-    """Rounds of each of `drafts` with the model in the folder `target`, in all of these combinations."""
-    config = read_target_config(target)
-    scoring = _of_target(target, config, dtype)
+    """Rounds of each of `drafts` with the model `target`, in all of these combinations."""
+    config = target.config
+    scoring = _of_target(target.folder, config, dtype)
     return {
         source: [
             _planned(RoundCost(scoring, drafting, k, draft.spec.architecture.passes(k)), device, batch, context)

@@ -130,10 +130,10 @@ def zoo_turns(path: Path) -> list[tuple[int, ...]]:
     """The ids of the first turns."""
     from draftkit.evaluate.measure import Conversations
     from draftkit.evaluate.prompts import load_prompt_set
-    from draftkit.loading import load_target_tokenizer
+    from draftkit.loading import open_target
 
     prompts = load_prompt_set(str(path)).prompts
-    return [r.prompt for r in Conversations(prompts, load_target_tokenizer("zoo:target"), SETTINGS).first_requests]
+    return [r.prompt for r in Conversations(prompts, open_target("zoo:target").tokenizer, SETTINGS).first_requests]
 
 
 def test_a_server_that_tells_no_text_is_asked_no_further_turn(tmp_path: Path) -> None:

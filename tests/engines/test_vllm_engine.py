@@ -374,7 +374,7 @@ def test_vllm_is_asked_further_turns_and_in_slices(journal: Journal, tmp_path: P
     assert {one.name: one.prompts for one in cell.slices} == {"category=all": 2, "category=c": 1}
     first, second = ([prompt["prompt_token_ids"] for prompt in run] for run in journal.entries("prompts")[-2:])
     said = simulate(first[0], SETTINGS.max_new_tokens, K).tokens
-    tokenizer = load_target_tokenizer("zoo:target")
+    tokenizer = open_target("zoo:target").tokenizer
     text = tokenizer.decode(second[0])
     assert tokenizer.decode(said, skip_special_tokens=True).strip() in text
     assert text.index("def add") < text.index("Now subtract.")
