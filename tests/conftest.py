@@ -17,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from fixtures import examples, kernels, pico  # noqa: F401  # hypothesis takes its settings from examples
-from fixtures.drafter_cases import case, load  # noqa: F401
+from fixtures import examples  # noqa: F401  # hypothesis takes its settings from examples
+from fixtures.checkpoints import pico  # hypothesis takes its settings from examples
+from fixtures.engines.drafter_cases import case, load  # noqa: F401
+from fixtures.gpu import kernels  # hypothesis takes its settings from examples
 from transformers.utils import logging
 
 from draftkit.cli import main

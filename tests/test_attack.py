@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 from scripts.attack._count import Lost, Silent, main
 from draftkit.errors import FormatError
-from fixtures import robust
+from fixtures.fuzzing import robust
 
 def refused(folder): raise FormatError("no")
 def silent(folder): raise Silent("taken for right")

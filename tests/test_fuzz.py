@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published.checkpoint import write_weights
 from fixtures.fuzzing.judge import Kind
 from fixtures.fuzzing.mutate import HOSTILE, WRONG, nested, possible_keys
-from fixtures.published import all_published
-from fixtures.published.checkpoint import write_weights
-from fixtures.robust import Outcome, attempt, inspect, sandbox
+from fixtures.fuzzing.robust import Outcome, attempt, inspect, sandbox
 
 import draftkit
 from draftkit import convert_checkpoint

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import typer.main
 from conftest import Command
-from fixtures.llama_program import write_program
-from fixtures.servers import SpeakingServer, simulated
-from fixtures.vllm_server import VllmTestServer
+from fixtures.servers.llama_program import write_program
+from fixtures.servers.speaking import SpeakingServer, simulated
+from fixtures.servers.vllm_server import VllmTestServer
 
 from draftkit import zoo
 from draftkit.cli import app
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
-FAKE_VLLM = Path(__file__).parent / "fixtures" / "fake_vllm"
+FAKE_VLLM = Path(__file__).parent / "fixtures/engines/fake_vllm"
 K = 3
 SHORT = ("--target", "zoo:target", "--limit", 4, "--max-new-tokens", 16, "--device", "cpu", "--set", "repeats=0")
 # What the machine decides: figures of time and what is made of them, and what says where and when.

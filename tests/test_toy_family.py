@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures.samples import samples
+from fixtures.training.samples import samples
 from safetensors.torch import load_file, save_file
 
 from draftkit.data.samples import SamplesOrigin, write_samples

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 TRAINING = {

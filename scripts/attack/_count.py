@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from fixtures.fuzzing.judge import check_message
-from fixtures.robust import Hang, sandbox, time_limit
+from fixtures.fuzzing.robust import Hang, sandbox, time_limit
 
 from draftkit.errors import DraftkitError
 

@@ -39,7 +39,7 @@ os.environ |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 import torch
 from fixtures.fuzzing import KINDS
 from fixtures.fuzzing.judge import Kind
-from fixtures.robust import EXTRA_MEMORY, WAITING
+from fixtures.fuzzing.robust import EXTRA_MEMORY, WAITING
 
 ROOT = Path(__file__).parents[2]
 

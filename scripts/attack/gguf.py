@@ -18,12 +18,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.gemma4_assistants import save_pair
+from fixtures.checkpoints.gguf_files import Entry, Parts
+from fixtures.checkpoints.mtp_targets import save_with_head
+from fixtures.checkpoints.published import all_published
 from fixtures.fuzzing.checkpoints import without_source
-from fixtures.gemma4_assistants import save_pair
-from fixtures.gguf_files import Entry, Parts
-from fixtures.mtp_targets import save_with_head
-from fixtures.published import all_published
 
 from draftkit.convert.api import convert_checkpoint, describe_checkpoint, put_heads_back
 from draftkit.io.gguf_file import read_gguf

@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fixtures.checkpoints.mtp_targets import save_with_head
 from fixtures.fuzzing.judge import command
-from fixtures.mtp_targets import save_with_head
 from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import convert_checkpoint

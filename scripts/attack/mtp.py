@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fixtures.checkpoints.mtp_targets import HEADS, RELATIVES, save_with_head
+from fixtures.checkpoints.published import all_published
 from fixtures.fuzzing.mutate import HOSTILE, WRONG
-from fixtures.mtp_targets import HEADS, RELATIVES, save_with_head
-from fixtures.published import all_published
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

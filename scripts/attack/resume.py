@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.fuzzing.judge import command
-from fixtures.samples import samples
+from fixtures.training.samples import samples
 
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.io.jsonl import dump_line

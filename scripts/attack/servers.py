@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OPENAI_API_KEY": "sk-secret"}
-from fixtures.completions_server import CompletionsServer
 from fixtures.fuzzing.judge import command
-from fixtures.hostile_servers import Exchange, HostileServer, Spoil, at, metric, put, text
-from fixtures.hub_server import HubServer
-from fixtures.robust import Hang
-from fixtures.servers import Dialect, SpeakingServer, simulated
+from fixtures.fuzzing.robust import Hang
+from fixtures.servers.completions_server import CompletionsServer
+from fixtures.servers.hostile_servers import Exchange, HostileServer, Spoil, at, metric, put, text
+from fixtures.servers.hub_server import HubServer
+from fixtures.servers.speaking import Dialect, SpeakingServer, simulated
 
 from draftkit.data import responders
 from draftkit.engines.http import Limits

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fixtures import pico
-from fixtures.gemma4_assistants import FULL, SLIDING, SUPPRESSED, TARGET
-from fixtures.published.gemma4_assistant import PLAIN, assistant
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.gemma4_assistants import FULL, SLIDING, SUPPRESSED, TARGET
+from fixtures.checkpoints.published.gemma4_assistant import PLAIN, assistant
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fixtures import pico, targets
+from fixtures.checkpoints import pico, targets
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from draftkit.data.packing import row_tensors

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from fixtures import pico
-from fixtures.mtp_targets import save_with_head
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import save_with_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy

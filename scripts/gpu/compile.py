@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import triton
-from fixtures.gpu_kernels import GPUS, Gpu, Report, compiled, digests, report, variants
+from fixtures.gpu.gpu_kernels import GPUS, Gpu, Report, compiled, digests, report, variants
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ VERSIONS = {"3.6": "triton==3.6.0", "newest": "triton"}
 TABLE, DIGESTS = ROOT / "benchmarks/kernels.md", ROOT / "benchmarks/kernels.json"
 HEADER = """# The Triton kernels as machine code
 
-`make compile-gpu`, without a GPU: every kernel as it is launched for the shapes of `tests/fixtures/gpu_kernels.py`. Of
+`make compile-gpu`, without a GPU: every kernel as launched for the shapes of `tests/fixtures/gpu/gpu_kernels.py`. Of
 all variants of a kernel, the most bytes of shared memory that a program takes, the most registers of a thread, and the
 most bytes of its stack, onto which registers spill. None computes in double precision, but for one product in CUDA's
 own cosine and sine of angles above 105,615, which torch's have too.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fixtures.fake_cuda import fake_cuda
-from fixtures.launch_counts import counts
+from fixtures.gpu.fake_cuda import fake_cuda
+from fixtures.gpu.launch_counts import counts
 
 ROOT = Path(__file__).parents[2]
 

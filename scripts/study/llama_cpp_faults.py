@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from fixtures.memorized import SIZES, answers, memorized, save
-from fixtures.pico import save_llama, save_tokenizer
+from fixtures.checkpoints.memorized import SIZES, answers, memorized, save
+from fixtures.checkpoints.pico import save_llama, save_tokenizer
 from rich.console import Console
 from rich.table import Table
 

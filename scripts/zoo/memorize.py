@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fixtures.memorized import answers, memorized, save
-from fixtures.templates import THINKING
+from fixtures.checkpoints.memorized import answers, memorized, save
+from fixtures.checkpoints.templates import THINKING
 
 from draftkit import zoo
 from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe

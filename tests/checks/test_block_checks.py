@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import dflash, dflash_speculators
 from fixtures.patients import pico_draft, pico_patient
-from fixtures.published import dflash, dflash_speculators
 
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading

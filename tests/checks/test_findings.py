@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_reading

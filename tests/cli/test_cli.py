@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import typer.main
 from conftest import Command
-from fixtures import pico
-from fixtures.hub_server import HubServer
+from fixtures.checkpoints import pico
+from fixtures.servers.hub_server import HubServer
 
 from draftkit.cli import app
 from draftkit.convert.destinations import destinations

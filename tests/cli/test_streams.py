@@ -10,7 +10,7 @@ from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.report_results import full_result
 
 from draftkit.cli import main

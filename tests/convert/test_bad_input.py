@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command, Outcome
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 from draftkit.convert.api import convert_checkpoint
 

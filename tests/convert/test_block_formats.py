@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.published import all_published
-from fixtures.published import dflash as published
-from fixtures.published.dflash_speculators import MIXED, config, dspark
-from fixtures.published.layers import H
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published import dflash as published
+from fixtures.checkpoints.published.dflash_speculators import MIXED, config, dspark
+from fixtures.checkpoints.published.layers import H
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion
 from draftkit.convert.destinations import Layout

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.published import all_published
-from fixtures.published import dflash as dflash_fakes
-from fixtures.published import dflash_successors as fakes
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published import dflash as dflash_fakes
+from fixtures.checkpoints.published import dflash_successors as fakes
+from fixtures.training.samples import samples
 from safetensors.torch import load_file
 
 from draftkit.convert.api import convert_checkpoint, describe_checkpoint, plan_conversion

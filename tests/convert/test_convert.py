@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.published import all_published
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PretrainedConfig
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published.checkpoint import Published, randoms
 from fixtures.examples import examples
-from fixtures.hub_server import HubServer
-from fixtures.published.checkpoint import Published, randoms
+from fixtures.servers.hub_server import HubServer
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file

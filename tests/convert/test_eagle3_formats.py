@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published.checkpoint import Tensors, randoms
+from fixtures.checkpoints.published.eagle3 import MODELOPT, MODELOPT_EAGLE, SPECFORGE, YARN, config, eagle3, quantized
+from fixtures.checkpoints.published.layers import VD, H, V, vocabulary_map
 from fixtures.examples import examples
-from fixtures.published import all_published
-from fixtures.published.checkpoint import Tensors, randoms
-from fixtures.published.eagle3 import MODELOPT, MODELOPT_EAGLE, SPECFORGE, YARN, config, eagle3, quantized
-from fixtures.published.layers import VD, H, V, vocabulary_map
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file

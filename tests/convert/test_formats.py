@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.published import all_published
-from fixtures.published.checkpoint import Published, write_weights
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published.checkpoint import Published, write_weights
 from safetensors.torch import load_file
 
 from draftkit import convert

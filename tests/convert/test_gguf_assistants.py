@@ -10,8 +10,8 @@ import gguf
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.gemma4_assistants import SUPPRESSED, Pair, save_pair
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.gemma4_assistants import SUPPRESSED, Pair, save_pair
 from safetensors.torch import load_file
 
 from draftkit.checks.checkpoint import findings_of_reading

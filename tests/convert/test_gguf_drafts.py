@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.unified import write_unified
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.unified import write_unified
 from safetensors.torch import load_file
 
 from draftkit.checks.checkpoint import findings_of_reading

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.mtp_targets import LAYERS, save_with_head
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import LAYERS, save_with_head
 from safetensors.torch import load_file, save_file
 
 from draftkit.checks.checkpoint import findings_of_reading

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures import pico
-from fixtures.published import all_published
-from fixtures.published.checkpoint import Published, Tensors
-from fixtures.published.medusa import CONFIG, VLLM, original, truncated, vllm, with_map
-from fixtures.published.mlp_speculator import mlp_config, repeats, tied
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published.checkpoint import Published, Tensors
+from fixtures.checkpoints.published.medusa import CONFIG, VLLM, original, truncated, vllm, with_map
+from fixtures.checkpoints.published.mlp_speculator import mlp_config, repeats, tied
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file

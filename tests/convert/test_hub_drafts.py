@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.published import all_published
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaModel
 

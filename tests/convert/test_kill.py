@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 from draftkit.convert.unified import PROVENANCE_FILE
 

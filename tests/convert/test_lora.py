@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.hub_server import HubServer
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.servers.hub_server import HubServer
+from fixtures.training.samples import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures.mtp_targets import HEADS, save_with_head
+from fixtures.checkpoints.mtp_targets import HEADS, save_with_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

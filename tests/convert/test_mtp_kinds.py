@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures.mtp_kinds import KINDS, Kind, save
+from fixtures.checkpoints.mtp_kinds import KINDS, Kind, save
 from safetensors.torch import load_file, save_file
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with_heads

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.published import all_published
-from fixtures.published.checkpoint import Tensors, write_weights
-from fixtures.published.eagle3 import MODELOPT, config, eagle3
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published.checkpoint import Tensors, write_weights
+from fixtures.checkpoints.published.eagle3 import MODELOPT, config, eagle3
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.published.checkpoint import randoms
-from fixtures.published.eagle3 import YARN
-from fixtures.published.layers import VD, H, V
-from fixtures.unified import write_unified
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published.checkpoint import randoms
+from fixtures.checkpoints.published.eagle3 import YARN
+from fixtures.checkpoints.published.layers import VD, H, V
+from fixtures.checkpoints.unified import write_unified
 from safetensors.torch import save_file
 
 from draftkit.convert.api import convert_checkpoint, plan_conversion

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.published import all_published
+from fixtures.checkpoints.published import speculators as published
+from fixtures.checkpoints.published.checkpoint import Tensors, randoms
+from fixtures.checkpoints.published.layers import VD, H, V, vocabulary_map
 from fixtures.examples import examples
-from fixtures.published import all_published
-from fixtures.published import speculators as published
-from fixtures.published.checkpoint import Tensors, randoms
-from fixtures.published.layers import VD, H, V, vocabulary_map
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 from draftkit.convert.api import inspect_checkpoint
 from draftkit.errors import FormatError

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico, templates
+from fixtures.checkpoints import pico, templates
+from fixtures.checkpoints.targets import save_target
+from fixtures.checkpoints.templates import tokenizer
 from fixtures.examples import examples
-from fixtures.targets import save_target
-from fixtures.templates import tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM

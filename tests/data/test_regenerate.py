@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import templates
-from fixtures.completions_server import Answer, CompletionsServer
+from fixtures.checkpoints import templates
+from fixtures.checkpoints.templates import tokenizer
 from fixtures.examples import examples
-from fixtures.templates import tokenizer
+from fixtures.servers.completions_server import Answer, CompletionsServer
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils import logging

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.targets import TARGETS, target_model
 from fixtures.examples import examples
-from fixtures.killed import killed_at_rename
+from fixtures.fuzzing.killed import killed_at_rename
 from fixtures.precision import LAYER, assert_close
-from fixtures.targets import TARGETS, target_model
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from fixtures import templates
-from fixtures.completions_server import Answer, CompletionsServer
-from fixtures.templates import tokenizer
+from fixtures.checkpoints import templates
+from fixtures.checkpoints.templates import tokenizer
+from fixtures.servers.completions_server import Answer, CompletionsServer
 
 from draftkit.data.language import language_of
 from draftkit.data.loss_mask import Renderer

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fixtures import templates
-from fixtures.templates import tokenizer
+from fixtures.checkpoints import templates
+from fixtures.checkpoints.templates import tokenizer
 
 from draftkit.data.rows import Conversation
 from draftkit.data.samples import Sample

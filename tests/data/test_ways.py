@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.training.samples import samples
 from transformers import CONFIG_MAPPING
 
 from draftkit.data.samples import SamplesOrigin, write_samples

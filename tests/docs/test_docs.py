@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, Outcome
-from fixtures import mtp_targets, pico
+from fixtures.checkpoints import mtp_targets, pico
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TUTORIALS = sorted(DOCS.glob("tutorials/*.md"))

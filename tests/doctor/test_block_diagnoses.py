@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import memorized
+from fixtures.checkpoints import memorized
 from safetensors.torch import save_file
 
 from draftkit.convert.api import convert_checkpoint

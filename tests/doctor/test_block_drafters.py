@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico, templates
+from fixtures.checkpoints import pico, templates
+from fixtures.checkpoints.published import dflash
 from fixtures.patients import pico_draft, pico_patient
 from fixtures.precision import LAYER, assert_close
-from fixtures.published import dflash
 
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import run

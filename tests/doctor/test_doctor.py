@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.targets import save_target
 from fixtures.patients import pico_draft, pico_patient
-from fixtures.targets import save_target
 from rich.console import Console
 
 from draftkit.checks.evidence import Evidence

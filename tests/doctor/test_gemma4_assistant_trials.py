@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.gemma4_assistants import save_pair
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.gemma4_assistants import save_pair
 
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import run

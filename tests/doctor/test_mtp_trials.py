@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.mtp_targets import save_with_head
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import save_with_head
 from rich.console import Console
 
 from draftkit.doctor.diagnose import diagnose_draft

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fixtures.hostile_servers import Exchange, HostileServer, Spoil, at
+from fixtures.servers.hostile_servers import Exchange, HostileServer, Spoil, at
 
 from draftkit.engines.http import Api, Limits
 from draftkit.errors import SourceError

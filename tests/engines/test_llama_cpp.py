@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from fixtures.llama_program import write_program
+from fixtures.servers.llama_program import write_program
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_cpp.process import llama_server

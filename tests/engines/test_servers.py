@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from fixtures.fake_vllm.simulation import per_position
-from fixtures.hostile_servers import HostileServer, Spoil, metric, put, text
-from fixtures.servers import Dialect, SpeakingServer, simulated
+from fixtures.engines.fake_vllm.simulation import per_position
+from fixtures.servers.hostile_servers import HostileServer, Spoil, metric, put, text
+from fixtures.servers.speaking import Dialect, SpeakingServer, simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +51,7 @@ def accepted_by(result: Result, prompts: list[tuple[int, ...]]) -> list[int]:
 
 
 def _asked(prompt: tuple[int, ...]) -> Any:
-    from fixtures.servers import Question
+    from fixtures.servers.speaking import Question
 
     return Question(prompt, SETTINGS.max_new_tokens, 0.0, 1.0, 0, 0)
 

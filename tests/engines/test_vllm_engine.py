@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from fixtures.fake_vllm.simulation import Simulated, histogram, per_position, simulate
-from fixtures.vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
+from fixtures.engines.fake_vllm.simulation import Simulated, histogram, per_position, simulate
+from fixtures.servers.vllm_server import CHUNK_SECONDS, Fault, VllmTestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -52,7 +52,7 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Cell, Interval, Result
 from draftkit.results.settings import Settings, Sweep
 
-FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
+FAKE = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"
 K = 4
 SETTINGS = Settings(
     num_speculative_tokens=K, max_new_tokens=20, concurrency=2, limit=5, template=False, device="cpu", repeats=0

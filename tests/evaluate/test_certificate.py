@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 from conftest import Command
-from fixtures.servers import Dialect, Question, SpeakingServer, Spoken
+from fixtures.servers.speaking import Dialect, Question, SpeakingServer, Spoken
 from lossless.planted import plant_acceptance, plant_cache_off_by_one
 from rich.console import Console
 

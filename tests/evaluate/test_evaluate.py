@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.recorded_engine import RecordedEngine
 
 import draftkit

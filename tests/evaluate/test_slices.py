@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
-from fixtures.servers import SpeakingServer, simulated
+from fixtures.servers.speaking import SpeakingServer, simulated
 from rich.console import Console
 
 from draftkit.data.language import language_of

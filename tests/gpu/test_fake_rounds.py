@@ -9,10 +9,10 @@ from itertools import product
 
 import pytest
 import torch
-from fixtures.drafter_cases import Load, V
-from fixtures.drafter_pairs import PAIRS, Pair
-from fixtures.fake_cuda import Recorder, fake_cuda, moved
-from fixtures.recurrent_targets import recurrent_target
+from fixtures.checkpoints.recurrent_targets import recurrent_target
+from fixtures.engines.drafter_cases import Load, V
+from fixtures.engines.drafter_pairs import PAIRS, Pair
+from fixtures.gpu.fake_cuda import Recorder, fake_cuda, moved
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.fake_cuda import Recorder, backward, fake_cuda, moved
-from fixtures.recipe_options import OPTIONS
-from fixtures.started_recipes import kind_of_target, save_models, started
+from fixtures.checkpoints import pico
+from fixtures.gpu.fake_cuda import Recorder, backward, fake_cuda, moved
+from fixtures.training.recipe_options import OPTIONS
+from fixtures.training.started_recipes import kind_of_target, save_models, started
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import BlockMask

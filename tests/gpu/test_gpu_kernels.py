@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fixtures.fake_cuda import Variant
-from fixtures.gpu_kernels import H100, compiled, digests, in_double, kernels, report, variants
+from fixtures.gpu.fake_cuda import Variant
+from fixtures.gpu.gpu_kernels import H100, compiled, digests, in_double, kernels, report, variants
 
 triton = pytest.importorskip("triton")
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.drafter_cases import Load, V, dflash_draft, draft_model, eagle3, target
-from fixtures.fake_cuda import Recorder, Work, fake_cuda, moved
+from fixtures.engines.drafter_cases import Load, V, dflash_draft, draft_model, eagle3, target
+from fixtures.gpu.fake_cuda import Recorder, Work, fake_cuda, moved
 from torch import Tensor
 
 from draftkit.requests import Request, SamplingParameters

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fixtures.fake_cuda import fake_cuda
-from fixtures.launch_counts import counts
+from fixtures.gpu.fake_cuda import fake_cuda
+from fixtures.gpu.launch_counts import counts
 
 pytest.importorskip("triton")
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import pytest
 import torch
-from fixtures.drafter_cases import Load, requests, sampled
-from fixtures.drafter_pairs import PAIRS, Pair
-from fixtures.recipe_options import OPTIONS
-from fixtures.sampling_statistics import fit, processed
-from fixtures.started_recipes import batch_of_two, kind_of_target, save_models, started
+from fixtures.engines.drafter_cases import Load, requests, sampled
+from fixtures.engines.drafter_pairs import PAIRS, Pair
+from fixtures.engines.sampling_statistics import fit, processed
+from fixtures.training.recipe_options import OPTIONS
+from fixtures.training.started_recipes import batch_of_two, kind_of_target, save_models, started
 from torch import Tensor, nn
 
 from draftkit.data.states.online import load_training_target

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures.gguf_files import write_gguf
+from fixtures.checkpoints.gguf_files import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftkit import zoo

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fixtures.hub_server import HubServer, Refusal
+from fixtures.servers.hub_server import HubServer, Refusal
 
 from draftkit import zoo
 from draftkit.errors import SourceError

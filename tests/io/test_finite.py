@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st

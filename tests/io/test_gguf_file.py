@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from fixtures.gguf_files import Entry, Parts
+from fixtures.checkpoints.gguf_files import Entry, Parts
 
 from draftkit.errors import FormatError
 from draftkit.io.gguf_file import Typed, read_gguf, read_header, read_typed, write_gguf

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.examples import examples
-from fixtures.robust import attempt, sandbox
+from fixtures.fuzzing.robust import attempt, sandbox
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 from draftkit.errors import LayoutError
 from draftkit.layout.architecture import ParallelDrafting

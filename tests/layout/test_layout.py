@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 
 from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_draft

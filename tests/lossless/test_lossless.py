@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.engines.sampling_statistics import processed
 from fixtures.examples import examples
-from fixtures.sampling_statistics import processed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import pico
-from fixtures.hub_server import HubServer
-from fixtures.targets import target_model
-from fixtures.vocabularies import WORDS, byte_level, sentencepiece, wordpiece
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.targets import target_model
+from fixtures.checkpoints.vocabularies import WORDS, byte_level, sentencepiece, wordpiece
+from fixtures.servers.hub_server import HubServer
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3MoeConfig

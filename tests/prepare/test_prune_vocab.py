@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.templates import CHATML
+from fixtures.checkpoints.vocabularies import byte_level, save, sentencepiece
 from fixtures.examples import examples
-from fixtures.templates import CHATML
-from fixtures.vocabularies import byte_level, save, sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.vocabularies import BYTES, byte_level, save, sentencepiece, unigram, wordpiece
 from fixtures.examples import examples
-from fixtures.vocabularies import BYTES, byte_level, save, sentencepiece, unigram, wordpiece
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from fixtures import eval_results, pico
+from fixtures import eval_results
+from fixtures.checkpoints import pico
 from huggingface_hub import ModelCard, constants
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from conftest import Command
-from fixtures import eval_results, pico
-from fixtures.hub_uploads import READ, WRITE, HubUploads
+from fixtures import eval_results
+from fixtures.checkpoints import pico
+from fixtures.servers.hub_uploads import READ, WRITE, HubUploads
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file, save_file
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.targets import target_config
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.targets import target_config
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.draft_references import K, Tensors, block_reference
-from fixtures.drafter_cases import (
+from fixtures.checkpoints.published import dflash
+from fixtures.engines.draft_references import K, Tensors, block_reference
+from fixtures.engines.drafter_cases import (
     Case,
     Load,
     confident_dspark,
@@ -20,7 +21,6 @@ from fixtures.drafter_cases import (
     sampled,
     target,
 )
-from fixtures.published import dflash
 from test_drafters import Decoding, Recorder, started
 from torch import Tensor
 

@@ -10,9 +10,20 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fixtures import pico
-from fixtures.draft_references import H, K, Tensors, V, chain, llama, pard_reference
-from fixtures.drafter_cases import CASES, Case, Load, llama_draft, mlp_head, p_eagle, pard2, requests, sampled, target
+from fixtures.checkpoints import pico
+from fixtures.engines.draft_references import H, K, Tensors, V, chain, llama, pard_reference
+from fixtures.engines.drafter_cases import (
+    CASES,
+    Case,
+    Load,
+    llama_draft,
+    mlp_head,
+    p_eagle,
+    pard2,
+    requests,
+    sampled,
+    target,
+)
 from fixtures.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st

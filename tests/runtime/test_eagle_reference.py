@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.draft_references import eagle3_reference, eagle_reference
+from fixtures.checkpoints import pico
+from fixtures.engines.draft_references import eagle3_reference, eagle_reference
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.layout.folder import read_draft

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.sampling_statistics import same_distribution
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.engines.sampling_statistics import same_distribution
 from torch import Tensor
 
 from draftkit.errors import DraftkitError

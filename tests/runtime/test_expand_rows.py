@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.examples import examples
-from fixtures.kernels import DEVICE
+from fixtures.gpu.kernels import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.drafter_cases import Case, Load, dflash_draft, eagle3
-from fixtures.kernels import DEVICE
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.targets import TEXT
+from fixtures.engines.drafter_cases import Case, Load, dflash_draft, eagle3
+from fixtures.gpu.kernels import DEVICE
 from fixtures.precision import LAYER, assert_close
-from fixtures.targets import TEXT
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.nn.functional import linear

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.gemma4_assistants import TARGET, Pair, proposal, save_pair
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.gemma4_assistants import TARGET, Pair, proposal, save_pair
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig

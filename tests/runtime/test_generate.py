@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 from hypothesis import given
 from hypothesis import strategies as st
 

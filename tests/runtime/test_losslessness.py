@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from fixtures.sampling_statistics import Bigrams, Texts, batch, fit, generate, text_fit
+from fixtures.engines.sampling_statistics import Bigrams, Texts, batch, fit, generate, text_fit
 from torch import Tensor
 
 from draftkit.requests import DraftSampling, SamplingParameters

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from conftest import Command
-from fixtures.drafter_cases import Case, target
-from fixtures.zoo_models import zoo_drafter, zoo_target
+from fixtures.checkpoints.zoo_models import zoo_drafter, zoo_target
+from fixtures.engines.drafter_cases import Case, target
 
 from draftkit.errors import DraftkitError
 from draftkit.runtime.cache import SlotCache

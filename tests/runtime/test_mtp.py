@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.mtp_targets import HEADS, LAYERS, RELATIVES, Saved, proposal, save_with_head
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import HEADS, LAYERS, RELATIVES, Saved, proposal, save_with_head
 from safetensors.torch import load_file, save_file
 
 import draftkit

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.checkpoints.mtp_targets import Saved, proposal, proposals_in_turn, save_with_head
 from fixtures.eval_results import cell, write
-from fixtures.mtp_targets import Saved, proposal, proposals_in_turn, save_with_head
 
 from draftkit.checks.measurement import heads_used_again
 from draftkit.convert.api import convert_checkpoint, target_with_heads

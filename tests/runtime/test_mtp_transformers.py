@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.mtp_targets import LAYERS, Saved, save_with_head
+from fixtures.checkpoints.mtp_targets import LAYERS, Saved, save_with_head
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.generation import candidate_generator

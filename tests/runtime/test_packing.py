@@ -8,9 +8,9 @@ from weakref import ref
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 from fixtures.precision import assert_close
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
 from torch import nn
 
 from draftkit.runtime import engine

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.checkpoints.recurrent_targets import FULL, KINDS, prompts, recurrent_model
 from fixtures.precision import LAYER, assert_close
-from fixtures.recurrent_targets import FULL, KINDS, prompts, recurrent_model
 from lossless.poisoned import PoisonedTarget
 from transformers import CONFIG_MAPPING, PreTrainedModel
 

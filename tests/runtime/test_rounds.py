@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.drafter_cases import Case, Load, V, confident_dspark, requests, sampled, target
-from fixtures.kernels import NATIVE, Launches
-from fixtures.recurrent_targets import KINDS, recurrent_target
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.recurrent_targets import KINDS, recurrent_target
+from fixtures.engines.drafter_cases import Case, Load, V, confident_dspark, requests, sampled, target
+from fixtures.gpu.kernels import NATIVE, Launches
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 from transformers import AutoModelForCausalLM
 
 from draftkit import zoo

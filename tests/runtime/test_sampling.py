@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from fixtures.engines.sampling_rounds import random_round
+from fixtures.engines.sampling_statistics import batch, fit, processed
 from fixtures.examples import examples
 from fixtures.precision import assert_close
-from fixtures.sampling_rounds import random_round
-from fixtures.sampling_statistics import batch, fit, processed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.engines.sampling_rounds import Round, random_round
 from fixtures.examples import examples
-from fixtures.kernels import DEVICE, NATIVE, references_only
-from fixtures.sampling_rounds import Round, random_round
+from fixtures.gpu.kernels import DEVICE, NATIVE, references_only
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

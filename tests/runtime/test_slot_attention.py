@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.examples import examples
-from fixtures.kernels import DEVICE, NATIVE, references_only
+from fixtures.gpu.kernels import DEVICE, NATIVE, references_only
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

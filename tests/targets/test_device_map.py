@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.recurrent_targets import COMMON, KINDS
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.recurrent_targets import COMMON, KINDS
 from transformers import CONFIG_MAPPING
 
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import Command
-from fixtures.samples import samples
+from fixtures.training.samples import samples
 from transformers import AutoModelForCausalLM
 
 from draftkit.checks.preflight import check_data

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 from safetensors.torch import load_file, save_file
 
 from draftkit.errors import NonFiniteError

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.precision import LAYER, assert_close
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

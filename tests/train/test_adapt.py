@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures.completions_server import Answer, CompletionsServer
-from fixtures.killed import killed_at_rename
+from fixtures.fuzzing.killed import killed_at_rename
+from fixtures.servers.completions_server import Answer, CompletionsServer
 
 from draftkit import zoo
 from draftkit.data.responders import RowPrompt

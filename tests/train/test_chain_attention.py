@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 from fixtures.precision import LAYER, assert_close
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention

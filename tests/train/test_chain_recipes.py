@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.draft_references import rotate
+from fixtures.checkpoints import pico
+from fixtures.engines.draft_references import rotate
 from fixtures.precision import LAYER, assert_close
 from torch import Tensor
 from torch.nn.functional import cross_entropy, smooth_l1_loss

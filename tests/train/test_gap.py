@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import memorized
-from fixtures.zoo_models import requests
+from fixtures.checkpoints import memorized
+from fixtures.checkpoints.zoo_models import requests
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.mtp_targets import save_with_head
-from fixtures.recipe_options import OPTIONS
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import save_with_head
+from fixtures.training.recipe_options import OPTIONS
+from fixtures.training.samples import samples
 from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.killed import train_until_killed
-from fixtures.mtp_targets import HEADS, Saved, save_with_head
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import HEADS, Saved, save_with_head
+from fixtures.fuzzing.killed import train_until_killed
 from fixtures.precision import LAYER, assert_close
-from fixtures.samples import samples
+from fixtures.training.samples import samples
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad

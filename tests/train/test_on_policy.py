@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
 from transformers import LlamaForCausalLM
 
 from draftkit.data.packing import row_tensors

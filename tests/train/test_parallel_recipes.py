@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from fixtures import pico
-from fixtures.draft_references import K, p_eagle_reference, pard2_reference, pard_reference
-from fixtures.drafter_cases import llama_draft
+from fixtures.checkpoints import pico
+from fixtures.engines.draft_references import K, p_eagle_reference, pard2_reference, pard_reference
+from fixtures.engines.drafter_cases import llama_draft
 from fixtures.precision import LAYER, assert_close
-from fixtures.samples import samples
+from fixtures.training.samples import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.checkpoints.zoo_models import requests
 from fixtures.precision import assert_close
-from fixtures.zoo_models import requests
 from test_chain_recipes import DEPTH, K, batch_of, dflash, eagle3, target
 from test_train import assert_same, config, data, weights  # noqa: F401
 from test_train import target as pico_folder  # noqa: F401

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.training.samples import samples
 from test_train import config, data, settings, target, weights, whole  # noqa: F401
 
 from draftkit.data.samples import SamplesOrigin, write_samples

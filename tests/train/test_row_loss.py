@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.kernels import DEVICE
+from fixtures.gpu.kernels import DEVICE
 from torch import Tensor
 
 from draftkit.train.kernels import row_loss

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fixtures import pico
-from fixtures.killed import killed_at_rename
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.fuzzing.killed import killed_at_rename
+from fixtures.training.samples import samples
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
@@ -41,7 +41,7 @@ from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import Trained, check_run, train_draft
 from draftkit.train.streaming import stream_manifest
 
-FAKE = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
+FAKE = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"
 LAYERS = (1, 3, 5)
 SAMPLES = samples(40)
 STEPS = 12

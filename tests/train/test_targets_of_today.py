@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.completions_server import Answer, CompletionsServer
-from fixtures.samples import samples
-from fixtures.targets import TARGETS, save_target, target_model
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.targets import TARGETS, save_target, target_model
+from fixtures.servers.completions_server import Answer, CompletionsServer
+from fixtures.training.samples import samples
 from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING
 from transformers.utils import logging
@@ -21,7 +21,7 @@ from transformers.utils import logging
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.layout.folder import read_draft
 
-FAKE_VLLM = Path(__file__).parents[1] / "fixtures" / "fake_vllm"
+FAKE_VLLM = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"
 torch.set_num_threads(1)
 logging.disable_progress_bar()  # as the command does where it is the first to import transformers
 

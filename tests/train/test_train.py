@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from fixtures import pico
-from fixtures.killed import killed_at_rename, train_until_killed
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.fuzzing.killed import killed_at_rename, train_until_killed
+from fixtures.training.samples import samples
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint

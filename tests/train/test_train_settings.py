@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import Command
-from fixtures import pico
+from fixtures.checkpoints import pico
 
 from draftkit.errors import DraftkitError
 from draftkit.train.config import OLD_NAMES, read_config

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import pico
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.zoo_models import requests, zoo_drafter, zoo_target
 from fixtures.precision import assert_close
-from fixtures.samples import samples
-from fixtures.zoo_models import requests, zoo_drafter, zoo_target
+from fixtures.training.samples import samples
 from test_train import config, data  # noqa: F401
 from test_train import target as pico_folder  # noqa: F401
 

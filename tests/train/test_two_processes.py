@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import pico
-from fixtures.mtp_targets import save_with_head
-from fixtures.samples import samples
+from fixtures.checkpoints import pico
+from fixtures.checkpoints.mtp_targets import save_with_head
+from fixtures.training.samples import samples
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
