@@ -19,9 +19,10 @@ from draftkit.version import __version__
 
 SHOWN_IDS = 16  # of the first prompt
 VARIED = (
-    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "k_by_batch",
-    "acceptance_rates", "disable_above_batch", "strict",
+    "num_speculative_tokens", "concurrency", "context", "slices", "prompts", "device", "dtype", "acceptance_rates",
+    "strict",
 )  # fmt: skip
+WHERE_GIVEN = ("k_by_batch", "disable_above_batch")  # K of a cell is then the largest
 
 
 def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dict[str, object]:
@@ -34,7 +35,8 @@ def seen_by(tokenizer: PreTrainedTokenizerBase, first_ids: Sequence[int]) -> dic
 
 def asked(prompts: PromptSet, settings: Settings) -> dict[str, object]:
     """Prompts and settings."""
-    shared = {name: value for name, value in asdict(settings).items() if name not in VARIED}
+    left_out = {*VARIED, *(name for name in WHERE_GIVEN if getattr(settings, name) is None)}
+    shared = {name: value for name, value in asdict(settings).items() if name not in left_out}
     del shared["sampling"]["temperature"]
     return {
         "convention": "acceptance_length = 1 + accepted draft tokens / all rounds",

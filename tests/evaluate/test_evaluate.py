@@ -739,3 +739,19 @@ def test_prompts_beyond_the_positions_are_refused_before_anything_is_loaded(plan
         DraftkitError, match=r"prompt endless: \d+ tokens and up to 8 new ones; the target has \d+ positions"
     ):
         plan("zoo:target", ["zoo:eagle"], Settings(prompts=str(path), max_new_tokens=8))
+
+
+@pytest.mark.parametrize("schedule", [{"k_by_batch": {1: 4, 4: 2}}, {"disable_above_batch": 4}], ids=str)
+def test_a_result_is_not_continued_with_another_k_for_a_batch(schedule: dict[str, Any], tmp_path: Path) -> None:
+    """The cells of both would have the same name."""
+    given = Settings(limit=1, max_new_tokens=2, repeats=0, **schedule)
+    out = tmp_path / "result.json"
+
+    def measure(settings: Settings) -> Result:
+        saved = ResultFile(out, resume=out.exists())
+        return draftkit.evaluate_draft("zoo:target", "ngram", settings, saved=saved)
+
+    (cell,) = measure(given).cells
+    assert measure(given).cells[0].to_dict() == cell.to_dict()
+    with pytest.raises(DraftkitError, match="begun with other settings"):
+        measure(replace(given, **dict.fromkeys(schedule)))
