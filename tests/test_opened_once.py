@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixtures.checkpoints import pico
+from fixtures.servers.hub_server import Commit, HubServer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 import draftkit.hub.locate
@@ -80,3 +85,43 @@ def test_a_conversion(opened: Counter[str], tmp_path: Path, to: str) -> None:
     convert_checkpoint("zoo:eagle3", tmp_path / "out.gguf", to=to, target="zoo:target")
     assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
     assert repeated(opened) == {}
+
+
+class Moving(HubServer):
+    """A Hub whose `main` is another commit from the `after`-th request on."""
+
+    def __init__(self, folder: Path, other: Path, after: int):
+        super().__init__({"org/target": folder, "org/target@other": other})
+        self.after = after
+
+    def commit(self, repo: str, revision: str) -> Commit:
+        moved = revision == "main" and len(self.requests) >= self.after
+        return super().commit(repo, "other" if moved else revision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [4, 6, 9])
+def test_a_branch_that_moves_meanwhile_changes_nothing(after: int, tmp_path: Path) -> None:
+    """It moves to weights of the same shapes, after the third request, whose answer says which commit `main` is.
+
+    In a process of its own, as `huggingface_hub` reads its address once.
+    """
+    begun, moved = (pico.save_tokenizer(pico.save_llama(tmp_path / str(seed), seed=seed)) for seed in (0, 1))
+
+    def measured(target: str | Path, **environment: str) -> list[object]:
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text(json.dumps({"id": "one", "turns": ["a b c d"]}))
+        options = ["--prompts", prompts, "--max-new-tokens", "8", "--set", "template=false", "--json"]
+        ran = subprocess.run(
+            [sys.executable, "-m", "draftkit", "eval", "--target", target, "--draft", "ngram", *options],
+            env=os.environ | {"HF_HUB_DISABLE_XET": "1"} | environment, check=False, capture_output=True, text=True,
+            timeout=300,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        return [cell["samples"] for cell in json.loads(ran.stdout)["cells"]]
+
+    with Moving(begun, moved, after) as hub:
+        found = measured("org/target", HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path / "home"))
+        assert len(hub.requests) > after
+    assert found == measured(begun)
+    assert found != measured(moved)
