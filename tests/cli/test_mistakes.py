@@ -76,7 +76,7 @@ def test_a_mistake_is_named(
     def loads(*_: object, **__: object) -> None:
         raise AssertionError("the target's weights were loaded")
 
-    monkeypatch.setattr("draftkit.loading.load_target", loads)
+    monkeypatch.setattr("draftkit.loading.load_pretrained", loads)
     out = tmp_path / "out"
     done = draftkit(*(str(out) if argument == "OUT" else argument for argument in arguments))
     assert done.code == 1
