@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftkit.data.rows import LeftOutRows
 from draftkit.finding import Finding
 from draftkit.layout.facts import facts_of
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from draftkit.convert.formats.mtp.heads import TargetHeads
     from draftkit.data.reasons import Tally
+    from draftkit.data.rows import LeftOutRows
     from draftkit.data.samples import Sample, SamplesOrigin
     from draftkit.data.tokenizer import TargetTokenizer
     from draftkit.io.handles import TensorHandle
