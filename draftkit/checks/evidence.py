@@ -108,7 +108,7 @@ class Asked:
     masked: int
     first_ids: Sequence[int]
     bos: int | None
-    left_out: LeftOutRows = field(default_factory=LeftOutRows)
+    left_out: LeftOutRows | None = None
 
 
 @dataclass(frozen=True)

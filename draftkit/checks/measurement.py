@@ -53,7 +53,7 @@ def masked_prompts(asked: Asked) -> Iterator[Finding]:
 
 @check
 def prompts_with_media(asked: Asked) -> Iterator[Finding]:
-    if asked.left_out.rows:
+    if asked.left_out is not None and asked.left_out.rows:
         yield Finding("prompts-left-out", "warning", str(asked.left_out))
 
 
