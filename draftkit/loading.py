@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from draftkit.convert.api import UNKNOWN, Conversion, describe_checkpoint, plan_conversion, target_facts
 from draftkit.convert.destinations import UNIFIED
+from draftkit.convert.formats.causal_lm.causal_lm import NAME as CAUSAL_LM
 from draftkit.errors import DraftkitError, SourceError, TargetError, UnsupportedTarget
 from draftkit.hub.locate import Located, locate
 from draftkit.io.atomic import temporary_folder
@@ -171,7 +172,8 @@ def _draft_format(source: Located) -> str | None:
     if isinstance(found, Draft):
         return None if found.spec.architecture.own_model else found.spec.method
     spec = found.plan.spec
-    return None if found.plan.format == UNKNOWN or (spec and spec.architecture.own_model) else found.plan.format
+    own_model = found.plan.format == CAUSAL_LM if spec is None else spec.architecture.own_model
+    return None if found.plan.format == UNKNOWN or own_model else found.plan.format
 
 
 @dataclass(eq=False)
@@ -219,8 +221,8 @@ class OpenedDraft:
     def converted(self, to: str = UNIFIED) -> Draft:
         """The draft in a temporary folder of a layout. Raises `DraftkitError`."""
         folder = self.stack.enter_context(temporary_folder()) / "draft"
-        with _named(folder, self.name):
-            return read_draft(self.plan(to).write(folder))
+        self.stack.enter_context(_named(folder, self.name))
+        return read_draft(self.plan(to).write(folder))
 
 
 @contextmanager

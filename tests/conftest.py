@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_teardown() -> None:
     """Give memory back that glibc keeps of tensors that are gone: 800 MB after the tests of evaluation alone."""
-    if sys.platform == "linux" and psutil.Process().memory_info().rss > 1 << 30:
+    if sys.platform == "linux" and psutil.Process().memory_info().rss > 3 << 28:
         ctypes.CDLL(None).malloc_trim(0)
 
 

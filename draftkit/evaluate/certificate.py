@@ -23,7 +23,6 @@ from draftkit.evaluate.job import Job
 from draftkit.evaluate.measure import Lane, Progress, ReferenceAnswers, Run
 from draftkit.evaluate.two_samples import NOTHING, ChiSquare, RankTest, detectable_rate, holm, homogeneity, rank_test
 from draftkit.io.jsonfile import finite
-from draftkit.loading import open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.settings import Settings, Sweep
 
@@ -234,7 +233,7 @@ def certify_draft(
     # Above temperature 0 drafts may be drawn, which an engine has to be told when it starts.
     settings = certified_settings(sweep).at(temperature=max(sweep.temperature))
     with ExitStack() as stack:
-        job = Job(None if target is None else open_target(target), drafts, Sweep.of(settings), stack)
+        job = Job(target, drafts, Sweep.of(settings), stack)
         running = able(engines, lambda engine: engine.check(job), _log.warning)
         for engine in running:
             if (why := engine.without_plain) is not None:

@@ -26,7 +26,7 @@ from draftkit.evaluate.provenance import seen_by
 from draftkit.finding import Finding
 from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft
-from draftkit.loading import OWN_HEAD, OpenedTarget, open_target
+from draftkit.loading import OWN_HEAD, OpenedTarget
 from draftkit.requests import Request
 from draftkit.results.record import Cell, Heading, Result, ResultVerdict, ResultWarning, SpeedModel
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
@@ -67,7 +67,6 @@ def evaluate_draft(
     what `eval --json` prints. Raises `DraftkitError`.
     """
     drafts = [drafts] if isinstance(drafts, str) else drafts
-    on_target = None if target is None else open_target(target)
     on_progress = on_progress or notebook_progress()
     sweep = Sweep.of(asked or Settings())
     with ExitStack() as stack:
@@ -75,9 +74,9 @@ def evaluate_draft(
         if records is not None:
             stack.enter_context(sole_writer(records))
             check_records(records)
-        job = Job(on_target, drafts, sweep, stack, resumes=saved is not None)
+        job = Job(target, drafts, sweep, stack, resumes=saved is not None)
         warned: list[Finding] = []
-        prepared = engines or _default_engines(on_target)
+        prepared = engines or _default_engines(job)
 
         def skipped(why: str) -> None:
             warned.append(Finding(f"{prepared[-1].name}-only", "warning", why))
@@ -93,12 +92,12 @@ def evaluate_draft(
         warned = [*_of_prompts(job), *warned]
         made = _provenance(running[0], job)
         if saved is not None:
-            saved.begin(made, [*([] if on_target is None else [on_target.name]), *drafts])
+            saved.begin(made, [*([] if target is None else [job.opened_target.name]), *drafts])
         cells = [] if saved is None else list(saved.cells)
         kept = tuple(cells)
         opened = job.drafts if any(engine.sees_weights for engine in running) else {}
-        if on_target is not None:
-            warned += _made_for_others(on_target, opened)
+        if target is not None:
+            warned += _made_for_others(job.opened_target, opened)
         running = able(running, lambda engine: engine.open(on_progress), skipped)
         for engine in running:
             warned += [Finding("not-told", "note", f"{engine.name} does not tell {what}") for what in engine.untold]
@@ -132,9 +131,9 @@ def evaluate_draft(
         return result
 
 
-def _default_engines(target: OpenedTarget | None) -> Sequence[BaseEngine]:
+def _default_engines(job: Job) -> Sequence[BaseEngine]:
     """draftkit's own, and vLLM where that does not run the target and vLLM is here."""
-    vllm = None if target is None or target.refusal is None else vllm_here()
+    vllm = None if job.target is None or job.opened_target.refusal is None else vllm_here()
     return [OwnEngine()] if vllm is None else [OwnEngine(), vllm]
 
 

@@ -14,7 +14,7 @@ from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.prompts import PromptSet, load_prompt_set
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
-from draftkit.loading import OpenedDraft, OpenedTarget
+from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.results.record import Heading
 from draftkit.results.settings import Settings, Sweep
 from draftkit.targets.chat import template_sha256
@@ -29,18 +29,18 @@ class Job:
     may be kept, for which all weights are digested. Raises `DraftkitError` where a part cannot be opened.
     """
 
-    target: OpenedTarget | None
+    target: str | OpenedTarget | None
     sources: Sequence[str]
     sweep: Sweep
     stack: ExitStack
     resumes: bool = False
     _digests: dict[str, str | None] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def opened_target(self) -> OpenedTarget:
-        """The target of an engine that runs it itself."""
+        """The target of an engine that runs it itself, opened after all that is wrong with the settings has shown."""
         assert self.target is not None
-        return self.target
+        return open_target(self.target)
 
     @cached_property
     def prompts(self) -> PromptSet:
@@ -48,7 +48,7 @@ class Job:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return None if self.target is None else self.target.tokenizer
+        return None if self.target is None else self.opened_target.tokenizer
 
     @cached_property
     def opened(self) -> Mapping[str, OpenedDraft]:

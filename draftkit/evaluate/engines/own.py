@@ -32,7 +32,7 @@ from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.positions import Positions
 from draftkit.targets.target import Target
 
-BY_VLLM = "draftkit eval --engine vllm --vllm-python ENV/bin/python runs vLLM, --server URL takes a server of it"
+BY_VLLM = "--engine vllm --vllm-python ENV/bin/python runs vLLM, --server URL takes a server of it"
 HELD_AGAINST_GENERATE = 4  # requests of a certificate
 
 

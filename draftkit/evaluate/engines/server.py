@@ -68,7 +68,7 @@ class ServerEngine(BaseEngine):
         return self.job.sources or [self.drafting.draft() or "served"]
 
     def heading(self, source: str, settings: Settings) -> Heading:
-        target = self.drafting.model if self.job.target is None else self.job.target.name
+        target = self.drafting.model if self.job.target is None else self.job.opened_target.name
         return self.job.seen(served_heading(self, target, source, "served", settings))
 
     def measured(self, heading: Heading, cell: Cell) -> bool:
@@ -79,7 +79,7 @@ class ServerEngine(BaseEngine):
     def lane(self, source: str | None, asked: Conversations, report: Report) -> Iterator[Lane]:
         server = self.drafting if source is not None else self.plain
         assert server is not None
-        end_ids = None if self.job.target is None else self.job.target.end_ids
+        end_ids = None if self.job.target is None else self.job.opened_target.end_ids
         yield server_lane(server, asked, end_ids, report, speculates=source is not None)
 
     @property
