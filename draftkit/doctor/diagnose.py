@@ -202,11 +202,7 @@ def _look_at(
 ) -> Diagnosis:
     """What can be said of a draft that draftkit's own runtime does not run, or whose target it does not."""
     found = _seen(patient, target)
-    fix = (
-        f"measure it instead: draftkit eval {BY_VLLM}, the draft as it is"
-        if refusal_by_vllm(patient.draft.spec) is None
-        else ""
-    )
+    fix = "" if refusal_by_vllm(patient.draft.spec) else f"draftkit eval with {BY_VLLM}, the draft as it is"
     unmeasured = Finding("not-measured", "note", f"no change was tried: {unable}", fix=fix, source="draftkit")
     return Diagnosis(
         target=patient.target_source,
