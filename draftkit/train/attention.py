@@ -1,79 +1,191 @@
-"""Attention of a training-time test: chains of drafts from every position at once (EAGLE-3, arXiv 2503.01840).
+"""Attention in training: of packed samples, of chains from every position at once, and of blocks at many anchors.
 
-At step t a row sees what its position saw at step 0, and of the later steps only its own rows. Step 0 is an ordinary
-causal attention; the further steps add t columns to it, which are joined by their log-sums.
-R rows, N positions, A attention heads, D head width, T steps after the first.
+What each row sees is said once, by a function of two indices; `Masks` makes of it what the CPU's flash attention and,
+on a GPU, FlexAttention want. A attention heads, G heads of keys and values, D head width.
+
+- Packed samples and parallel drafts: R rows attend to each other (`attend_masked`).
+- A training-time test (EAGLE-3, arXiv 2503.01840): at step t a row sees what its position saw at step 0, and of the
+  later steps only its own rows. Step 0 is an ordinary causal attention over N positions; the further steps add t
+  columns to it, which are joined by their log-sums (`attend_chain`). R rows, T steps after the first.
+- Blocks (DFlash, DSpark): a block at anchor a has seen the target's states up to position a, and its T rows stand at
+  a + 1, a + 2, …: what serving has at that place (`attend_blocks`). M blocks, N positions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-NAME = "draftkit_chain"
+from draftkit.errors import TargetError
+from draftkit.train.parallel import ParallelRows
+
+MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
+BLOCKS_AT_ONCE = 8  # on a CPU, where blocks multiply with each other's rows too, in vain
+
+_compiled_flex = torch.compile(flex_attention)
+_compiled_mask = torch.compile(create_block_mask)  # the mask itself would not fit for long samples
 
 
-class Visible:
-    """Which positions each position sees: those before it in its sample, within the window.
+class Masks:
+    """Which of C columns each of R rows sees, as attention takes it; made when it is first asked for, and kept.
 
-    `step`: rows stand so many positions after their own, where a window moves on with them.
+    `sees(row, column, layer)`: bool, of any indices that broadcast. `layer`: what the masks of a model's layers differ
+    in, as the window: the positions that a layer looks back, itself included, or None for all.
     """
 
-    def __init__(self, sample_ids: Tensor, window: int | None = None, step: int = 0):
-        self._sample_ids = sample_ids[0]  # of [1, N]
-        self._window = window
-        self._step = step
+    def __init__(self, sees: Callable[[Tensor, Tensor, Any], Tensor], rows: int, columns: int, device: torch.device):
+        self.sees, self._rows, self._columns, self._device = sees, rows, columns, device
+        self._biases: dict[Hashable, Tensor] = {}
+        self._blocks: dict[Hashable, BlockMask] = {}
 
-    def __call__(self, row: Tensor, position: Tensor) -> Tensor:
-        """bool, of any indices that broadcast."""
-        seen = (position <= row) & (self._sample_ids[row] == self._sample_ids[position])
-        return seen if self._window is None else seen & (position > row + self._step - self._window)
+    def bias(
+        self, layer: Hashable, dtype: torch.dtype, rows: range | None = None, columns: tuple[range, ...] | None = None
+    ) -> Tensor:
+        """What is added to scores, 0 or −∞: [1, 1, R, C], of all rows and columns or of some."""
+        rows = range(self._rows) if rows is None else rows
+        columns = (range(self._columns),) if columns is None else columns
+        key = layer, dtype, rows, columns
+        if key not in self._biases:
+            row, *column = (torch.arange(part.start, part.stop, device=self._device) for part in (rows, *columns))
+            seen = self.sees(row[:, None], torch.cat(column), layer)
+            self._biases[key] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
+        return self._biases[key]
 
-    def bias(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores of `rows` int64 [R]: [1, 1, R, N]."""
-        seen = self(rows[:, None], torch.arange(len(self._sample_ids), device=rows.device))
-        return additive(seen, dtype)
-
-    def blocks(self, rows: Tensor) -> BlockMask:
+    def blocks(self, layer: Hashable) -> BlockMask:
         """The same for FlexAttention."""
 
-        def seen(_batch: Tensor, _head: Tensor, row: Tensor, position: Tensor) -> Tensor:
-            return self(rows[row], position)
+        def seen(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            return self.sees(row, column, layer)
 
-        return create_block_mask(seen, None, None, len(rows), len(self._sample_ids), device=str(rows.device))
+        if layer not in self._blocks:
+            device = str(self._device)
+            self._blocks[layer] = _compiled_mask(seen, None, None, self._rows, self._columns, device=device)
+        return self._blocks[layer]
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What hides from scores what is not `seen` bool [R, N]: [1, 1, R, N], to be added."""
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[None, None]
+def in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All in the dtype of `value`: autocast leaves in float32 what float32 norms or rotations have multiplied."""
+    return query.to(value.dtype), key.to(value.dtype), value
+
+
+def repeated(heads: Tensor, repeats: int) -> Tensor:
+    """Keys or values [1, G, R, D] for each of the heads that share them: [1, G · repeats, R, D]."""
+    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float | None) -> Tensor:
+    """Attention on a CPU, whose flash attention has no groups of heads."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = repeated(key, repeats), repeated(value, repeats)
+    return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scaling: float | None) -> Tensor:
+    """Attention on a GPU, where FlexAttention skips what no row sees."""
+    return _compiled_flex(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True)
+
+
+# --- Packed samples, and all chains of parallel drafts at once
+
+
+def in_sample(sample_ids: Tensor, row: Tensor, position: Tensor, window: int | None = None, step: int = 0) -> Tensor:
+    """bool: whether a position of packed samples is in the sample of a row, not after it, and within the window.
+
+    `sample_ids` int64 [N]; `row` and `position` are indices that broadcast. `step`: so many positions after its own the
+    row stands, where the window moves on with it.
+    """
+    seen = (position <= row) & (sample_ids[row] == sample_ids[position])
+    return seen if window is None else seen & (position > row + step - window)
+
+
+def masks_of_samples(sample_ids: Tensor) -> Masks:
+    """The masks, by window, of rows of packed samples, which see those before them in their own: `sample_ids` int64
+    [1, R]."""
+
+    def sees(row: Tensor, other: Tensor, window: int | None) -> Tensor:
+        return in_sample(sample_ids[0], row, other, window)
+
+    size = sample_ids.shape[1]
+    return Masks(sees, size, size, sample_ids.device)
+
+
+def masks_of_parallel_rows(rows: ParallelRows) -> Masks:
+    """The masks, by window, of what a mask token's row sees in serving, for every chain of a batch: the true rows up to
+    its anchor, and its own chain up to itself."""
+
+    def sees(row: Tensor, other: Tensor, window: int | None) -> Tensor:
+        anchor, before = rows.anchors[row], rows.anchors[other]
+        depth, its_depth = rows.depths[row], rows.depths[other]
+        true = (its_depth == 0) & (before <= anchor) & (rows.sample_ids[row] == rows.sample_ids[other])
+        seen = true | ((before == anchor) & (its_depth <= depth))
+        return seen if window is None else seen & (before + its_depth > anchor + depth - window)
+
+    return Masks(sees, len(rows.anchors), len(rows.anchors), rows.anchors.device)
+
+
+def attend_masked(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    masks: Masks | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """The attention function for transformers' interface: `query` [1, A, R, D], `key`, `value` [1, G, R, D].
+
+    Raises `TargetError` for a model that does not hand `masks` down, or whose scores are more than products.
+    """
+    if masks is None or softcap is not None or s_aux is not None:
+        problem = "drops the model call's keyword arguments" if masks is None else "caps its scores or has sinks"
+        raise TargetError(
+            f"{type(module).__name__} {problem}", expected="attention as in transformers' Llama, to be trained"
+        )
+    query, key, value = in_one_dtype(query, key, value)
+    if query.is_cuda:
+        attended = _flex(query, key, value, masks.blocks(sliding_window), scaling)
+    else:
+        attended = _dense(query, key, value, masks.bias(sliding_window, query.dtype), scaling)
+    return attended.transpose(1, 2), None
+
+
+# --- Chains of a training-time test
 
 
 class ChainSteps:
     """Keys and values of the steps so far, layer by layer; given to the attention function as `chain`.
 
     `rows` int64 [R] are the positions that the current step runs; `go_on` chooses fewer and starts the next step.
-    Windows are wider than the steps are many.
+    `masks`: of these rows over the positions of the first step, by window and step. Windows are wider than the steps
+    are many.
     """
 
     def __init__(self, sample_ids: Tensor):
         self.rows = torch.arange(sample_ids.shape[1], device=sample_ids.device)
-        self._sample_ids = sample_ids
+        self._sample_ids = sample_ids[0]  # of [1, N]
         self._step = 0
-        self._masks: dict[int | None, Tensor | BlockMask] = {}  # by window
         self._first: dict[int, tuple[Tensor, Tensor]] = {}
         self._later: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.masks = self._masks()
 
     def go_on(self, kept: Tensor | None = None) -> None:
         """Start the next step, with the rows `kept` int64 of the current ones; all where None. Only once narrower."""
         self._step += 1
         if kept is not None:
             self.rows = self.rows[kept]
-        self._masks = {w: mask for w, mask in self._masks.items() if kept is None and w is None}
+            self.masks = self._masks()
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None = None
@@ -90,37 +202,19 @@ class ChainSteps:
         repeats = query.shape[1] // keys.shape[1]
         later = [(repeated(k, repeats), repeated(v, repeats)) for k, v in self._later[layer]]
         own = None if not later else (torch.stack([k for k, _ in later]), torch.stack([v for _, v in later]))
+        seen = window, 0 if window is None else self._step
         if query.is_cuda:
-            return _flex(query, keys, values, own, self._blocks(window), scaling)[..., :width]
-        mask = self._bias(query.dtype, window)
-        return _joined(query, repeated(keys, repeats), repeated(values, repeats), own, mask, scaling)[..., :width]
+            return _joined_flex(query, keys, values, own, self.masks.blocks(seen), scaling)[..., :width]
+        bias = self.masks.bias(seen, query.dtype)
+        return _joined(query, repeated(keys, repeats), repeated(values, repeats), own, bias, scaling)[..., :width]
 
-    def _visible(self, window: int | None) -> Visible:
-        return Visible(self._sample_ids, window, self._step)
+    def _masks(self) -> Masks:
+        rows, sample_ids = self.rows, self._sample_ids
 
-    def _bias(self, dtype: torch.dtype, window: int | None) -> Tensor:
-        if window not in self._masks:
-            self._masks[window] = self._visible(window).bias(self.rows, dtype)
-        mask = self._masks[window]
-        assert isinstance(mask, Tensor)
-        return mask
+        def sees(row: Tensor, position: Tensor, seen: tuple[int | None, int]) -> Tensor:
+            return in_sample(sample_ids, rows[row], position, *seen)
 
-    def _blocks(self, window: int | None) -> BlockMask:
-        if window not in self._masks:
-            self._masks[window] = self._visible(window).blocks(self.rows)
-        mask = self._masks[window]
-        assert isinstance(mask, BlockMask)
-        return mask
-
-
-def in_one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All in the dtype of `value`: autocast leaves in float32 what float32 norms or rotations have multiplied."""
-    return query.to(value.dtype), key.to(value.dtype), value
-
-
-def repeated(heads: Tensor, repeats: int) -> Tensor:
-    """Keys or values [1, G, R, D] for each of the heads that share them: [1, G · repeats, R, D]."""
-    return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)
+        return Masks(sees, len(rows), len(sample_ids), rows.device)
 
 
 def chain_attention_reference(
@@ -142,7 +236,7 @@ def _joined(
 ) -> Tensor:
     """`chain_attention_reference` without the scores, on a CPU."""
     if own is None:
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+        return _dense(query, key, value, bias, scaling)
     return _Joined.apply(query, key, value, *own, bias, scaling)
 
 
@@ -184,26 +278,19 @@ class _Joined(torch.autograd.Function):
         )  # fmt: skip
 
 
-def _flex(
+def _joined_flex(
     query: Tensor, key: Tensor, value: Tensor, own: tuple[Tensor, Tensor] | None, blocks: BlockMask, scaling: float
 ) -> Tensor:
-    """The same on a GPU, where FlexAttention skips what no row sees; its log-sum can be differentiated."""
-    first, log_sum = _compiled_flex(query, key, value, blocks, scaling)
+    """The same on a GPU, where the log-sum that FlexAttention returns can be differentiated."""
+    first, log_sum = _compiled_flex(
+        query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, return_lse=True
+    )
     if own is None:
         return first
     scores = (query * own[0]).sum(-1).float() * scaling
     total = torch.logaddexp(log_sum.float(), scores.logsumexp(0))
     weights = (scores - total).exp().to(value.dtype)[..., None]
     return first * (log_sum - total).exp().to(value.dtype)[..., None] + (weights * own[1]).sum(0)
-
-
-def _flex_attention(
-    query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scaling: float
-) -> tuple[Tensor, Tensor]:
-    return flex_attention(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, return_lse=True)
-
-
-_compiled_flex = torch.compile(_flex_attention)
 
 
 def attend_chain(
@@ -224,4 +311,112 @@ def attend_chain(
     return out.transpose(1, 2), None
 
 
-AttentionInterface.register(NAME, attend_chain)
+# --- Blocks at many anchors
+
+
+class BlockVisibility(NamedTuple):
+    """What the rows of a block see in a layer, as in serving.
+
+    `window` in tokens, None for all; `bidirectional`: also the later rows of their block; `anchored`: the window is
+    that of the first row for all of them.
+    """
+
+    window: int | None
+    bidirectional: bool
+    anchored: bool
+
+
+class Blocks:
+    """What the blocks of a pass attend to; given to the attention function as `blocks`.
+
+    `anchors` int64 [M] in the packed row, ascending, `rows` T of each block, `context`: each layer's keys and values
+    [1, G, N, D] of the target's states. The columns of a mask are the N positions, then the rows of all blocks in turn.
+    """
+
+    def __init__(
+        self, anchors: Tensor, rows: int, sample_ids: Tensor, context: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        self.context = context
+        self._anchors = anchors
+        self._rows = rows
+        self._sample_ids = sample_ids[0]  # of [1, N]
+        count = len(anchors) * rows
+        self._masks = Masks(self._sees, count, len(self._sample_ids) + count, anchors.device)
+
+    def _sees(self, row: Tensor, column: Tensor, visibility: BlockVisibility) -> Tensor:
+        window, bidirectional, anchored = visibility
+        size = len(self._sample_ids)
+        anchor, step = self._anchors[row // self._rows], row % self._rows
+        other = (column - size).clamp(min=0)
+        position = column.clamp(max=size - 1)
+        before = (position <= anchor) & (self._sample_ids[position] == self._sample_ids[anchor])
+        if window is not None:
+            before &= position > anchor + 1 - window + (0 if anchored else step)
+        own = other // self._rows == row // self._rows
+        later = other % self._rows - step
+        if not bidirectional:
+            own &= later <= 0
+        if window is not None and not anchored:
+            own &= later.abs() < window
+        return torch.where(column < size, before, own)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, visibility: BlockVisibility
+    ) -> Tensor:
+        """`query` [M, A, T, D], `key` and `value` [M, G, T, D] of the rows, in one dtype: [M, A, T, D]."""
+        keys, values = (part.to(value.dtype) for part in self.context[layer])
+        if query.is_cuda:
+            parts = (_in_a_row(query), torch.cat((keys, _in_a_row(key)), 2), torch.cat((values, _in_a_row(value)), 2))
+            return _apart(_flex(*parts, self._masks.blocks(visibility), scaling), self._rows)
+        size, out = len(self._sample_ids), []
+        for begin in range(0, max(len(query), 1), BLOCKS_AT_ONCE):  # no blocks are one part of none
+            some, seen = slice(begin, begin + BLOCKS_AT_ONCE), self._context_of(begin)
+            q, k, v = (_in_a_row(part[some]) for part in (query, key, value))
+            rows = range(begin * self._rows, begin * self._rows + q.shape[2])
+            own = range(size + rows.start, size + rows.stop)
+            bias = self._masks.bias(visibility, query.dtype, rows, (seen, own))
+            before = slice(seen.start, seen.stop)
+            k, v = torch.cat((keys[:, :, before], k), dim=2), torch.cat((values[:, :, before], v), dim=2)
+            out.append(_apart(_dense(q, k, v, bias, scaling), self._rows))
+        return torch.cat(out)
+
+    def _context_of(self, begin: int) -> range:
+        """The n positions that the blocks from `begin` on may see: from the first one's sample to the last anchor."""
+        anchors = self._anchors[begin : begin + BLOCKS_AT_ONCE].tolist() or [0]
+        first = int((self._sample_ids == self._sample_ids[anchors[0]]).int().argmax())
+        return range(first, anchors[-1] + 1)
+
+
+def _in_a_row(heads: Tensor) -> Tensor:
+    """[M, A, T, D] → [1, A, M·T, D]."""
+    return heads.transpose(0, 1).flatten(1, 2)[None]
+
+
+def _apart(heads: Tensor, rows: int) -> Tensor:
+    """[1, A, M·T, D] → [M, A, T, D]."""
+    return heads[0].unflatten(1, (-1, rows)).transpose(0, 1)
+
+
+def attend_blocks(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    blocks: Blocks,
+    scaling: float,
+    sliding_window: int | None = None,
+    bidirectional: bool = False,
+    anchored: bool = False,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """The attention function for transformers' interface."""
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    visibility = BlockVisibility(sliding_window, bidirectional, anchored)
+    return blocks.attend(layer, *in_one_dtype(query, key, value), scaling, visibility).transpose(1, 2), None
+
+
+AttentionInterface.register(MASKED_ATTENTION, attend_masked)
+AttentionInterface.register(CHAIN_ATTENTION, attend_chain)
+AttentionInterface.register(BLOCK_ATTENTION, attend_blocks)

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from draftkit.data.states.online import load_training_target
-from draftkit.train import attention, block_attention, masked_attention
+from draftkit.train import attention
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Recipe
 
@@ -67,12 +67,8 @@ def load(given: dict[str, str]) -> Callable[[str], Any]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """On which FlexAttention is a stub that checks what it is given."""
-    monkeypatch.setattr(attention, "_compiled_flex", lambda *rows: (flex(*rows), rows[0].float().sum(-1)))
-    monkeypatch.setattr(attention, "create_block_mask", block_mask)
-    monkeypatch.setattr(masked_attention, "_compiled_flex", flex)
-    monkeypatch.setattr(masked_attention, "_compiled_blocks", block_mask)
-    monkeypatch.setattr(block_attention, "_compiled_flex", flex)
-    monkeypatch.setattr(block_attention, "_compiled_mask", block_mask)
+    monkeypatch.setattr(attention, "_compiled_flex", flex)
+    monkeypatch.setattr(attention, "_compiled_mask", block_mask)
     with fake_cuda() as recorder:
 
         def read(numbers: Tensor) -> list[int]:
@@ -104,16 +100,16 @@ def block_mask(
 
 
 def flex(
-    query: Tensor, key: Tensor, value: Tensor, mask: Any = None, scale: float | None = None, **named: Any
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, block_mask: SizedMask, return_lse: bool = False, **_: object
+) -> Tensor | tuple[Tensor, Tensor]:
     """Something that every argument is needed for."""
-    mask = named.get("block_mask", mask)
     assert query.dtype == key.dtype == value.dtype == torch.bfloat16
     assert key.shape == value.shape
     assert (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
     assert query.shape[1] % key.shape[1] == 0
-    assert mask.size == (query.shape[2], key.shape[2])
-    return query * (key.sum() + value.sum())
+    assert block_mask.size == (query.shape[2], key.shape[2])
+    found = query * (key.sum() + value.sum())
+    return (found, query.float().sum(-1)) if return_lse else found
 
 
 def batch_of(recipe: Recipe, width: int) -> TrainingBatch:

@@ -20,10 +20,15 @@ from transformers import (
 )
 
 from draftkit.errors import TargetError
-from draftkit.train import attention, block_attention, masked_attention
-from draftkit.train.attention import ChainSteps, Visible, chain_attention_reference
-from draftkit.train.block_attention import Blocks, Sight
-from draftkit.train.masked_attention import rows_of_samples
+from draftkit.train import attention
+from draftkit.train.attention import (
+    MASKED_ATTENTION,
+    Blocks,
+    BlockVisibility,
+    ChainSteps,
+    chain_attention_reference,
+    masks_of_samples,
+)
 
 SAMPLE_IDS = torch.tensor([[0] * 9 + [1] * 6 + [2] * 4 + [-1] * 2])
 N = SAMPLE_IDS.shape[1]
@@ -50,7 +55,9 @@ def test_joined_attention_and_its_gradients(dtype: torch.dtype, window: int | No
 
     def run(attend: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
         query, key, value, *own = leaves = [x.to(dtype).requires_grad_() for x in inputs]
-        bias = Visible(SAMPLE_IDS, window).bias(rows, dtype)
+        chain = ChainSteps(SAMPLE_IDS)
+        chain.go_on(rows)
+        bias = chain.masks.bias((window, 0), dtype)
         out = attend(query, key, value, tuple(own) if own else None, bias, 0.3)
         return out, *torch.autograd.grad(out, leaves, direction.to(dtype))
 
@@ -88,8 +95,10 @@ def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monke
             own = None
             if t:
                 own = tuple(torch.stack([x.repeat_interleave(2, 1) for x in kind[1:]]) for kind in (keys, values))
-            monkeypatch.setattr(attention, "_compiled_flex", attention._flex_attention)
-            found = attention._flex(query, keys[0], values[0], own, chain._blocks(window), 0.3)
+            monkeypatch.setattr(attention, "_compiled_flex", flex_attention)
+            monkeypatch.setattr(attention, "_compiled_mask", create_block_mask)
+            blocks = chain.masks.blocks((window, 0 if window is None else t))
+            found = attention._joined_flex(query, keys[0], values[0], own, blocks, 0.3)
         else:
             found = chain.attend(0, query, key, value, 0.3, window)
         for r, anchor in enumerate(rows.tolist()):
@@ -122,35 +131,36 @@ def test_packed_samples_are_as_alone(name: str, flex: bool, monkeypatch: pytest.
     positions = torch.cat([torch.arange(int(SAMPLE_IDS.eq(i).sum())) for i in (0, 1, 2, -1)])[None]
     model.set_attn_implementation("eager")
     alone = [model(input_ids=tokens[SAMPLE_IDS.eq(i)][None]).logits for i in range(3)]
-    model.set_attn_implementation(masked_attention.NAME)
-    visible = rows_of_samples(SAMPLE_IDS)
+    model.set_attn_implementation(MASKED_ATTENTION)
+    masks = masks_of_samples(SAMPLE_IDS)
     if flex:  # as on a GPU
-        monkeypatch.setattr(masked_attention, "_compiled_blocks", create_block_mask)
-        monkeypatch.setattr(masked_attention, "_compiled_flex", flex_attention)
-        monkeypatch.setattr(masked_attention, "_dense", masked_attention._flex)
-    together = model(input_ids=tokens, position_ids=positions, use_cache=False, visible=visible).logits
+        monkeypatch.setattr(attention, "_compiled_mask", create_block_mask)
+        monkeypatch.setattr(attention, "_compiled_flex", flex_attention)
+        monkeypatch.setattr(masks, "bias", lambda window, dtype: masks.blocks(window))
+        monkeypatch.setattr(attention, "_dense", attention._flex)
+    together = model(input_ids=tokens, position_ids=positions, use_cache=False, masks=masks).logits
     depth = LAYER * model.config.num_hidden_layers + 1
     assert_close(together[:, : N - 2], torch.cat(alone, dim=1), depth=depth)
 
 
 def test_models_with_other_scores_are_refused() -> None:
     model = Gemma2ForCausalLM(Gemma2Config(**SMALL))
-    model.set_attn_implementation(masked_attention.NAME)
+    model.set_attn_implementation(MASKED_ATTENTION)
     tokens = torch.ones(1, N, dtype=torch.int64)
     with pytest.raises(TargetError, match="caps its scores"):
-        model(input_ids=tokens, use_cache=False, visible=rows_of_samples(SAMPLE_IDS))
+        model(input_ids=tokens, use_cache=False, masks=masks_of_samples(SAMPLE_IDS))
     with pytest.raises(TargetError, match="keyword arguments"):
         model(input_ids=tokens, use_cache=False)
 
 
 @pytest.mark.parametrize(
-    "sight", [(None, True, False), (None, False, False), (3, False, False), (2, True, False), (4, True, True)]
+    "visibility", [(None, True, False), (None, False, False), (3, False, False), (2, True, False), (4, True, True)]
 )
 def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
-    sight: Sight, monkeypatch: pytest.MonkeyPatch
+    visibility: tuple[int | None, bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against every score written out, with parts that begin within a sample, and within the one before."""
-    monkeypatch.setattr(block_attention, "BLOCKS_AT_ONCE", 3)
+    monkeypatch.setattr(attention, "BLOCKS_AT_ONCE", 3)
     anchors, rows = torch.tensor([0, 4, 7, 10, 11, 12, 13, 16]), 3
     blocks = len(anchors)
     inputs = [random(blocks, heads, rows, 8, seed=heads + i) for i, heads in enumerate((4, 2, 2))]
@@ -163,10 +173,12 @@ def test_blocks_and_their_gradients_whatever_part_of_the_context_is_multiplied(
         return out, *torch.autograd.grad(out, leaves, direction)
 
     def found(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return Blocks(anchors, rows, SAMPLE_IDS, [(keys, values)]).attend(0, query, key, value, 0.3, sight)
+        return Blocks(anchors, rows, SAMPLE_IDS, [(keys, values)]).attend(
+            0, query, key, value, 0.3, BlockVisibility(*visibility)
+        )
 
     def expected(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        window, bidirectional, anchored = sight
+        window, bidirectional, anchored = visibility
         out = []
         for block, anchor in enumerate(anchors.tolist()):
             k, v = (

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.data.samples import SamplesOrigin, write_samples
-from draftkit.train.attention import ChainSteps, attend_chain
+from draftkit.train.attention import ChainSteps, attend_chain, attend_masked, masks_of_parallel_rows, masks_of_samples
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.config import read_config
-from draftkit.train.masked_attention import attend_visible, rows_of_chains, rows_of_samples
 from draftkit.train.parallel import ParallelRows
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.run import train_draft
@@ -88,13 +87,13 @@ def chain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend_visible(nn.Identity(), query, key, value, visible=rows_of_samples(ONE_SAMPLE), scaling=0.3)[0]
+    return attend_masked(nn.Identity(), query, key, value, masks=masks_of_samples(ONE_SAMPLE), scaling=0.3)[0]
 
 
 def parallel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     batch = TrainingBatch(*[ONE_SAMPLE] * 3, ONE_SAMPLE == 0, None, ONE_SAMPLE)
-    visible = rows_of_chains(ParallelRows(torch.ones(1, SIZE, dtype=torch.bool), batch))
-    return attend_visible(nn.Identity(), query, key, value, visible=visible, scaling=0.3)[0]
+    masks = masks_of_parallel_rows(ParallelRows(torch.ones(1, SIZE, dtype=torch.bool), batch))
+    return attend_masked(nn.Identity(), query, key, value, masks=masks, scaling=0.3)[0]
 
 
 SIZE = 6

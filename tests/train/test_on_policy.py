@@ -18,8 +18,8 @@ from draftkit.requests import SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
+from draftkit.train.attention import MASKED_ATTENTION as MASKED
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.masked_attention import NAME as MASKED
 from draftkit.train.on_policy import continued
 from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
 from draftkit.train.recipes.recipe import Origin

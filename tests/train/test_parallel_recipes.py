@@ -40,11 +40,11 @@ from draftkit.runtime.drafters.causal_lm import Pard2Drafter
 from draftkit.runtime.engine import Engine
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
+from draftkit.train.attention import attend_masked, masks_of_parallel_rows
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config
 from draftkit.train.mask_token import pick_mask_token
-from draftkit.train.masked_attention import attend_visible, rows_of_chains
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
 from draftkit.train.recipes.causal_lm_pard import Pard, PardOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
@@ -263,7 +263,7 @@ def test_partitions_share_out_the_chains(possible: Tensor, number: int) -> None:
 def test_visible_rows(window: int | None) -> None:
     batch = packed(p_eagle())
     rows = ParallelRows(ConditionalDrop().keep(batch.drafted(K)), batch)
-    visible = rows_of_chains(rows)
+    masks = masks_of_parallel_rows(rows)
     pairs = list(zip(rows.anchors.tolist(), rows.depths.tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
 
@@ -276,11 +276,11 @@ def test_visible_rows(window: int | None) -> None:
 
     at = torch.arange(len(pairs))
     expected = torch.tensor([[sees(row, other) for other in pairs] for row in pairs])
-    assert torch.equal(visible.sees(at[:, None], at, window), expected)
+    assert torch.equal(masks.sees(at[:, None], at, window), expected)
     query, key, value = torch.randn(1, 4, len(at), 16), torch.randn(1, 2, len(at), 16), torch.randn(1, 2, len(at), 16)
-    dense = attend_visible(torch.nn.Identity(), query, key, value, visible=visible, sliding_window=window)[0]
+    dense = attend_masked(torch.nn.Identity(), query, key, value, masks=masks, sliding_window=window)[0]
     blocks = create_block_mask(
-        lambda _b, _h, row, other: visible.sees(row, other, window), None, None, len(at), len(at), device="cpu"
+        lambda _b, _h, row, other: masks.sees(row, other, window), None, None, len(at), len(at), device="cpu"
     )
     flex = flex_attention(query, key, value, block_mask=blocks, enable_gqa=True).transpose(1, 2)
     assert_close(dense, flex, depth=2)
@@ -622,8 +622,8 @@ def test_drafts_of_another_kind_are_refused(causal_lm: Draft) -> None:
 def test_attention_that_is_more_than_products_is_refused() -> None:
     query = torch.randn(1, 2, 3, 4)
     with pytest.raises(TargetError, match="keyword arguments"):
-        attend_visible(torch.nn.Identity(), query, query, query)
+        attend_masked(torch.nn.Identity(), query, query, query)
     batch = packed(p_eagle())
-    visible = rows_of_chains(ParallelRows(batch.drafted(1), batch))
+    masks = masks_of_parallel_rows(ParallelRows(batch.drafted(1), batch))
     with pytest.raises(TargetError, match="caps its scores"):
-        attend_visible(torch.nn.Identity(), query, query, query, visible=visible, softcap=3.0)
+        attend_masked(torch.nn.Identity(), query, query, query, masks=masks, softcap=3.0)

@@ -24,7 +24,7 @@ from transformers import (
 
 from draftkit.models.dflash import DFlashModel
 from draftkit.targets.ends import load_ends
-from draftkit.train.block_attention import Blocks
+from draftkit.train.attention import Blocks
 from draftkit.train.recipes.bases.dflash import BlockHeads, block_spec, fresh_block_draft
 from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.recipe import Origin

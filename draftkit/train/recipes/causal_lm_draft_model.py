@@ -21,13 +21,12 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.requests import SamplingParameters
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import load_target
+from draftkit.train.attention import MASKED_ATTENTION, masks_of_samples
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
-from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
-from draftkit.train.masked_attention import rows_of_samples
 from draftkit.train.on_policy import continued
 from draftkit.train.ranges import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
@@ -130,7 +129,7 @@ class DraftModel(Recipe):
                 input_ids=batch.tokens,
                 position_ids=batch.positions,
                 use_cache=False,
-                visible=rows_of_samples(batch.sample_ids),
+                masks=masks_of_samples(batch.sample_ids),
             )
         ).last_hidden_state
 

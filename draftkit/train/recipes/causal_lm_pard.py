@@ -19,6 +19,7 @@ from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import load_target
+from draftkit.train.attention import MASKED_ATTENTION, masks_of_parallel_rows
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.head import OutputHead, rows_at_once
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
@@ -26,8 +27,6 @@ from draftkit.train.losses.parse import Loss, LossText, parse_loss
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
-from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
-from draftkit.train.masked_attention import rows_of_chains
 from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, row_weights, spread
 from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
 from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
@@ -158,7 +157,7 @@ class Pard(Recipe):
         if self.features is not None:
             embeddings = embeddings + self.projected(batch, rows, without)
         states = self.draft.get_decoder()(
-            inputs_embeds=embeddings, position_ids=rows.positions, use_cache=False, visible=rows_of_chains(rows)
+            inputs_embeds=embeddings, position_ids=rows.positions, use_cache=False, masks=masks_of_parallel_rows(rows)
         ).last_hidden_state
         return states[0, rows.drafting]
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel, load_eagle
+from draftkit.train.attention import MASKED_ATTENTION, masks_of_parallel_rows
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.losses.linear import LinearLoss, joined
 from draftkit.train.losses.parse import Loss, LossText, parse_loss
@@ -24,8 +25,6 @@ from draftkit.train.losses.reach import Reach, reached
 from draftkit.train.losses.reduction import Reduction
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.mask_token import check_mask_token, default_mask_token
-from draftkit.train.masked_attention import NAME as MASKED_ATTENTION
-from draftkit.train.masked_attention import rows_of_chains
 from draftkit.train.parallel import (
     SMALLEST_SUM,
     ConditionalDrop,
@@ -136,7 +135,7 @@ class PEagle(EagleFamily):
         tokens = rows.place(following, following.new_tensor(parallel.mask_token_id))
         fused = self.draft.fuse(features[:, rows.context].float())  # the draft's parameters are, whatever the target's
         states = rows.place(fused, self.draft.fuse(self.draft.mask_hidden)[0, 0])
-        output = self.draft(tokens, states, rows.positions, visible=rows_of_chains(rows))
+        output = self.draft(tokens, states, rows.positions, masks=masks_of_parallel_rows(rows))
         return output.head_input[0, rows.drafting]
 
     @torch.no_grad()

@@ -23,8 +23,7 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.chain import ChainOutput
 from draftkit.models.mtp import MtpModel, fill_mtp, load_mtp, stored_mtp
 from draftkit.targets.states import AuxLayers
-from draftkit.train.attention import NAME as CHAIN_ATTENTION
-from draftkit.train.attention import ChainSteps
+from draftkit.train.attention import CHAIN_ATTENTION, ChainSteps
 from draftkit.train.batch import TrainingBatch, ahead
 from draftkit.train.chain import Step
 from draftkit.train.losses.parse import LossText, parse_loss

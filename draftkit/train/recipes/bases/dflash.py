@@ -23,9 +23,8 @@ from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, Marko
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.dflash import DFlashModel, GroupedConvolution, load_dflash
 from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.train.attention import BLOCK_ATTENTION, Blocks
 from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.block_attention import NAME as BLOCK_ATTENTION
-from draftkit.train.block_attention import Blocks
 from draftkit.train.losses.candidates import Candidates
 from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss

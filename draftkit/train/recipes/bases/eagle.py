@@ -17,7 +17,7 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.eagle import EagleModel, load_eagle
 from draftkit.targets.states import AuxLayers
-from draftkit.train.attention import NAME as CHAIN_ATTENTION
+from draftkit.train.attention import CHAIN_ATTENTION
 from draftkit.train.recipes.bases.chain import ChainRecipe
 from draftkit.train.recipes.recipe import Origin
 
