@@ -27,8 +27,9 @@ from draftkit.evaluate.options import OPTIONS, known_settings
 from draftkit.io.settings import without_none, words_of
 from draftkit.layout.families import families
 from draftkit.results.schema import result_schema
-from draftkit.train.config import LoraSettings, OnPolicy, Optimization, StreamSettings, TrainConfig, Validation
+from draftkit.train.config import TrainConfig
 from draftkit.train.recipes import recipe_class, recipe_names
+from draftkit.train.settings import LoraSettings, OnPolicy, Optimization, StreamSettings, Validation
 
 PACKAGE = Path(draftkit.__file__).parent
 REPLACED = "…"  # for what a message says of the case at hand

@@ -97,7 +97,7 @@ def _report_training(runs: list[Path], out: Path, figures: Path | None, force: b
     from draftkit.io.atomic import atomic_file
     from draftkit.layout.folder import is_unified
     from draftkit.report.page.training import training_figures, training_page
-    from draftkit.train.curve import read_curve
+    from draftkit.train.log import read_curve
 
     for folder in runs:
         if is_unified(folder):

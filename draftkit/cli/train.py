@@ -131,7 +131,7 @@ def _train(run: TrainConfig, resume: bool, as_json: bool) -> None:
 def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
     from draftkit.engines.serving import serving_notes
     from draftkit.layout.folder import read_draft
-    from draftkit.train.progress import validated
+    from draftkit.train.log import validated
 
     if as_json:
         print_json(trained.to_dict())
@@ -143,7 +143,7 @@ def _show(run: TrainConfig, trained: Trained, as_json: bool) -> None:
         print(f"acceptance length {validated(trained.metrics)}, held out, at K={run.validation.k}")
     print(trained.draft)
     if run.validation.every:
-        from draftkit.train.curve import read_curve
+        from draftkit.train.log import read_curve
 
         print(read_curve(Path(run.out)).verdict, file=sys.stderr)
     for line in serving_notes(read_draft(trained.draft), run.target):

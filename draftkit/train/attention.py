@@ -29,7 +29,7 @@ from draftkit.train.parallel import ParallelRows
 MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
 BLOCKS_AT_ONCE = 8  # on a CPU, where blocks multiply with each other's rows too, in vain
 
-_compiled_flex = torch.compile(flex_attention)
+_compiled_flex: Callable[..., Any] = torch.compile(flex_attention)
 _compiled_mask = torch.compile(create_block_mask)  # the mask itself would not fit for long samples
 
 

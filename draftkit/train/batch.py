@@ -53,12 +53,12 @@ class TrainingBatch(NamedTuple):
         chain = sample_ids >= 0
         steps = []
         for offset in range(1, k + 2):
-            same = (ahead(sample_ids, offset) == sample_ids) & (ahead(positions, offset) == positions + offset)
-            chain = chain & same & ahead(wanted, offset)
+            same = (shifted(sample_ids, offset) == sample_ids) & (shifted(positions, offset) == positions + offset)
+            chain = chain & same & shifted(wanted, offset)
             steps.append(chain)
         return torch.stack(steps[1:])
 
 
-def ahead(values: Tensor, offset: int) -> Tensor:
+def shifted(values: Tensor, offset: int) -> Tensor:
     """What lies `offset` places later in [..., N]; what comes first beyond the end, as in a ring."""
     return values.roll(-offset, -1)

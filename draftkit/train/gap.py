@@ -7,6 +7,7 @@ exactly. A gap is a bug between training and serving; its causes are what `check
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,6 @@ from draftkit.loading import load_drafter
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.results.record import Interval
 from draftkit.results.statistics import bootstrap_length
-from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import Engine
@@ -37,9 +37,9 @@ from draftkit.runtime.records import Generation
 from draftkit.targets.states import FINAL
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
+from draftkit.train.on_policy import runtime_attention
 from draftkit.train.recipes.recipe import Recipe
-from draftkit.train.validation import acceptance, judge
-from draftkit.train.walk import Mode
+from draftkit.train.validation import Mode, acceptance, judge
 
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 StatesOf = Callable[[Sample], States]
@@ -78,17 +78,12 @@ def report_gap(
     answers = [answer for sample in samples if (answer := first_answer(sample)) is not None]
     batches = [_batch(answer, states_of(answer), target) for answer in answers]
     judged = [found for number, batch in enumerate(batches) for found in judge(recipe, batch, [number], k, mode)]
-    own_attention = target.config._attn_implementation
-    target.set_attn_implementation(ATTENTION)
-    try:
-        with temporary_folder() as scratch:
-            folder = scratch / "draft"
-            save_draft(folder, recipe.tensors())
-            drafter = load_drafter(read_draft(folder), target)
-            generations = _decode(answers, target, drafter, k, temperature)
+    with runtime_attention(target), temporary_folder() as scratch:
+        folder = scratch / "draft"
+        save_draft(folder, recipe.tensors())
+        drafter = load_drafter(read_draft(folder), target)
+        generations = _decode(answers, target, drafter, k, temperature)
         served = _serving_states(answers[0], target, drafter) if answers else None
-    finally:
-        target.set_attn_implementation(own_attention)
     replay = GapReplay(
         answers=answers,
         generations=generations,
@@ -102,6 +97,15 @@ def report_gap(
     )
     decoded = bootstrap_length([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
     return Gap(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "gap")))
+
+
+def show_gap(gap: Gap) -> None:
+    """Say what explains that serving accepts otherwise than training says."""
+    for cause in gap.causes:
+        print(f"gap between training and serving, {cause.name}: {cause.message}; {cause.fix}", file=sys.stderr)
+    if not gap.closed and not gap.causes:
+        lengths = f"{gap.walked.mean:.3f} and {gap.decoded.mean:.3f}"
+        print(f"gap between training and serving: acceptance lengths {lengths}, of no known cause", file=sys.stderr)
 
 
 def first_answer(sample: Sample) -> Sample | None:

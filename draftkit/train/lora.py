@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from draftkit.errors import DraftkitError
 from draftkit.hub.locate import Located
-from draftkit.train.config import LoraSettings
+from draftkit.train.settings import LoraSettings
 
 ADAPTER = "default"
 PREFIX = "base_model.model."  # what peft puts before the names of the modules

@@ -1,21 +1,74 @@
-"""Rows of parallel drafts: chains from many anchors in one pass (PARD, arXiv 2504.18583; P-EAGLE, arXiv 2602.01469).
+"""Parallel drafts in training: the mask token, and chains from many anchors in one pass.
 
-A row (a, d) belongs to the chain that starts at the anchor a. Those of depth 0 are the true rows; a row of depth d ≥ 1
-holds the mask token and stands at position a + d. N positions, K depths, R rows.
+A row (a, d) belongs to the chain that starts at the anchor a (PARD, arXiv 2504.18583; P-EAGLE, arXiv 2602.01469). Those
+of depth 0 are the true rows; a row of depth d ≥ 1 holds the mask token, which stands for what is not drafted yet, at
+position a + d. N positions, K depths, R rows.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.io.records import Bounds
+from draftkit.targets.chat import load_tokenizer
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.losses.reduction import Reduction
-from draftkit.train.ranges import Share, Size
+from draftkit.train.losses.weights import Reduction
+from draftkit.train.settings import Share, Size
+
+RESERVED = re.compile(r"reserved|unused|extra_id|placeholder|mask", re.IGNORECASE)
+HINT = "set mask_token_id to an id of the vocabulary that no text contains"
+
+
+def pick_mask_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int, used: Collection[int] = ()) -> int:
+    """The last unused id below `vocab_size`: one without a token, or a special token whose name says that it is spare.
+
+    Where there is neither, the last special token without a role that the chat template does not write, as SmolLM2's
+    `<empty_output>`, which is for notebooks. Never one of `used`, nor a token with a role, as the end token. Raises
+    `DraftkitError` where there is none.
+    """
+    known = set(tokenizer.get_vocab().values())
+    idle = _idle_tokens(tokenizer)
+    spare = {token for token, text in idle.items() if RESERVED.search(text)}
+    for unused in (set(range(vocab_size)) - known | spare, set(idle)):
+        if free := [token for token in unused if token < vocab_size and token not in used]:
+            return max(free)
+    raise DraftkitError("the tokenizer has no unused token", where=tokenizer.name_or_path, hint=HINT)
+
+
+def _idle_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The special tokens that have no role and that no chat template writes, by id."""
+    roles = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
+    templates = str(tokenizer.chat_template)  # a text, or several by name
+    return {
+        token: added.content
+        for token, added in tokenizer.added_tokens_decoder.items()
+        if added.special and token not in roles and added.content not in templates
+    }
+
+
+def default_mask_token(folder: str | Path, vocab_size: int) -> int:
+    """`pick_mask_token` with the tokenizer in `folder`. Raises `DraftkitError`."""
+    try:
+        tokenizer = load_tokenizer(folder, "target")
+    except TargetError as error:
+        raise DraftkitError("no tokenizer to pick a mask token from", where=folder, hint=HINT) from error
+    return pick_mask_token(tokenizer, vocab_size)
+
+
+def check_mask_token(token: int, vocab_size: int) -> None:
+    """Raise `DraftkitError` for a mask token outside the vocabulary."""
+    if not 0 <= token < vocab_size:
+        raise DraftkitError(f"mask_token_id {token}", expected=f"0 to {vocab_size - 1}")
+
 
 ROWS_AT_ONCE = 4096  # mask rows of a pass that has to cover every chain
 SMALLEST_SUM = 1e-6  # of weights that are divided by
@@ -112,14 +165,6 @@ def drafts_of(parts: list[ParallelRows]) -> tuple[Tensor, Tensor]:
     """Depths and anchors int64 [M] of the rows that draft, part by part."""
     depths, anchors = zip(*(part.drafts for part in parts), strict=True)
     return torch.cat(depths), torch.cat(anchors)
-
-
-def spread(values: Tensor | None, parts: list[ParallelRows], like: Tensor) -> Tensor:
-    """Values [M] of the rows that draft, part by part, at their places in [K, N]."""
-    assert values is not None
-    out = values.new_zeros(like.shape)
-    out[drafts_of(parts)] = values
-    return out
 
 
 def row_weights(mask: Tensor, reduction: Reduction | None) -> Tensor:

@@ -1,15 +1,17 @@
-"""The run's side of states that a worker computes while it trains."""
+"""The training run's side of states that a worker computes meanwhile."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from accelerate import PartialState
 
+from draftkit.data.packing import PackedRow
 from draftkit.data.samples import Sample
 from draftkit.data.states.shards import SAMPLED, Manifest, file_sha256, target_sha256
 from draftkit.data.states.stream import StreamedStates, begin_stream
@@ -20,7 +22,8 @@ from draftkit.io.lock import sole_writer
 from draftkit.loading import OpenedTarget
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.states import FINAL, AuxLayers
-from draftkit.train.config import StreamSettings, TrainConfig
+from draftkit.train.config import TrainConfig
+from draftkit.train.settings import StreamSettings
 
 _log = logging.getLogger(__name__)
 
@@ -93,3 +96,28 @@ def stream_manifest(
         encoding=stream.encoding,
         shard_tokens=max(map(len, samples)),
     )
+
+
+class Prefetch:
+    """Tells `announce` the samples of rows, up to `count` rows before training comes to them."""
+
+    def __init__(self, announce: Callable[[Sequence[int]], None], count: int):
+        self._announce = announce
+        self._count = count
+        self._epoch: Iterator[PackedRow] | None = None
+        self._rows: Iterator[PackedRow] = iter(())
+
+    def of_epoch(self, rows: Iterator[PackedRow]) -> Iterator[PackedRow]:
+        """The rows of an iterator that is asked for again and again: the same one goes on where it was."""
+        if rows is not self._epoch:
+            self._epoch, self._rows = rows, self.of(rows)
+        return self._rows
+
+    def of(self, rows: Iterator[PackedRow]) -> Iterator[PackedRow]:
+        waiting: deque[PackedRow] = deque()
+        for row in rows:
+            self._announce(row["numbers"])
+            waiting.append(row)
+            if len(waiting) > self._count:
+                yield waiting.popleft()
+        yield from waiting

@@ -33,15 +33,13 @@ from draftkit.data.samples import Sample
 from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
-from draftkit.train.ahead import Ahead
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.curve import best_of, validated_steps
-from draftkit.train.gap import Gap
-from draftkit.train.progress import LogLines, show_gap
+from draftkit.train.gap import Gap, show_gap
+from draftkit.train.log import LogLines, best_of, validated_steps
+from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
-from draftkit.train.rejections import RejectionStage, judging
-from draftkit.train.validation import held_out_loss, judge, metrics
-from draftkit.train.walk import Mode
+from draftkit.train.streaming import Prefetch
+from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 
 TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
 StatesOf = Callable[[PackedRow], States]
@@ -51,7 +49,7 @@ SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 class DraftTrainer(Trainer):
     """Trains a recipe on packed rows.
 
-    `states_of` gives the target's states of a row, which `ahead` announces where that helps; `save_draft` writes a
+    `states_of` gives the target's states of a row, which `prefetch` announces where that helps; `save_draft` writes a
     checkpoint's folder and `load_draft` goes on with one. `k` and `mode` are those of validation; `decode` decodes
     held-out prompts for real beside it. `stage` finds the drafts that count more.
     """
@@ -64,7 +62,7 @@ class DraftTrainer(Trainer):
         held_out: PackedRows | None,
         *,
         states_of: StatesOf,
-        ahead: Ahead | None,
+        prefetch: Prefetch | None,
         save_draft: SaveDraft,
         load_draft: Callable[[Path], None],
         k: int,
@@ -87,7 +85,7 @@ class DraftTrainer(Trainer):
         a_row = sum(len(rows.samples[number]) for number in rows.numbers) / max(len(rows), 1)
         self.add_callback(LogLines(a_row * arguments.gradient_accumulation_steps * arguments.world_size))
         self._states_of = states_of
-        self._ahead = ahead
+        self._prefetch = prefetch
         self._save_draft = save_draft
         self._load_draft = load_draft
         self._k = k
@@ -102,7 +100,7 @@ class DraftTrainer(Trainer):
         """The rows of a step, with those after them announced; none in a resumed run that has all of its steps."""
         if self.state.global_step >= self.state.max_steps:
             return [], None
-        rows = epoch_iterator if self._ahead is None else self._ahead.of_epoch(epoch_iterator)
+        rows = epoch_iterator if self._prefetch is None else self._prefetch.of_epoch(epoch_iterator)
         return super().get_batch_samples(rows, num_batches, device)
 
     def compute_loss(
@@ -174,7 +172,7 @@ class DraftTrainer(Trainer):
             judged, losses = [], []
             numbers = range(self.accelerator.process_index, len(rows), self.accelerator.num_processes)
             own = map(rows.__getitem__, numbers)
-            for row in own if self._ahead is None else self._ahead.of(own):
+            for row in own if self._prefetch is None else self._prefetch.of(own):
                 with self.accelerator.autocast():
                     batch = self._batch(self._prepare_inputs(row))
                     judged += judge(recipe, batch, row["numbers"], self._k, self._mode)

@@ -25,12 +25,12 @@ from draftkit.results.statistics import Sums, bootstrap_length
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.config import LoraSettings, Optimization, TrainConfig
+from draftkit.train.config import TrainConfig
 from draftkit.train.lora import add_adapters
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.validation import Judged, judge
-from draftkit.train.walk import Mode
+from draftkit.train.settings import LoraSettings, Optimization
+from draftkit.train.validation import Judged, Mode, judge
 
 TOKENS_PER_ROW = 2048
 

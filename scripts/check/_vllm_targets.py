@@ -25,8 +25,9 @@ from transformers import (
 
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
 from draftkit.requests import Request
-from draftkit.train.config import Optimization, TrainConfig, Validation
+from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
+from draftkit.train.settings import Optimization, Validation
 from scripts.check._mtp_heads import add_head, new_head
 
 VOCABULARY = 320

@@ -36,8 +36,9 @@ from draftkit.requests import Request
 from draftkit.results.statistics import gain, is_looping, mean_length, repetition
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
-from draftkit.train.config import Optimization, TrainConfig, Validation
+from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
+from draftkit.train.settings import Optimization, Validation
 from scripts.check._mtp_hybrid import train_hybrid
 from scripts.zoo._samples import questions
 

@@ -37,8 +37,9 @@ from draftkit.layout.folder import read_draft
 from draftkit.loading import load_model, open_draft
 from draftkit.requests import SamplingParameters
 from draftkit.results.statistics import bootstrap_length, gain
-from draftkit.train.config import OnPolicy, Optimization, TrainConfig, Validation
+from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
+from draftkit.train.settings import OnPolicy, Optimization, Validation
 from draftkit.train.tuner import recipe_of, walk_acceptance
 
 TARGET = "zoo:target"

@@ -23,7 +23,7 @@ from draftkit.data.samples import Sample
 from draftkit.data.states.online import load_training_target
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.runtime.attention import NAME as ATTENTION
-from draftkit.train.config import Optimization
+from draftkit.train.settings import Optimization
 from scripts.bench.train import training_questions
 from scripts.check.lora import other_words
 from scripts.zoo import _corpus as zoo_corpus

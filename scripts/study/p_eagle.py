@@ -37,13 +37,12 @@ from draftkit.io.records import from_dict, to_dict
 from draftkit.loading import open_draft
 from draftkit.results.statistics import bootstrap_length, gain
 from draftkit.train.attention import ChainSteps
-from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.losses.head import OutputHead
+from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import linear_loss
-from draftkit.train.losses.teacher import TargetHead, Teacher
+from draftkit.train.losses.teacher import OutputHead, TargetHead, Teacher
 from draftkit.train.parallel import ParallelRows, row_weights
-from draftkit.train.recipes.bases.chain import ChainRows
-from draftkit.train.recipes.bases.eagle import EagleFamily
+from draftkit.train.recipes.chain import ChainRows
+from draftkit.train.recipes.eagle import EagleFamily
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.recipe import Origin, Recipe, StepOutcome
@@ -146,14 +145,14 @@ def features_of(batch: TrainingBatch) -> Tensor:
 def parent_states(parent: Eagle3, batch: TrainingBatch, *, own: bool) -> Tensor:
     """What the parent's head reads at every step of a chain from every position: [K, N, H]."""
     draft, chain, found = parent.draft, ChainSteps(batch.sample_ids), []
-    hidden, tokens = draft.fuse(features_of(batch)), ahead(batch.tokens, 1)
+    hidden, tokens = draft.fuse(features_of(batch)), shifted(batch.tokens, 1)
     for step in range(K):
         if step:
             chain.go_on()
         output = draft(tokens, hidden, batch.positions + step, chain=chain)
         found.append(output.head_input[0])
         hidden = output.feedback
-        tokens = ahead(batch.tokens, 2 + step)
+        tokens = shifted(batch.tokens, 2 + step)
         if own:
             tokens = parent.head.to_target(draft.logits(output.head_input).argmax(-1))
     return torch.stack(found)

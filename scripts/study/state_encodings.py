@@ -36,8 +36,10 @@ from draftkit.layout.folder import read_draft
 from draftkit.results.statistics import bootstrap_length, gain
 from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.config import Optimization, TrainConfig, Validation
-from draftkit.train.run import start_recipe, train_draft
+from draftkit.train.config import TrainConfig
+from draftkit.train.run import train_draft
+from draftkit.train.settings import Optimization, Validation
+from draftkit.train.setup import start_recipe
 from draftkit.train.validation import judge
 
 TARGET = "zoo:target"

@@ -30,11 +30,12 @@ from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
-from draftkit.train.config import Optimization, TrainConfig, Validation
-from draftkit.train.recipes.bases.eagle import fresh_eagle
+from draftkit.train.config import TrainConfig
+from draftkit.train.recipes.eagle import fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.run import train_draft
+from draftkit.train.settings import Optimization, Validation
 from scripts.zoo._samples import TARGET, write_training_samples
 
 TOKENS = 2048  # of a step

@@ -31,8 +31,9 @@ from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
 from draftkit.targets import ends
 from draftkit.targets.devices import device_named, fast_dtype, use_device
-from draftkit.train import run
+from draftkit.train import setup
 from draftkit.train.config import read_config
+from draftkit.train.run import train_draft
 
 
 class Gpus:
@@ -126,7 +127,7 @@ def train(target: Path, data: Path, device: str, **more: object) -> None:
     given = {"recipe": "eagle3", "target": str(target), "data": str(data), "out": str(data.parent / "run")}
     # Whether a GPU can compute in bfloat16 is asked of the GPU.
     given |= {"device": device, "validation": {"share": 0.2}, "optimization": {"precision": "float32"}}
-    run.train_draft(read_config(None, [], given | more))
+    train_draft(read_config(None, [], given | more))
 
 
 def states(target: Path, data: Path, device: str) -> None:
@@ -183,7 +184,7 @@ def test_each_process_of_torchrun_loads_the_target_on_its_own_device(
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     # The real ones wait for the other process.
-    monkeypatch.setattr(run, "training_arguments", lambda *_: SimpleNamespace(world_size=2))
+    monkeypatch.setattr(setup, "training_arguments", lambda *_: SimpleNamespace(world_size=2))
     with pytest.raises(Loading):
         train(running_target, data, "")
     assert loading_on == [1]
@@ -194,7 +195,7 @@ def test_a_run_has_one_device(data: Path, gpus: Gpus) -> None:
     given = {"recipe": "eagle3", "target": "", "data": str(data), "out": str(data.parent), "device": "cuda:1"}
     config = read_config(None, ["optimization.precision=float32"], given)
     try:
-        arguments = run.training_arguments(config, open_target("zoo:target"), "cuda:1")
+        arguments = setup.training_arguments(config, open_target("zoo:target"), "cuda:1")
         assert gpus.current == 0
         use_device("cuda:1")
         assert arguments.device == torch.device("cuda:1")

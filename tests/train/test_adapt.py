@@ -23,7 +23,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.train import adapt
 from draftkit.train.adapt import AdaptSettings, _check_settings, _run, adapt_draft, compare
-from draftkit.train.config import LoraSettings
+from draftkit.train.settings import LoraSettings
 from draftkit.train.tuner import WalkedAcceptance
 
 torch.set_num_threads(1)

@@ -16,10 +16,9 @@ from draftkit import Interval
 from draftkit.errors import FormatError, SourceError
 from draftkit.report.page.training import training_figures, training_page
 from draftkit.train import trainer
-from draftkit.train.curve import TrainingCurve, ValidatedStep, read_curve
+from draftkit.train.log import TrainingCurve, ValidatedStep, read_curve
 from draftkit.train.run import train_draft
-from draftkit.train.validation import Judged
-from draftkit.train.walk import WalkedRound
+from draftkit.train.validation import Judged, WalkedRound
 
 torch.set_num_threads(1)
 # By validation: drafts that stand in each of 60 rounds, and the loss, which goes on falling.

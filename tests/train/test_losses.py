@@ -22,13 +22,10 @@ from draftkit.errors import DraftkitError
 from draftkit.io.records import from_dict, to_dict
 from draftkit.train.kernels.row_loss import row_loss_reference
 from draftkit.train.losses import linear, teacher
-from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, linear_loss
-from draftkit.train.losses.parse import Loss, Term, parse_loss
-from draftkit.train.losses.reach import Reach, marginal, reached
-from draftkit.train.losses.reduction import Reduction
-from draftkit.train.losses.table import FAMILIES, LOSSES
-from draftkit.train.losses.teacher import TargetHead
+from draftkit.train.losses.table import FAMILIES, LOSSES, Loss, Term, parse_loss
+from draftkit.train.losses.teacher import OutputHead, TargetHead
+from draftkit.train.losses.weights import Reach, Reduction, marginal, reached
 from draftkit.train.recipes.eagle import smooth_l1
 
 Formula = Callable[[Tensor, Tensor, Tensor], Tensor]  # of draft logits, target logits and labels

@@ -44,14 +44,13 @@ from draftkit.train.attention import attend_masked, masks_of_parallel_rows
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.config import read_config
-from draftkit.train.mask_token import pick_mask_token
-from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions
+from draftkit.train.parallel import ConditionalDrop, ParallelRows, partitions, pick_mask_token
 from draftkit.train.recipes.causal_lm_pard import Pard, PardOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.run import train_draft
-from draftkit.train.walk import walk
+from draftkit.train.validation import walk
 
 V, MASK = pico.VOCABULARY, 319
 DEPTH = 3 * LAYER + 2  # products from the states to the logits: a projection, at most three layers, the head

@@ -17,9 +17,10 @@ from test_train import config, data, settings, target, weights, whole  # noqa: F
 
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.errors import DraftkitError
-from draftkit.train.config import LoraSettings, OnPolicy, StreamSettings, TrainConfig
-from draftkit.train.resume import FREE, INPUTS_FILE
+from draftkit.train.checkpoint import FREE, INPUTS_FILE
+from draftkit.train.config import TrainConfig
 from draftkit.train.run import check_run, train_draft
+from draftkit.train.settings import LoraSettings, OnPolicy, StreamSettings
 
 torch.set_num_threads(1)
 

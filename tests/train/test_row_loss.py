@@ -10,10 +10,9 @@ from fixtures.gpu.kernels import DEVICE
 from torch import Tensor
 
 from draftkit.train.kernels import row_loss
-from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import linear_loss
-from draftkit.train.losses.parse import parse_loss
-from draftkit.train.losses.teacher import TargetHead
+from draftkit.train.losses.table import parse_loss
+from draftkit.train.losses.teacher import OutputHead, TargetHead
 
 pytest.importorskip("triton")
 

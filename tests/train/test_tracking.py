@@ -12,8 +12,8 @@ import pytest
 from draftkit.errors import DraftkitError
 from draftkit.loading import open_target
 from draftkit.train.config import TrainConfig, read_config
-from draftkit.train.progress import LogLines, validated
-from draftkit.train.run import check_trackers, training_arguments
+from draftkit.train.log import LogLines, validated
+from draftkit.train.setup import check_trackers, training_arguments
 
 FLAGS = {"recipe": "eagle3", "target": "zoo:target", "data": "samples.jsonl", "out": "run"}
 
@@ -25,7 +25,7 @@ def test_one_tracker_is_taken_as_typed() -> None:
 
 
 def test_a_missing_tracker_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftkit.train.run.find_spec", lambda name: None)
+    monkeypatch.setattr("draftkit.train.setup.find_spec", lambda name: None)
     with pytest.raises(
         DraftkitError, match=r"report_to needs tensorboard and wandb\n  next: pip install tensorboard wandb"
     ):
@@ -60,7 +60,7 @@ def test_a_line_says_loss_speed_and_what_is_left(
 ) -> None:
     log = LogLines(tokens=1000)
     log._began = (100.0, 0)
-    monkeypatch.setattr("draftkit.train.progress.time.monotonic", lambda: 120.0)
+    monkeypatch.setattr("draftkit.train.log.time.monotonic", lambda: 120.0)
     first = lines(capsys, log, 10, loss=2.5, alpha_1=0.4, alpha_2=0.3, learning_rate=1e-4)
     assert first[0] == "step 10/100: loss 2.5, alpha_1 0.4, 500 tokens/s, 0:03:00 left"
     assert first[1:] == ["  alpha_1: the chance that the target accepts the draft's first token"]

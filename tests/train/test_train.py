@@ -31,10 +31,12 @@ from draftkit.data.vocabulary import choose_vocabulary, plan_vocabulary
 from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.train import lora, recompute
-from draftkit.train.config import LoraSettings, read_config
-from draftkit.train.resume import newest_checkpoint
-from draftkit.train.run import _check_output, train_draft
+from draftkit.train import lora, setup
+from draftkit.train.checkpoint import newest_checkpoint
+from draftkit.train.config import read_config
+from draftkit.train.run import train_draft
+from draftkit.train.settings import LoraSettings
+from draftkit.train.setup import _check_output
 from draftkit.train.trainer import WholeState
 
 torch.set_num_threads(1)
@@ -112,7 +114,7 @@ def test_the_saved_run_can_be_repeated(whole: Path, target: Path, data: Path, tm
 def test_recomputed_activations_change_nothing(whole: Path, target: Path, data: Path, tmp_path: Path) -> None:
     calls = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recompute, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
+        patch.setattr(setup, "checkpoint", lambda *a, **k: calls.append(1) or checkpoint(*a, **k))
         train_draft(config(target, data, tmp_path / "run", **{"optimization.recompute": True}))
     assert calls
     assert_same(weights(tmp_path / "run" / "checkpoint-8"), weights(whole / "checkpoint-8"))

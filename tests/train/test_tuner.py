@@ -20,8 +20,8 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.folder import read_draft
 from draftkit.runtime.engine import Engine
 from draftkit.targets.target import Target
-from draftkit.train.config import LoraSettings, Optimization
 from draftkit.train.run import train_draft
+from draftkit.train.settings import LoraSettings, Optimization
 
 torch.set_num_threads(1)
 

@@ -24,7 +24,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.walk import walk
+from draftkit.train.validation import walk
 
 DRAFTS = ["eagle", "eagle3", "mlp-speculator", "draft-model"]
 BLOCKS = ["dflash", "dspark", "dflash2"]

@@ -12,7 +12,7 @@ from draftkit.io.html import signed
 from draftkit.report.page.chart import Chart, Line, linear
 from draftkit.report.page.palette import PALETTE
 from draftkit.report.page.svg import svg
-from draftkit.train.curve import TrainingCurve, ValidatedStep
+from draftkit.train.log import TrainingCurve, ValidatedStep
 from draftkit.version import __version__
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.train.losses.parse import Loss
-from draftkit.train.losses.table import LOSSES, SMALLEST_ALPHA, LossRows
+from draftkit.train.losses.table import LOSSES, SMALLEST_ALPHA, Loss, LossRows
 
 _MAX_BLOCK = 4096
 _FUSED = {*LOSSES, "lk"}

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from draftkit.train.kernels.row_loss import RowDistribution, row_loss
-from draftkit.train.losses.parse import Loss
+from draftkit.train.losses.table import Loss
 from draftkit.train.losses.teacher import TargetHead
 
 

@@ -17,10 +17,17 @@ from torch.autograd.function import once_differentiable
 from draftkit.errors import DraftkitError
 from draftkit.train.kernels.row_loss import RowLoss, row_loss
 from draftkit.train.losses.candidates import Candidates
-from draftkit.train.losses.head import OutputHead, add_product, compute_dtype, product, rows_at_once, widened
-from draftkit.train.losses.parse import Loss
-from draftkit.train.losses.reach import Reach
-from draftkit.train.losses.teacher import Teacher
+from draftkit.train.losses.table import Loss
+from draftkit.train.losses.teacher import (
+    OutputHead,
+    Teacher,
+    add_product,
+    compute_dtype,
+    product,
+    rows_at_once,
+    widened,
+)
+from draftkit.train.losses.weights import Reach
 
 
 class LinearLoss(NamedTuple):

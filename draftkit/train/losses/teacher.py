@@ -1,19 +1,72 @@
-"""The target as a teacher: its final states, from which its distribution is computed anew wherever it is needed.
+"""Output layers, from states to logits in float32, and the target's as the teacher of a draft.
 
-M positions, W the target's width, V its vocabulary, Vd the draft vocabulary.
+The target's distribution is computed anew from its final states wherever it is needed. M positions, W the target's
+width, V its vocabulary, Vd the draft vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, TargetError
 from draftkit.train.kernels.row_loss import RowDistribution, row_distribution
-from draftkit.train.losses.head import OutputHead, compute_dtype, rows_at_once
+
+
+class OutputHead(NamedTuple):
+    """`weight` [V, H], `bias` [V] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> OutputHead:
+        return OutputHead(self.weight.to(dtype), None if self.bias is None else self.bias.to(widened(dtype)))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """float32 [n, V] of `states` [n, H] in the weight's type."""
+        logits = product(states, self.weight.T)
+        return logits if self.bias is None else logits.add_(self.bias)
+
+
+def compute_dtype(*factors: Tensor) -> torch.dtype:
+    """The type to multiply in: bfloat16 where a GPU has one factor in it, else float32, or float64 if they are."""
+    if any(factor.is_cuda and factor.dtype == torch.bfloat16 for factor in factors):
+        return torch.bfloat16
+    dtype = torch.float32
+    for factor in factors:
+        dtype = torch.promote_types(dtype, factor.dtype)
+    return dtype
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The type of a product's sums."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Of two matrices in one `compute_dtype`; a sum is never rounded to bfloat16."""
+    if left.dtype == torch.bfloat16:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left @ right
+
+
+def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add `product` to `sums`, in one pass where torch has that."""
+    if left.dtype == torch.bfloat16:
+        sums += product(left, right)
+    else:
+        sums.addmm_(left, right)
+
+
+def rows_at_once(size: int, device: torch.device) -> int:
+    """How many rows of `size` logits to hold at a time: enough to keep a GPU busy, few enough for a CPU's cache."""
+    budget = 1 << (26 if device.type == "cuda" else 18)
+    return max(budget // size, 128)  # fewer would wait for the head's weights
 
 
 @dataclass(frozen=True)
@@ -110,3 +163,31 @@ class Teacher:
         """Over the draft vocabulary, divided by the temperature: float32 [n, Vd] at positions int64 [n]."""
         head = self.head.restricted
         return self.head.scale(head.logits(self.states[positions].to(head.weight.dtype)))
+
+
+# Config keys that change logits after the output layer, and the value that does not.
+CHANGES = {
+    "final_logit_softcapping": None,
+    "logits_soft_cap": None,
+    "output_logit_soft_cap": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "logits_mup_width_multiplier": 1.0,
+    "lm_head_multiplier": 1.0,
+}
+
+
+def target_head(target: PreTrainedModel, d2t_ids: Tensor | None, temperature: float = 1.0) -> TargetHead:
+    """The target's output layer as a teacher. Raises `TargetError` where its logits are more than a product."""
+    require_plain_logits(target, "target")
+    layer = target.get_output_embeddings()
+    return TargetHead(OutputHead(layer.weight.detach(), getattr(layer, "bias", None)), d2t_ids, temperature)
+
+
+def require_plain_logits(model: PreTrainedModel, of: str) -> None:
+    """Raise `TargetError` for a model, the target or the draft, whose logits are more than its output layer's."""
+    config = model.config.get_text_config()
+    for key, neutral in CHANGES.items():
+        value = getattr(config, key, neutral)
+        if value is not None and value != neutral:
+            raise TargetError(f"the {of}'s logits are changed by {key} = {value}", expected="a plain output layer")

@@ -22,17 +22,46 @@ from draftkit.requests import SamplingParameters
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import load_target
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_samples
-from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.losses.head import OutputHead
+from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import LinearLoss, linear_loss
-from draftkit.train.losses.parse import Loss, LossText, parse_loss
-from draftkit.train.losses.reduction import Reduction
+from draftkit.train.losses.table import Loss, LossText, parse_loss
+from draftkit.train.losses.teacher import OutputHead, require_plain_logits, target_head
+from draftkit.train.losses.weights import Reduction
 from draftkit.train.on_policy import continued
-from draftkit.train.ranges import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
-from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
-from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
-from draftkit.train.statistics import step_statistics
-from draftkit.train.teaching import require_plain_logits, target_head
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
+from draftkit.train.settings import Positive, RepeatsOrDefault, Share, SizeOrNone, Weight
+
+
+def require_causal_lm(origin: Origin, methods: tuple[str, ...]) -> CausalLMSpec:
+    """The architecture of the origin's draft. Raises `DraftkitError` where it is none of `methods`, quantized, or of
+    another vocabulary than the target."""
+    assert origin.draft is not None
+    where = origin.draft.path
+    if origin.draft.spec.method not in methods:
+        raise DraftkitError(
+            f"the draft is of the kind {origin.draft.spec.method}", where=where, expected=" or ".join(methods)
+        )
+    spec = origin.draft.spec.architecture.expect(CausalLMSpec)
+    if origin.draft.spec.quantization is not None:
+        raise DraftkitError("the draft's weights are quantized", where=where, hint="train the original checkpoint")
+    size = origin.target.config.get_text_config().vocab_size
+    if spec.vocab_size != size:
+        raise DraftkitError(
+            f"the draft has {spec.vocab_size} tokens, the target {size}",
+            where=where,
+            hint="give the draft the target's vocabulary first, or train another draft",
+        )
+    return spec
+
+
+def require_own_names(recipe: Recipe) -> None:
+    """Raise `DraftkitError` for a model that stores its weights under other names than it trains them."""
+    if missing := recipe.stored_names - recipe.draft.state_dict().keys():
+        raise DraftkitError(
+            f"{type(recipe.draft).__name__} stores its weights under other names than it trains them: {min(missing)}",
+            expected="a dense model",
+        )
+
 
 # Of a draft of which nothing else is said, for a target that is not itself small.
 NUM_LAYERS = 4
@@ -104,14 +133,14 @@ class DraftModel(Recipe):
 
         def of_steps(values: Tensor | None) -> Tensor:
             assert values is not None
-            return torch.stack([ahead(values, 1 + t) for t in range(k)])
+            return torch.stack([shifted(values, 1 + t) for t in range(k)])
 
         return Chains(drafted, *map(of_steps, (found.agree, found.ratio, found.alpha, found.oov)))
 
     def compare(self, batch: TrainingBatch, weights: Tensor, loss: Loss) -> LinearLoss:
         """The draft's distribution of every position against the target's of the same; `weights` float32 [N]."""
         layer = self.draft.get_output_embeddings()
-        following = ahead(batch.tokens[0], 1)
+        following = shifted(batch.tokens[0], 1)
         return linear_loss(
             self.states(batch)[0],
             OutputHead(layer.weight, layer.bias),

@@ -20,20 +20,24 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import load_target
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_parallel_rows
-from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.losses.head import OutputHead, rows_at_once
+from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
-from draftkit.train.losses.parse import Loss, LossText, parse_loss
-from draftkit.train.losses.reduction import Reduction
-from draftkit.train.losses.teacher import Teacher
-from draftkit.train.mask_token import check_mask_token, default_mask_token
-from draftkit.train.parallel import ConditionalDrop, ParallelRows, bounded_partitions, row_weights, spread
-from draftkit.train.ranges import Finite, Index, Positive, Repeats, Share
-from draftkit.train.recipes.bases.causal_lm import require_causal_lm, require_own_names
-from draftkit.train.recipes.bases.eagle import INITIAL_STD
-from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
-from draftkit.train.statistics import step_statistics
-from draftkit.train.teaching import require_plain_logits, target_head
+from draftkit.train.losses.table import Loss, LossText, parse_loss
+from draftkit.train.losses.teacher import OutputHead, Teacher, require_plain_logits, rows_at_once, target_head
+from draftkit.train.losses.weights import Reduction
+from draftkit.train.parallel import (
+    ConditionalDrop,
+    ParallelRows,
+    bounded_partitions,
+    check_mask_token,
+    default_mask_token,
+    drafts_of,
+    row_weights,
+)
+from draftkit.train.recipes.causal_lm_draft_model import require_causal_lm, require_own_names
+from draftkit.train.recipes.initialization import INITIAL_STD
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
+from draftkit.train.settings import Finite, Index, Positive, Repeats, Share
 
 KINDS = ("draft-model", "pard", "pard-2")
 
@@ -115,8 +119,8 @@ class Pard(Recipe):
 
     def confidence(self, batch: TrainingBatch, teacher: Teacher, k: int) -> Tensor:
         """The target's probability of all tokens of a chain before the one that depth d drafts: [K, N] by anchors."""
-        probability = _probability(teacher, ahead(batch.tokens[0], 1))
-        steps = [torch.ones_like(probability), *(ahead(probability, d) for d in range(k - 1))]
+        probability = _probability(teacher, shifted(batch.tokens[0], 1))
+        steps = [torch.ones_like(probability), *(shifted(probability, d) for d in range(k - 1))]
         return torch.stack(steps).cumprod(0)
 
     def _without(self, batch: TrainingBatch) -> Tensor | None:
@@ -137,7 +141,7 @@ class Pard(Recipe):
         """The rows of a pass that draft, against the text and the target's distribution; `weights` float32 [K, N]."""
         depths, anchors = rows.drafts
         taught = (anchors + depths) % batch.tokens.shape[1]
-        following = ahead(batch.tokens[0], 1)[taught]
+        following = shifted(batch.tokens[0], 1)[taught]
         layer = self.draft.get_output_embeddings()
         return linear_loss(
             self.hidden(batch, rows, without),
@@ -180,8 +184,8 @@ class Pard(Recipe):
         loss = parse_loss("tv")
         rows = [ParallelRows(part, batch) for part in bounded_partitions(by_anchor)]
         found = joined([self.measure(batch, part, teacher, by_anchor.float(), loss) for part in rows])
-        values = (spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
-        return Chains(drafted, *(ahead(value, 1) for value in values))
+        depths, anchors = drafts_of(rows)
+        return Chains.of(drafted, found, depths, anchors - 1)
 
 
 def pard_spec(origin: Origin, options: PardOptions) -> CausalLMSpec:

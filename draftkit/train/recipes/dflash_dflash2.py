@@ -20,12 +20,12 @@ from draftkit.layout.families.dflash import CandidateSelector
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.candidates import Candidates, candidate_loss
 from draftkit.train.losses.linear import LinearLoss
-from draftkit.train.losses.parse import Loss, LossText, parse_loss
-from draftkit.train.losses.reach import Reach
+from draftkit.train.losses.table import Loss, LossText, parse_loss
 from draftkit.train.losses.teacher import Teacher
-from draftkit.train.ranges import Positive, Repeats, Size
-from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, BlockRows, block_draft
+from draftkit.train.losses.weights import Reach
+from draftkit.train.recipes.dflash import BlockHeads, BlockOptions, BlockRecipe, BlockRows, block_draft
 from draftkit.train.recipes.recipe import Origin
+from draftkit.train.settings import Positive, Repeats, Size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from draftkit.io.records import Bounds
 from draftkit.layout.families.dflash import MarkovHead
-from draftkit.train.losses.parse import LossText
-from draftkit.train.ranges import Repeats, Size
-from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
+from draftkit.train.losses.table import LossText
+from draftkit.train.recipes.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
 from draftkit.train.recipes.recipe import Origin
+from draftkit.train.settings import Repeats, Size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,12 @@ from typing import Literal
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import default_aux_layer_ids
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.losses.parse import LossText, parse_loss
-from draftkit.train.losses.reduction import Reduction
-from draftkit.train.ranges import Index, Positive, Repeats
-from draftkit.train.recipes.bases.eagle import (
-    EagleFamily,
-    check_layers,
-    eagle_draft,
-    fresh_decoder,
-    fresh_eagle,
-)
-from draftkit.train.recipes.recipe import Origin, StepOutcome
-from draftkit.train.statistics import step_statistics
+from draftkit.train.losses.table import LossText, parse_loss
+from draftkit.train.losses.weights import Reduction
+from draftkit.train.recipes.eagle import EagleFamily, eagle_draft, fresh_eagle
+from draftkit.train.recipes.initialization import check_layers, fresh_decoder
+from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
+from draftkit.train.settings import Index, Positive, Repeats
 
 
 @dataclass(frozen=True)

@@ -18,29 +18,27 @@ from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel, load_eagle
 from draftkit.train.attention import MASKED_ATTENTION, masks_of_parallel_rows
-from draftkit.train.batch import TrainingBatch, ahead
+from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import LinearLoss, joined
-from draftkit.train.losses.parse import Loss, LossText, parse_loss
-from draftkit.train.losses.reach import Reach, reached
-from draftkit.train.losses.reduction import Reduction
+from draftkit.train.losses.table import Loss, LossText, parse_loss
 from draftkit.train.losses.teacher import Teacher
-from draftkit.train.mask_token import check_mask_token, default_mask_token
+from draftkit.train.losses.weights import Reach, Reduction, reached
 from draftkit.train.parallel import (
     SMALLEST_SUM,
     ConditionalDrop,
     ParallelRows,
     bounded_partitions,
+    check_mask_token,
+    default_mask_token,
     drafts_of,
     partitions,
     row_weights,
-    spread,
 )
-from draftkit.train.ranges import Index, Positive, Repeats, Share, Size
-from draftkit.train.recipes.bases.chain import ChainRows
-from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
+from draftkit.train.recipes.chain import ChainRows
+from draftkit.train.recipes.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
-from draftkit.train.recipes.recipe import Chains, Origin, StepOutcome
-from draftkit.train.statistics import step_statistics
+from draftkit.train.recipes.recipe import Chains, Origin, StepOutcome, step_statistics
+from draftkit.train.settings import Index, Positive, Repeats, Share, Size
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class PEagle(EagleFamily):
         parallel = self.draft.spec.parallel
         features = batch.last if batch.features is None else batch.features
         assert parallel is not None
-        following = ahead(batch.tokens, 1)[:, rows.context]
+        following = shifted(batch.tokens, 1)[:, rows.context]
         tokens = rows.place(following, following.new_tensor(parallel.mask_token_id))
         fused = self.draft.fuse(features[:, rows.context].float())  # the draft's parameters are, whatever the target's
         states = rows.place(fused, self.draft.fuse(self.draft.mask_hidden)[0, 0])
@@ -145,9 +143,7 @@ class PEagle(EagleFamily):
         loss = parse_loss("tv")
         rows = [ParallelRows(part, batch) for part in bounded_partitions(drafted)]
         found = joined([self.measure(batch, part, teacher, drafted.float(), loss) for part in rows])
-        return Chains(
-            drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
-        )
+        return Chains.of(drafted, found, *drafts_of(rows))
 
 
 def fresh_p_eagle(origin: Origin, options: PEagleOptions) -> EagleModel:

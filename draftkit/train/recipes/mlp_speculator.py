@@ -19,16 +19,13 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
 from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.losses.head import OutputHead
 from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
-from draftkit.train.losses.parse import Loss, LossText, parse_loss
-from draftkit.train.losses.reduction import Reduction
-from draftkit.train.losses.teacher import Teacher
-from draftkit.train.ranges import Positive, Repeats, SizeOrNone
-from draftkit.train.recipes.bases.chain import ChainRows, spread
-from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome
-from draftkit.train.statistics import step_statistics
-from draftkit.train.teaching import target_head
+from draftkit.train.losses.table import Loss, LossText, parse_loss
+from draftkit.train.losses.teacher import OutputHead, Teacher, target_head
+from draftkit.train.losses.weights import Reduction
+from draftkit.train.recipes.chain import ChainRows
+from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
+from draftkit.train.settings import Positive, Repeats, SizeOrNone
 
 PREFIX = "speculator."  # of the names in the unified layout
 CANDIDATES = (4, 3, 2)  # a head's branches in IBM's tree of candidates; the last holds for all further heads
@@ -97,9 +94,7 @@ class MlpSpeculator(Recipe):
         drafted = batch.drafted(k)
         rows, sizes = self.rows(batch, drafted)
         found = self.compare(batch, rows, sizes, self.head.teacher(batch.last[0]), drafted.float(), parse_loss("tv"))
-        return Chains(
-            drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
-        )
+        return Chains.of(drafted, found, rows.steps, rows.positions)
 
     def rows(self, batch: TrainingBatch, drafted: Tensor) -> tuple[ChainRows, list[int]]:
         """The rows of `drafted` bool [K, N], whose steps run on fewer and fewer, and how many each step has.

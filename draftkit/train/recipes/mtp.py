@@ -24,14 +24,12 @@ from draftkit.models.chain import ChainOutput
 from draftkit.models.mtp import MtpModel, fill_mtp, load_mtp, stored_mtp
 from draftkit.targets.states import AuxLayers
 from draftkit.train.attention import CHAIN_ATTENTION, ChainSteps
-from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.chain import Step
-from draftkit.train.losses.parse import LossText, parse_loss
-from draftkit.train.losses.reduction import Reduction
-from draftkit.train.ranges import Positive, Repeats
-from draftkit.train.recipes.bases.chain import ChainRecipe
-from draftkit.train.recipes.recipe import Origin, StepOutcome
-from draftkit.train.statistics import step_statistics
+from draftkit.train.batch import TrainingBatch, shifted
+from draftkit.train.losses.table import LossText, parse_loss
+from draftkit.train.losses.weights import Reduction
+from draftkit.train.recipes.chain import ChainRecipe, Step
+from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
+from draftkit.train.settings import Positive, Repeats
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Mtp(ChainRecipe):
         hidden = self.draft.fuse((batch.last if batch.features is None else batch.features).float())
         for t, wanted in enumerate(drafted):
             chain = ChainSteps(batch.sample_ids)
-            output = self.draft(ahead(batch.tokens, 1 + t), hidden, batch.positions, step=t, chain=chain)
+            output = self.draft(shifted(batch.tokens, 1 + t), hidden, batch.positions, step=t, chain=chain)
             rows = wanted.nonzero()[:, 0]
             yield Step(rows, ChainOutput(output.head_input[:, rows], output.feedback[:, rows]))
             hidden = output.feedback

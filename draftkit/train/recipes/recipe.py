@@ -1,6 +1,6 @@
 """What every recipe is: a draft with its training loss, and what its chains would have met in serving.
 
-N positions, K draft tokens of a chain.
+N positions, K draft tokens of a chain, R rows of all steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -20,8 +21,8 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.targets.states import AuxLayers
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.lora import merged_state
-from draftkit.train.losses.head import OutputHead
-from draftkit.train.losses.teacher import TargetHead
+from draftkit.train.losses.linear import LinearLoss
+from draftkit.train.losses.teacher import OutputHead, TargetHead
 from draftkit.train.recipes import name_of
 
 
@@ -46,6 +47,17 @@ class Chains(NamedTuple):
     ratio: Tensor
     alpha: Tensor
     oov: Tensor
+
+    @classmethod
+    def of(cls, drafted: Tensor, found: LinearLoss, steps: Tensor, positions: Tensor) -> Self:
+        """The chains of `drafted` bool [K, N], by what was found of their rows at `steps` and `positions` int64 [R]."""
+        columns = []
+        for values in (found.agree, found.ratio, found.alpha, found.oov):
+            assert values is not None
+            column = values.new_zeros(drafted.shape)
+            column[steps, positions] = values
+            columns.append(column)
+        return cls(drafted, *columns)
 
 
 @dataclass(frozen=True)
@@ -134,3 +146,24 @@ class Recipe(nn.Module, ABC):
         state = self.draft.state_dict()
         for name, tensor in tensors.items():
             state[name].copy_(tensor)
+
+
+@torch.no_grad()
+def step_statistics(found: LinearLoss, steps: Tensor, positions: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    """What a training step logs of each step of its chains: means over the counted rows of the loss, of the agreement
+    with the target's choice and of the acceptance probability; and over all rows the target's mass that the draft
+    vocabulary lacks.
+
+    `steps`, `positions` int64 [R] of the rows; `counted` bool [K, N].
+    """
+    weight = counted[steps, positions].float()
+    k = len(counted)
+    totals = weight.new_zeros(k).index_add_(0, steps, weight).clamp(min=1)
+    out: dict[str, Tensor] = {}
+    for name, values in (("loss", found.loss), ("agree", found.agree), ("alpha", found.alpha)):
+        if values is not None:
+            means = weight.new_zeros(k).index_add_(0, steps, values.float() * weight) / totals
+            out |= {f"{name}_{t + 1}": mean for t, mean in enumerate(means)}
+    if found.oov is not None:
+        out["oov"] = (found.oov.float() * weight).sum() / weight.sum().clamp(min=1)
+    return out

@@ -1,26 +1,62 @@
 """What the recipes of drafts share that go on token by token from the target's hidden states: their chains.
 
-R rows of all steps, H draft width, N positions, K steps.
+Chains of drafts start from every position of a batch at once. Position i pairs the target's feature with token i + 1;
+step t reads token i + 1 + t, always the true one, at position i + t, and drafts token i + 2 + t. R rows of all steps,
+H draft width, N positions, K steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from draftkit.errors import DraftkitError
 from draftkit.layout.spec import DraftSpec
-from draftkit.models.chain import ChainModel
-from draftkit.train.batch import TrainingBatch, ahead
-from draftkit.train.chain import Step, chain_steps
-from draftkit.train.losses.head import OutputHead
+from draftkit.models.chain import ChainModel, ChainOutput
+from draftkit.train.attention import ChainSteps
+from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import LinearLoss, linear_loss
-from draftkit.train.losses.parse import Loss, parse_loss
-from draftkit.train.losses.reach import Reach
-from draftkit.train.losses.teacher import TargetHead, Teacher
+from draftkit.train.losses.table import Loss, parse_loss
+from draftkit.train.losses.teacher import OutputHead, TargetHead, Teacher, target_head
+from draftkit.train.losses.weights import Reach
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe
-from draftkit.train.teaching import target_head
+
+
+class Step(NamedTuple):
+    """The rows of a step: `rows` int64 [R] are their positions, `output` has [1, R, H]."""
+
+    rows: Tensor
+    output: ChainOutput
+
+
+def chain_steps(draft: ChainModel, batch: TrainingBatch, drafted: Tensor, *, detached: bool = False) -> Iterator[Step]:
+    """The steps of `drafted` bool [K, N]; the first runs all positions, whose keys and values the others see. Where no
+    chain has a second step, it is the only one.
+
+    `detached`: gradients do not flow from a step into the one before (HASS). Raises `DraftkitError` for chains that are
+    longer than the draft's sliding window.
+    """
+    features = batch.last if batch.features is None else batch.features
+    hidden = draft.fuse(features.float())  # the draft's parameters are, whatever the target's are
+    if draft.window is not None and draft.window < len(drafted):
+        raise DraftkitError(f"chains of {len(drafted)} drafts", expected=f"at most {draft.window}, the draft's window")
+    chain = ChainSteps(batch.sample_ids)
+    for t in range(len(drafted)):
+        if t == 1:
+            kept = drafted[1].nonzero()[:, 0]
+            if len(kept) == 0:
+                return
+            chain.go_on(kept)
+            hidden = hidden[:, kept]
+        elif t > 1:
+            chain.go_on()
+        rows = chain.rows
+        output = draft(shifted(batch.tokens, 1 + t)[:, rows], hidden, batch.positions[:, rows] + t, chain=chain)
+        yield Step(rows, output)
+        hidden = output.feedback.detach() if detached else output.feedback
 
 
 class ChainRows(NamedTuple):
@@ -78,7 +114,7 @@ class ChainRecipe(Recipe):
         if teacher.distribution is None:
             return torch.ones_like(drafted)
         known = self.head.to_draft(teacher.distribution.best) >= 0
-        return torch.stack([ahead(known, 1 + t) for t in range(len(drafted))])
+        return torch.stack([shifted(known, 1 + t) for t in range(len(drafted))])
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
@@ -86,14 +122,4 @@ class ChainRecipe(Recipe):
         rows = self.rows(self.steps(batch, drafted))
         teacher = self.head.teacher(batch.last[0])
         found = self.compare(batch, rows, teacher, drafted.float(), parse_loss("tv"))
-        return Chains(
-            drafted, *(spread(values, rows, drafted) for values in (found.agree, found.ratio, found.alpha, found.oov))
-        )
-
-
-def spread(values: Tensor | None, rows: ChainRows, like: Tensor) -> Tensor:
-    """Values [R] of rows at their places in [K, N]."""
-    assert values is not None
-    out = values.new_zeros(like.shape)
-    out[rows.steps, rows.positions] = values
-    return out
+        return Chains.of(drafted, found, rows.steps, rows.positions)

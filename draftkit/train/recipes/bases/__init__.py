@@ -1,1 +1,0 @@
-"""What recipes of one family share; a file for each family."""

@@ -1,0 +1,298 @@
+"""Everything of a training run that comes before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel, TrainingArguments, set_seed
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from draftkit.convert.unified import is_written_by_draftkit
+from draftkit.data.packing import PackedRows
+from draftkit.data.samples import Sample, held_out, read_training_samples
+from draftkit.data.states.online import (
+    check_lengths,
+)
+from draftkit.data.states.shards import file_sha256
+from draftkit.data.vocabulary import choose_vocabulary, token_counts
+from draftkit.errors import DraftkitError
+from draftkit.io.atomic import check_writable
+from draftkit.layout.digest import target_sha256
+from draftkit.layout.folder import Draft, tokenizer_files
+from draftkit.loading import OpenedDraft, OpenedTarget, open_target
+from draftkit.runtime.drafters import check_runs
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.train.checkpoint import (
+    check_same_run,
+    inputs_of,
+    newest_checkpoint,
+)
+from draftkit.train.config import TrainConfig
+from draftkit.train.lora import add_adapters
+from draftkit.train.recipes import recipe_class
+from draftkit.train.recipes.recipe import Origin, Recipe
+
+
+class LoadTarget(Protocol):
+    """Loads a target, or its ends."""
+
+    def __call__(self, target: OpenedTarget, *, device: str, dtype: torch.dtype) -> PreTrainedModel: ...
+
+
+class ReadyRun(NamedTuple):
+    """What a run has before its first step. `opened`: the target as it was named. `files`: that its draft takes over.
+    `dtype`: the target's.
+
+    `inputs` gives `inputs_of` the run, which are found once.
+    """
+
+    opened: OpenedTarget
+    target: PreTrainedModel
+    recipe: Recipe
+    samples: list[Sample]
+    files: tuple[Path, ...]
+    training: PackedRows
+    validating: PackedRows | None
+    arguments: TrainingArguments
+    dtype: torch.dtype
+    inputs: Callable[[], dict[str, object]]
+
+
+@contextmanager
+def set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[ReadyRun]:
+    """Everything that comes before the first step, with the target that `load` gives."""
+    config.check()
+    check_trackers(config.report_to)
+    out = Path(config.out)
+    _check_output(out, resume)
+    opened = open_target(config.target)
+    if config.validation.decode:
+        opened.require_runtime("leave out validation.decode, which decodes with it")
+    if config.on_policy is not None and config.on_policy.rounds == "decoded":
+        opened.require_runtime("set on_policy.rounds=walked, which decodes nothing")
+    samples, training, validating = read_split(config)
+    with ExitStack() as stack:
+        stack.enter_context(_no_empty_folder(out))
+        device = device_named(config.device or None)
+        arguments = training_arguments(
+            config, opened, device
+        )  # joins the other processes, and makes the first GPU current
+        start = config.draft or recipe_class(config.recipe).starts_from
+        started = OpenedDraft(start, opened, stack) if start else None
+        draft = None if started is None else started.draft
+        inputs = cache(partial(inputs_of, config, opened, draft, max(arguments.world_size, 1)))
+        newest = newest_checkpoint(out)
+        if newest is not None and arguments.process_index == 0:
+            check_same_run(newest, config, inputs())
+        dtype = dtype_named(config.target_dtype or None, device)
+        target = load(opened, device=device, dtype=dtype)
+        tune_for_cpu(target)
+        set_seed(config.seed)  # after the target, whose loading draws numbers of its own
+        check_lengths(samples, target.config)
+        if draft is not None:
+            check_runs(draft)
+        counts = token_counts(samples, training, target.config.get_text_config().vocab_size)
+        recipe = start_recipe(config, target, draft, counts)
+        if config.lora is not None:
+            parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
+            base = started.located if started is not None and config.draft else None
+            add_adapters(recipe.draft, config.lora, base=base, parallel=parallel)
+        if config.optimization.recompute:
+            recompute_activations(recipe.draft)
+        _check_states(config, recipe)
+        yield ReadyRun(
+            opened=opened,
+            target=target,
+            recipe=recipe,
+            samples=samples,
+            files=draft.files if draft is not None else _tokenizer(opened, recipe),
+            training=PackedRows(samples, training, config.tokens_per_row),
+            validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
+            arguments=arguments,
+            dtype=dtype,
+            inputs=inputs,
+        )
+
+
+def start_recipe(config: TrainConfig, target: PreTrainedModel, draft: Draft | None, counts: Tensor) -> Recipe:
+    """The recipe with its draft; a new draft vocabulary is chosen from `counts` int64 [V]."""
+    size = config.draft_vocab_size
+    d2t_ids = None
+    if size and size != len(counts):
+        d2t_ids = choose_vocabulary(counts, size).to(target.device)
+    recipe = recipe_class(config.recipe).start(Origin(target, draft, d2t_ids), config.recipe_options())
+    return recipe.to(target.device)
+
+
+class OneDevice(TrainingArguments):
+    """The run of a process on the current device. Transformers would split rows among all GPUs that it sees.
+
+    `told`: what trackers are told of the run, by name: draftkit's own settings, not what they become for transformers.
+    """
+
+    told: Mapping[str, object] | None = None
+
+    @property
+    def n_gpu(self) -> int:
+        return min(super().n_gpu, 1)
+
+    @property
+    def device(self) -> torch.device:
+        found = super().device
+        return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Which the trackers of transformers record."""
+        return super().to_dict() if self.told is None else dict(self.told)
+
+
+def told_trackers(config: TrainConfig, target: OpenedTarget) -> dict[str, object]:
+    """The settings of a run by their names in `--set`, and digests of what it trains on and for."""
+    digests = {
+        "data_sha256": file_sha256(Path(config.data)),
+        "target_sha256": target_sha256(target.folder),
+    }
+    return config.by_name() | digests
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise `DraftkitError` for a tracker whose package is not there."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise DraftkitError(f"report_to needs {' and '.join(missing)}", hint=f"pip install {' '.join(missing)}")
+
+
+def training_arguments(config: TrainConfig, target: OpenedTarget, device: str) -> TrainingArguments:
+    """The run in transformers' terms."""
+    settings = config.optimization
+    precision = settings.precision
+    if precision == "auto":
+        precision = "float32" if device == "cpu" else "bfloat16"
+    every = config.validation.every
+    saves = config.save_every or every
+    arguments = OneDevice(
+        output_dir=config.out,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.lr,
+        lr_scheduler_type=settings.schedule,
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.beta1,
+        adam_beta2=settings.beta2,
+        max_grad_norm=settings.clip,
+        num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
+        bf16=precision == "bfloat16",
+        fp16=precision == "float16",
+        torch_compile=settings.compile,
+        eval_strategy="steps" if every else "no",
+        eval_steps=every or None,
+        save_strategy="steps" if saves else "no",
+        save_steps=saves or 500,
+        save_total_limit=config.keep,
+        logging_steps=config.log_every,
+        report_to=list(config.report_to),
+        seed=config.seed,
+        use_cpu=device == "cpu",
+        remove_unused_columns=False,
+        dataloader_pin_memory=device != "cpu",
+        label_names=[],
+        disable_tqdm=None,
+    )
+    if config.report_to:
+        arguments.told = told_trackers(config, target)
+    return arguments
+
+
+@contextmanager
+def _no_empty_folder(out: Path) -> Iterator[None]:
+    """Where the body raises, take away the folder that transformers' trainer makes before it has anything to write."""
+    existed = out.exists()
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            with suppress(OSError):
+                out.rmdir()
+        raise
+
+
+def _check_output(out: Path, resume: bool) -> None:
+    """Raise `DraftkitError` where a run would replace what is not its own, and where it could not write."""
+    there = [
+        path for path in (*sorted(out.glob("checkpoint-*")), out / "draft") if path.is_dir() and any(path.iterdir())
+    ]
+    if there and not resume:
+        raise DraftkitError(
+            f"{out} already has {', '.join(path.name for path in there)}",
+            hint="--resume goes on with a run that lies there, or use another folder",
+        )
+    for path in there:
+        if not is_written_by_draftkit(path):
+            raise DraftkitError(
+                f"{path.name} holds what draftkit has not written",
+                where=path,
+                hint="move it away, or use another folder",
+            )
+    check_writable(out / "draft")
+
+
+def read_split(config: TrainConfig) -> tuple[list[Sample], list[int], list[int]]:
+    """All samples, and the numbers of those to train on and of those to judge the draft by."""
+    samples = read_training_samples(Path(config.data))
+    settings = config.validation
+    if settings.samples:
+        judges = read_training_samples(Path(settings.samples))
+        training = list(range(len(samples)))
+        validating = list(range(len(samples), len(samples) + len(judges)))
+        samples += judges
+    else:
+        training, validating = held_out(samples, settings.share)
+    if not training:
+        raise DraftkitError("no sample is left to train on", where=config.data, hint="lower validation.share")
+    if settings.every and not validating:
+        raise DraftkitError("no sample is held out for validation", hint="raise validation.share or give a file")
+    return samples, training, validating[: settings.limit]
+
+
+def _tokenizer(target: OpenedTarget, recipe: Recipe) -> tuple[Path, ...]:
+    """What a new causal language model takes over from its target."""
+    return tokenizer_files(target.folder) if recipe.spec.kind == "causal-lm" else ()
+
+
+def _check_states(config: TrainConfig, recipe: Recipe) -> None:
+    """Raise `DraftkitError` for what states in files cannot serve."""
+    settings = config.validation
+    problem = None
+    if settings.samples and config.states:
+        problem = "validation.samples: the states are those of the training file"
+    elif settings.decode:
+        problem = "validation.decode: decoding takes the whole target"
+    elif config.on_policy is not None and config.on_policy.rounds == "decoded":
+        problem = "on_policy.rounds=decoded: decoding takes the whole target (walked does not)"
+    elif recipe.resamples:
+        problem = "the draft's own text: the target has to read it"
+    if (config.states or config.stream is not None) and problem is not None:
+        raise DraftkitError(
+            f"states from files do not go with {problem}", hint="train without --states and --states-from"
+        )
+
+
+def recompute_activations(draft: nn.Module) -> None:
+    """Have a draft keep less: the layers of a transformers model, the MLPs of the others, whose attention keeps the
+    keys and values of its chains in any case."""
+    if isinstance(draft, PreTrainedModel):
+        draft.gradient_checkpointing_enable({"use_reentrant": False})
+        return
+    for module in draft.modules():
+        if isinstance(module, LlamaMLP):
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
