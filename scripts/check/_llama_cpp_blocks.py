@@ -16,7 +16,8 @@ from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.requests import Request
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.recipes.dflash import BlockOptions, BlockRecipe, DFlash, DFlashOptions
+from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 from draftkit.train.recipes.recipe import Origin

@@ -36,8 +36,8 @@ from draftkit.loading import open_draft
 from draftkit.models.dflash import DFlashModel
 from draftkit.results.statistics import bootstrap_length, gain
 from draftkit.train.recipes import recipe_class
-from draftkit.train.recipes.dflash import BlockRecipe, fresh_block_draft
-from draftkit.train.recipes.initialization import begin_as_target
+from draftkit.train.recipes.bases.dflash import BlockRecipe, fresh_block_draft
+from draftkit.train.recipes.bases.initialization import begin_as_target
 from draftkit.train.recipes.recipe import Origin
 from scripts.check.on_policy import pool
 from scripts.study.p_eagle import Rows, judged_in_order, sums_of

@@ -41,8 +41,8 @@ from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.linear import linear_loss
 from draftkit.train.losses.teacher import OutputHead, TargetHead, Teacher
 from draftkit.train.parallel import ParallelRows, row_weights
-from draftkit.train.recipes.chain import ChainRows
-from draftkit.train.recipes.eagle import EagleFamily
+from draftkit.train.recipes.bases.chain import ChainRows
+from draftkit.train.recipes.bases.eagle import EagleFamily
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.recipe import Origin, Recipe, StepOutcome

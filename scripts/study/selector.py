@@ -34,7 +34,8 @@ from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.layout.folder import Draft
 from draftkit.loading import open_draft
 from draftkit.results.statistics import bootstrap_length, gain
-from draftkit.train.recipes.dflash import BlockRecipe, DFlash, DFlashOptions
+from draftkit.train.recipes.bases.dflash import BlockRecipe
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.recipe import Origin
 from scripts.check.on_policy import pool

@@ -31,7 +31,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.train.checkpoint import load_tensors, save_draft
 from draftkit.train.config import TrainConfig
-from draftkit.train.recipes.eagle import fresh_eagle
+from draftkit.train.recipes.bases.eagle import fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.run import train_draft

@@ -22,7 +22,8 @@ from fixtures.checkpoints.memorized import answers, memorized, save
 from fixtures.checkpoints.templates import THINKING
 
 from draftkit import zoo
-from draftkit.train.recipes.dflash import BlockOptions, BlockRecipe, DFlash, DFlashOptions
+from draftkit.train.recipes.bases.dflash import BlockOptions, BlockRecipe
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 
 STEPS = 60

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from draftkit.convert.api import convert_checkpoint
 from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
 from draftkit.doctor.experiments import all_experiments
-from draftkit.train.recipes.dflash import BlockRecipe
+from draftkit.train.recipes.bases.dflash import BlockRecipe
 
 torch.set_num_threads(1)
 

@@ -36,9 +36,9 @@ CASES = [  # into how many partitions a batch falls, numbers decide, and there a
 # What a step waits for, by the function that asks: how many rows there are, as no others are computed. A loss asks
 # which rows have a weight, and whether their labels are tokens of the draft.
 LOSS = "train.losses.linear.linear_loss"
-CHAIN = ["train.recipes.chain.chain_steps"]
+CHAIN = ["train.recipes.bases.chain.chain_steps"]
 ROWS = ["train.parallel.keep", "train.parallel.__init__"]
-BLOCKS = ["train.recipes.dflash.forward"]
+BLOCKS = ["train.recipes.bases.dflash.forward"]
 HEADS = ["train.recipes.mlp_speculator.rows"]
 WAITS = {
     "eagle": CHAIN,

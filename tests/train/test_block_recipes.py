@@ -37,7 +37,8 @@ from draftkit.layout.spec import DraftSpec
 from draftkit.loading import open_draft
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.recipes.dflash import BlockRecipe, DFlash, DFlashOptions, default_layers
+from draftkit.train.recipes.bases.dflash import BlockRecipe, default_layers
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
 from draftkit.train.recipes.recipe import Origin, Recipe

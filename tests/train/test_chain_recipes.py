@@ -35,11 +35,13 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
+from draftkit.train.recipes.bases.dflash import BlockRecipe
+from draftkit.train.recipes.bases.eagle import EagleFamily
 from draftkit.train.recipes.causal_lm_draft_model import DraftModel, DraftModelOptions
-from draftkit.train.recipes.dflash import BlockRecipe, DFlash, DFlashOptions
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.dflash_dflash2 import DFlash2, DFlash2Options
 from draftkit.train.recipes.dflash_dspark import DSpark, DSparkOptions
-from draftkit.train.recipes.eagle import HASS, Eagle, EagleFamily, EagleOptions
+from draftkit.train.recipes.eagle import HASS, Eagle, EagleOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.mlp_speculator import MlpSpeculator, MlpSpeculatorOptions
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe

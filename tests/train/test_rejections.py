@@ -26,7 +26,8 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.config import read_config
 from draftkit.train.on_policy import RejectionStage
-from draftkit.train.recipes.dflash import BlockRecipe, DFlash, DFlashOptions
+from draftkit.train.recipes.bases.dflash import BlockRecipe
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.run import train_draft

@@ -25,8 +25,9 @@ from transformers import (
 from draftkit.models.dflash import DFlashModel
 from draftkit.targets.ends import load_ends
 from draftkit.train.attention import Blocks
-from draftkit.train.recipes.dflash import BlockHeads, DFlash, DFlashOptions, block_spec, fresh_block_draft
-from draftkit.train.recipes.initialization import begin_as_target
+from draftkit.train.recipes.bases.dflash import BlockHeads, block_spec, fresh_block_draft
+from draftkit.train.recipes.bases.initialization import begin_as_target
+from draftkit.train.recipes.dflash import DFlash, DFlashOptions
 from draftkit.train.recipes.recipe import Origin
 
 LAYERS = 3

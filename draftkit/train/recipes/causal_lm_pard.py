@@ -34,8 +34,8 @@ from draftkit.train.parallel import (
     drafts_of,
     row_weights,
 )
+from draftkit.train.recipes.bases.initialization import INITIAL_STD
 from draftkit.train.recipes.causal_lm_draft_model import require_causal_lm, require_own_names
-from draftkit.train.recipes.initialization import INITIAL_STD
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import Finite, Index, Positive, Repeats, Share
 

@@ -23,7 +23,7 @@ from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.table import Loss, LossText, parse_loss
 from draftkit.train.losses.teacher import Teacher
 from draftkit.train.losses.weights import Reach
-from draftkit.train.recipes.dflash import BlockHeads, BlockOptions, BlockRecipe, BlockRows, block_draft
+from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, BlockRows, block_draft
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.settings import Positive, Repeats, Size
 

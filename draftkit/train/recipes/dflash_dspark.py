@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from draftkit.io.records import Bounds
 from draftkit.layout.families.dflash import MarkovHead
 from draftkit.train.losses.table import LossText
-from draftkit.train.recipes.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
+from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
 from draftkit.train.recipes.recipe import Origin
 from draftkit.train.settings import Repeats, Size
 

@@ -13,8 +13,8 @@ from draftkit.layout.target import default_aux_layer_ids
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.table import LossText, parse_loss
 from draftkit.train.losses.weights import Reduction
-from draftkit.train.recipes.eagle import EagleFamily, eagle_draft, fresh_eagle
-from draftkit.train.recipes.initialization import check_layers, fresh_decoder
+from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
+from draftkit.train.recipes.bases.initialization import check_layers, fresh_decoder
 from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
 from draftkit.train.settings import Index, Positive, Repeats
 

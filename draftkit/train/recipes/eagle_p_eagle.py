@@ -34,8 +34,8 @@ from draftkit.train.parallel import (
     partitions,
     row_weights,
 )
-from draftkit.train.recipes.chain import ChainRows
-from draftkit.train.recipes.eagle import EagleFamily, eagle_draft, fresh_eagle
+from draftkit.train.recipes.bases.chain import ChainRows
+from draftkit.train.recipes.bases.eagle import EagleFamily, eagle_draft, fresh_eagle
 from draftkit.train.recipes.eagle_eagle3 import Eagle3Options, eagle3_spec
 from draftkit.train.recipes.recipe import Chains, Origin, StepOutcome, step_statistics
 from draftkit.train.settings import Index, Positive, Repeats, Share, Size

@@ -23,7 +23,7 @@ from draftkit.train.losses.linear import LinearLoss, joined, linear_loss
 from draftkit.train.losses.table import Loss, LossText, parse_loss
 from draftkit.train.losses.teacher import OutputHead, Teacher, target_head
 from draftkit.train.losses.weights import Reduction
-from draftkit.train.recipes.chain import ChainRows
+from draftkit.train.recipes.bases.chain import ChainRows
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import Positive, Repeats, SizeOrNone
 

@@ -27,7 +27,7 @@ from draftkit.train.attention import CHAIN_ATTENTION, ChainSteps
 from draftkit.train.batch import TrainingBatch, shifted
 from draftkit.train.losses.table import LossText, parse_loss
 from draftkit.train.losses.weights import Reduction
-from draftkit.train.recipes.chain import ChainRecipe, Step
+from draftkit.train.recipes.bases.chain import ChainRecipe, Step
 from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
 from draftkit.train.settings import Positive, Repeats
 

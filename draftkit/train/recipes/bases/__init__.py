@@ -1,0 +1,1 @@
+"""What recipes share: a file for each family that has several, chains, and how new drafts begin."""
