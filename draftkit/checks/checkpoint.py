@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from draftkit.checks.evidence import Evidence
-from draftkit.checks.randomness import looks_random
 from draftkit.checks.registry import check, check_unless, findings
+from draftkit.checks.tensors import looks_random
 from draftkit.convert.api import Reading
 from draftkit.convert.formats.vocabulary_map import mapped_tokens, problem_of_map
 from draftkit.convert.operations import carry_out, integers

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from draftkit.convert.formats.mtp.heads import TargetHeads
-    from draftkit.data.reasons import Tally
     from draftkit.data.rows import LeftOutRows
-    from draftkit.data.samples import Sample, SamplesOrigin
+    from draftkit.data.samples import Sample, SamplesOrigin, Tally
     from draftkit.data.tokenizer import TargetTokenizer
     from draftkit.io.handles import TensorHandle
     from draftkit.layout.architecture import Architecture

@@ -21,8 +21,8 @@ from draftkit.checks.pair import share_vocabulary
 from draftkit.checks.registry import check
 from draftkit.convert.formats.vocabulary_map import mapped_tokens
 from draftkit.convert.operations import integers
-from draftkit.data.states.final_norm import final_norm as norm_of
 from draftkit.data.states.online import AGREEMENT
+from draftkit.data.states.online import final_norm as norm_of
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.folder import Draft

@@ -43,8 +43,7 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import SamplingParameters
 
 if TYPE_CHECKING:
-    from draftkit.data.responders import Responder, Sampling
-    from draftkit.data.response_file import ResponseFile
+    from draftkit.data.responses import Responder, ResponseFile, Sampling
     from draftkit.data.rows import LeftOutRows
 
 Item = TypeVar("Item")
@@ -77,8 +76,8 @@ def prepare(
     quiet_transformers()
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.prepare import prepare, samples_of
-    from draftkit.data.reasons import Report
     from draftkit.data.rows import LeftOutRows, read_rows
+    from draftkit.data.samples import RowCounts
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.terminal.data import show_report
 
@@ -90,7 +89,7 @@ def prepare(
             read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out), on_rows
         )
         if dry_run:
-            report = Report()
+            report = RowCounts()
             for _ in samples_of(rows, renderer, report, max_length, drop_loops=drop_loops):
                 pass
         else:
@@ -146,7 +145,7 @@ def regenerate(
     from draftkit.data.loss_mask import Renderer
     from draftkit.data.regenerate import RegenerateSettings, plan
     from draftkit.data.regenerate import regenerate as answer
-    from draftkit.data.response_file import ResponseFile
+    from draftkit.data.responses import ResponseFile
     from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
     from draftkit.report.terminal.data import show_report
@@ -290,7 +289,7 @@ def check(
 ) -> None:
     """Check data, target and draft before training. Says what it costs to ignore what is wrong."""
     quiet_transformers()
-    from draftkit.checks.preflight import check_data
+    from draftkit.checks.training_data import check_data
     from draftkit.report.terminal.data import show_checkup
 
     dtype = settled_dtype(dtype, device)
@@ -334,7 +333,7 @@ def states(
     quiet_transformers()
     from draftkit.data.states.write import StatesSettings, open_states_job
     from draftkit.io.records import to_dict
-    from draftkit.report.terminal.data import states_plan, ways_table
+    from draftkit.report.terminal.data import costs_table, states_plan
 
     dtype = settled_dtype(dtype, device)
     if vllm_python is not None and device_map is not None:
@@ -354,14 +353,14 @@ def states(
         plan, manifest = to_dict(job.plan), job.manifest
         if not as_json:
             print(states_plan(plan), file=sys.stdout if dry_run else sys.stderr)
-        ways = to_dict(job.ways())
+        costs = to_dict(job.costs())
         if dry_run and not as_json:
-            console().print(ways_table(ways))
+            console().print(costs_table(costs))
         if not dry_run:
             with _progress("tokens", job.plan.tokens) as on_tokens:
                 manifest = job.write(on_tokens)
     if as_json:
-        done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": ways}
+        done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": costs}
         print_json(done | {"states": to_dict(manifest)})
     elif not dry_run:
         size = sum(shard.bytes for shard in manifest.shards)
@@ -386,7 +385,7 @@ def stream(
     """Compute hidden states beside a training run. A few rows ahead of `draftkit train --states-from vllm`, until
     it is done."""
     quiet_transformers()
-    from draftkit.data.states.worker import parent_lives, run_worker
+    from draftkit.data.states.stream import parent_lives, run_worker
 
     alive = parent_lives() if with_parent else lambda: True
     rows = run_worker(folder, target, python=vllm_python, tensor_parallel=tensor_parallel, device=device, alive=alive)
@@ -403,7 +402,7 @@ def _responder(
     dtype: str | None,
 ) -> Responder:
     """The endpoint where there is one, else the target in this process."""
-    from draftkit.data.responders import EndpointResponder, engine_responder
+    from draftkit.data.responses import EndpointResponder, engine_responder
 
     if endpoint is not None:
         return EndpointResponder(endpoint, sampling, concurrency, served_model)
@@ -419,7 +418,7 @@ def _say_left_out(left_out: LeftOutRows) -> None:
 
 def _weights(target: str, endpoint: str | None, *, unread: bool = False) -> str | None:
     """The digest of the weights that answer; None where a server has them, or they are to be left `unread`."""
-    from draftkit.data.responders import engine_weights
+    from draftkit.data.responses import engine_weights
 
     return None if unread or endpoint is not None else engine_weights(target)
 

@@ -99,12 +99,12 @@ def train(
 
 def _check(run: TrainConfig, resume: bool) -> None:
     from draftkit.io.records import to_dict
-    from draftkit.report.terminal.data import ways_table
+    from draftkit.report.terminal.data import costs_table
     from draftkit.train.run import check_run
 
-    ways = check_run(run, resume=resume)
+    costs = check_run(run, resume=resume)
     print(run.to_yaml(), end="")
-    console(stderr=True).print(ways_table(to_dict(ways)))
+    console(stderr=True).print(costs_table(to_dict(costs)))
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:

@@ -14,9 +14,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from draftkit.data.reasons import Reason
 from draftkit.data.rows import Message
-from draftkit.data.samples import Span, spans_of
+from draftkit.data.samples import Reason, Span, spans_of
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import TargetError
 from draftkit.targets.chat import render, token_ids

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from draftkit.data.loss_mask import Renderer, Turn, merged
-from draftkit.data.reasons import CONSEQUENCES, Reason, Report
 from draftkit.data.rows import Conversation, Refused, Row, Served
-from draftkit.data.samples import Sample, SamplesOrigin, Span, write_samples
+from draftkit.data.samples import CONSEQUENCES, Reason, RowCounts, Sample, SamplesOrigin, Span, write_samples
 from draftkit.errors import FormatError
 from draftkit.io.lock import sole_writer
 from draftkit.results.statistics import is_looping, repetition
@@ -23,13 +22,13 @@ def prepare(
     max_length: int | None = None,
     drop_loops: bool = False,
     force: bool = False,
-) -> Report:
+) -> RowCounts:
     """Write the samples of all rows to a file, which appears complete or not at all; otherwise as `samples_of`.
 
     Raises `FormatError` when no row makes a sample, `DraftkitError` while another process writes the file, and what
     reading the rows and writing the file raise.
     """
-    report = Report()
+    report = RowCounts()
     target = renderer.target
     origin = SamplesOrigin(target.name, target.sha256, target.template_sha256, max_length)
     samples = samples_of(rows, renderer, report, max_length, drop_loops=drop_loops)
@@ -41,7 +40,7 @@ def prepare(
 def samples_of(
     rows: Iterable[Row],
     renderer: Renderer,
-    report: Report,
+    report: RowCounts,
     max_length: int | None = None,
     *,
     drop_loops: bool = False,
@@ -63,7 +62,7 @@ def samples_of(
         raise FormatError(f"none of {report.rows} rows can be trained on{_reasons(report)}")
 
 
-def _documents(row: Row, renderer: Renderer, report: Report, max_length: int | None) -> Iterator[Sample]:
+def _documents(row: Row, renderer: Renderer, report: RowCounts, max_length: int | None) -> Iterator[Sample]:
     try:
         turns = _turns(row, renderer)
     except TemplateRejection as rejection:
@@ -123,7 +122,7 @@ def _check_tokenizer(row: Row, served: Served, renderer: Renderer) -> None:
         )
 
 
-def _reasons(report: Report) -> str:
+def _reasons(report: RowCounts) -> str:
     return "".join(
         f"\n    {reason}: {tally.count} ({CONSEQUENCES[reason]}), as {tally.examples[0]}"
         for reason, tally in report.tallies.items()

@@ -12,18 +12,14 @@ from itertools import islice
 from typing import Literal
 
 from draftkit.data.loss_mask import Renderer, Turn, merged
-from draftkit.data.reasons import Reason, Report
-from draftkit.data.responders import Refusal, Responder, RowPrompt, Sampling
-from draftkit.data.response_file import ResponseFile
-from draftkit.data.rows import Conversation, Message, Row
-from draftkit.data.samples import Sample
+from draftkit.data.responses import Refusal, Responder, ResponseFile, RowPrompt, Sampling
+from draftkit.data.rows import TOOL_ROLES, Conversation, Message, Row
+from draftkit.data.samples import Reason, RowCounts, Sample
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, require_count
 from draftkit.hub.local_paths import public_name
 from draftkit.requests import SamplingParameters
 from draftkit.targets.chat import TemplateRejection
-
-TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
 
 Progress = Callable[[int], None]  # rows done with a batch
 
@@ -192,7 +188,7 @@ def regenerate(
     seed: int = 0,
     batch_size: int = 64,
     on_progress: Progress = lambda _: None,
-) -> Report:
+) -> RowCounts:
     """Answer rows in batches and append each batch to `out`; rows that it has are passed over.
 
     The answer to a row depends on its id, its turn and `seed`, not on the other rows or on how often the run was
@@ -200,7 +196,7 @@ def regenerate(
     `DraftkitError` when no row of the first batch is answered and for a row of which `out` has the answer to another
     one, and what the responder and the file raise.
     """
-    report = Report()
+    report = RowCounts()
     rows = iter(rows)
     while batch := list(islice(rows, batch_size)):
         dialogues = [Dialogue.of(row) for row in batch if not out.has(row)]
@@ -240,7 +236,7 @@ def _check_answered(dialogues: list[Dialogue], out: ResponseFile) -> None:
         )
 
 
-def _count(dialogue: Dialogue, report: Report) -> None:
+def _count(dialogue: Dialogue, report: RowCounts) -> None:
     report.rows += 1
     if dialogue.refused is not None:
         reason, detail = dialogue.refused

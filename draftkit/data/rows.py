@@ -26,6 +26,7 @@ REGENERATED = "draftkit-regenerated"  # the format that the first line of a file
 SYNTHESIZED = "draftkit-prompts"  # that of a file of prompts that a target has written
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bot": "assistant"}
+TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
 SHAPES = (
     'messages or conversations (lists of {"role", "content"} or {"from", "value"}), prompt with completion or '
     "response, turns (a list of user texts), prompt, data or question, or text, which is gone on with as it is"

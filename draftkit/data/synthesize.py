@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from draftkit.data.language import LANGUAGES, language_of
+from draftkit.data.categories import LANGUAGES, language_of
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.regenerate import row_seed
-from draftkit.data.responders import Refusal, Responder, RowPrompt, Sampling
-from draftkit.data.response_file import ResponseFile
+from draftkit.data.responses import Refusal, Responder, ResponseFile, RowPrompt, Sampling
 from draftkit.data.rows import SYNTHESIZED
 from draftkit.data.tokenizer import TargetTokenizer
 from draftkit.errors import DraftkitError, FormatError, TargetError, require_count, require_setting

@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from draftkit.data.language import language_of
-from draftkit.data.traffic import THOUGHT
+from draftkit.data.categories import THOUGHT, language_of
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.interleaved import speedup_interval

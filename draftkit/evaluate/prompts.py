@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftkit import zoo
+from draftkit.data.categories import category_of
 from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, strict_rows, undecoded
-from draftkit.data.traffic import category_of
 from draftkit.errors import FormatError, SourceError, TargetError
 from draftkit.hub.token import keep_token
 from draftkit.io.records import did_you_mean

@@ -16,19 +16,18 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
+from draftkit.data.categories import category_of, sliced
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.packing import pack
 from draftkit.data.prepare import samples_of
-from draftkit.data.reasons import Report
 from draftkit.data.regenerate import regenerate
-from draftkit.data.responders import EndpointResponder, Responder, Sampling, engine_responder
-from draftkit.data.response_file import ResponseFile
+from draftkit.data.request_logs import Logged, read_traffic
+from draftkit.data.responses import EndpointResponder, Responder, ResponseFile, Sampling, engine_responder
 from draftkit.data.rows import LeftOutRows, Row, read_rows
-from draftkit.data.samples import Sample, SamplesOrigin, held_out, write_samples
+from draftkit.data.samples import RowCounts, Sample, SamplesOrigin, held_out, write_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
-from draftkit.data.traffic import Logged, category_of, read_traffic, sliced
 from draftkit.errors import DraftkitError, require_count, require_setting
 from draftkit.hub.local_paths import named, public_name
 from draftkit.hub.locate import locate
@@ -64,7 +63,7 @@ class AdaptSettings:
     """An adaptation; a folder goes on only with those that it was begun with, the server's aside. Raises `SettingError`
     for values outside their range.
 
-    - `traffic`: a file or folder of logs (`draftkit.data.traffic`). `own`: model names in it whose answers are the
+    - `traffic`: a file or folder of logs (`draftkit.data.request_logs`). `own`: model names in it whose answers are the
       target's own; all others are answered anew.
     - `replay`: where general rows come from: any source of `read_rows`, `synthesized` by the target, or `none`.
       `replay_share`: their share of all rows.
@@ -319,7 +318,7 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
         regenerate(rows, renderer, responder.get(), answers, seed=settings.seed, batch_size=4 * settings.concurrency)
     responder.free()
     given = itertools.chain((_from(row, "traffic") for row in own), read_rows(str(answers.path)))
-    made = [sliced(s, tokenizer) for s in samples_of(given, renderer, Report(), settings.max_length)]
+    made = [sliced(s, tokenizer) for s in samples_of(given, renderer, RowCounts(), settings.max_length)]
     kept, aside = held_out(made, settings.held_out)
     samples = _Samples([made[n] for n in kept], [made[n] for n in aside])
     if not kept or not any("source=traffic" in sample.category for sample in samples.judging):

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from draftkit.data.packing import PackedRow, PackedRows, row_tensors
 from draftkit.data.samples import Sample
+from draftkit.data.states.encoding import StatesCosts, costs_of_states
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import (
     OnlineStates,
@@ -28,7 +29,6 @@ from draftkit.data.states.online import (
 )
 from draftkit.data.states.shards import read_manifest
 from draftkit.data.states.stream import StreamedStates, finish_stream
-from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.data.vocabulary import Ceiling, plan_vocabulary, token_counts
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.hub.local_paths import copy_named
@@ -46,12 +46,12 @@ from draftkit.train.checkpoint import (
     save_draft,
 )
 from draftkit.train.config import TrainConfig
-from draftkit.train.gap import Gap, SaveDraft, report_gap
 from draftkit.train.lora import has_adapters, load_adapter, save_adapter
 from draftkit.train.on_policy import RejectionStage
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
 from draftkit.train.setup import ReadyRun, read_split, set_up
+from draftkit.train.skew import Gap, SaveDraft, report_gap
 from draftkit.train.streaming import Prefetch, open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
 from draftkit.version import __version__
@@ -95,7 +95,7 @@ def plan_draft_vocabulary(config: TrainConfig) -> list[Ceiling]:
     return plan_vocabulary(judged, counts, config.validation.k)
 
 
-def check_run(config: TrainConfig, *, resume: bool = False) -> Ways:
+def check_run(config: TrainConfig, *, resume: bool = False) -> StatesCosts:
     """Raise `DraftkitError` for what `train_draft` would refuse before its first step; nothing is written.
 
     Returns what the target's states take, by each way to have them.
@@ -114,10 +114,10 @@ def check_run(config: TrainConfig, *, resume: bool = False) -> Ways:
         whole = empty_model(settings, ready.dtype)
         if online:
             TappedModel(whole, ready.recipe.aux_layers)
-        return _ways(config, ready, whole)
+        return _costs(config, ready, whole)
 
 
-def _ways(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> Ways:
+def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> StatesCosts:
     """What the states of this run take; `whole`: its target without memory."""
     stream = config.stream or StreamSettings()
     encoding = read_manifest(Path(config.states)).encoding if config.states else stream.encoding
@@ -131,7 +131,7 @@ def _ways(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> Ways:
     judging = 0 if ready.validating is None else sum(len(ready.samples[number]) for number in ready.validating.numbers)
     read = steps * each_step / len(ready.training) * training + judgments * judging
     tokens = sum(map(len, ready.samples))
-    return compare_ways(
+    return costs_of_states(
         samples=len(ready.samples),
         tokens=tokens,
         states=len(layers) + 1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from draftkit.data.states.choices import AHEAD, Encoding
+from draftkit.data.states import AHEAD, Encoding
 from draftkit.errors import DraftkitError
 from draftkit.io.records import Bounds
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE

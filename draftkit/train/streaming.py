@@ -14,8 +14,7 @@ from accelerate import PartialState
 from draftkit.data.packing import PackedRow
 from draftkit.data.samples import Sample
 from draftkit.data.states.shards import SAMPLED, Manifest, file_sha256, target_sha256
-from draftkit.data.states.stream import StreamedStates, begin_stream
-from draftkit.data.states.worker import local_worker
+from draftkit.data.states.stream import StreamedStates, begin_stream, local_worker
 from draftkit.engines.vllm.process import find_python
 from draftkit.errors import command
 from draftkit.io.lock import sole_writer

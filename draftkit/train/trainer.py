@@ -34,10 +34,10 @@ from draftkit.data.states.online import States
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import atomic_file, disk_failures
 from draftkit.train.batch import TrainingBatch
-from draftkit.train.gap import Gap, show_gap
 from draftkit.train.log import LogLines, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
+from draftkit.train.skew import Gap, show_gap
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 

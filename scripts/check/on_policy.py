@@ -29,8 +29,7 @@ from draftkit import zoo
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.prepare import prepare
 from draftkit.data.regenerate import regenerate
-from draftkit.data.responders import EngineResponder, Sampling
-from draftkit.data.response_file import ResponseFile
+from draftkit.data.responses import EngineResponder, ResponseFile, Sampling
 from draftkit.data.rows import read_rows
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.layout.folder import read_draft

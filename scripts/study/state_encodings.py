@@ -27,7 +27,7 @@ from rich.table import Table
 
 from draftkit.data.packing import PackedRows
 from draftkit.data.samples import Sample, held_out, read_training_samples
-from draftkit.data.states.choices import ENCODINGS, Encoding
+from draftkit.data.states import ENCODINGS, Encoding
 from draftkit.data.states.offline import OfflineStates
 from draftkit.data.states.online import OnlineStates, load_training_target
 from draftkit.data.states.write import StatesSettings, open_states_job, write_states

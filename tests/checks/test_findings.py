@@ -17,9 +17,9 @@ from draftkit import zoo
 from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.pair import other_target
-from draftkit.checks.randomness import looks_random
 from draftkit.checks.registry import check, checks_of, run_checks
 from draftkit.checks.registry import findings as findings_in
+from draftkit.checks.tensors import looks_random
 from draftkit.convert.api import Reading, convert_checkpoint, inspect_checkpoint, plan_conversion
 from draftkit.finding import Finding
 from draftkit.io.handles import memory_handle

@@ -27,14 +27,12 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from draftkit import zoo
 from draftkit.checks import training_models
 from draftkit.checks.evidence import Data, Evidence
-from draftkit.checks.preflight import check_data
 from draftkit.checks.registry import checks_of, run_checks
-from draftkit.checks.training_data import survey
+from draftkit.checks.training_data import check_data, survey
 from draftkit.data.loss_mask import Renderer, Turn, merged
 from draftkit.data.prepare import prepare, samples_of
-from draftkit.data.reasons import Reason, Report
 from draftkit.data.rows import Conversation, Row, parse_row, read_rows
-from draftkit.data.samples import Sample, SamplesOrigin, read_origin, read_samples, write_samples
+from draftkit.data.samples import Reason, RowCounts, Sample, SamplesOrigin, read_origin, read_samples, write_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError, SourceError, TargetError
 from draftkit.evaluate.prompts import Prompt, encode_messages, encode_prompt
@@ -70,8 +68,8 @@ def row(messages: list[Message], id: str = "r") -> Row:
     return Row(id, "all", "test", Conversation(tuple(messages)))
 
 
-def run(rows: list[Row], renderer: Renderer, max_length: int | None = None) -> tuple[list[Sample], Report]:
-    report = Report()
+def run(rows: list[Row], renderer: Renderer, max_length: int | None = None) -> tuple[list[Sample], RowCounts]:
+    report = RowCounts()
     return list(samples_of(rows, renderer, report, max_length)), report
 
 
@@ -180,7 +178,7 @@ def test_answers_that_repeat_themselves_are_left_out_where_that_is_asked() -> No
     renderer = Renderer(tokenizer(templates.CHATML))
     (_, spoken_once), report = run(rows, renderer)
     assert Reason.LOOPS not in report.tallies
-    report = Report()
+    report = RowCounts()
     (kept,) = samples_of(rows, renderer, report, drop_loops=True)
     assert kept.tokens.tolist() == spoken_once.tokens.tolist()
     assert (report.samples, report.tallies[Reason.LOOPS].count) == (1, 1)

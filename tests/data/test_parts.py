@@ -15,10 +15,10 @@ from draftkit.checks.evidence import Asked, Data, Evidence
 from draftkit.checks.registry import findings, run_checks
 from draftkit.checks.training_data import survey
 from draftkit.data.loss_mask import Renderer
+from draftkit.data.request_logs import read_traffic
 from draftkit.data.rows import Conversation, LeftOutRows, NotText, parse_row, read_rows, strict_rows
 from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
-from draftkit.data.traffic import read_traffic
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.evaluate.prompts import load_prompt_set, load_prompts
 from draftkit.train.adapt import AdaptSettings, _requests

@@ -22,15 +22,13 @@ from hypothesis import strategies as st
 from transformers.utils import logging
 
 from draftkit import zoo
-from draftkit.data import responders
+from draftkit.data import responses
 from draftkit.data.loss_mask import Renderer
 from draftkit.data.prepare import prepare, samples_of
-from draftkit.data.reasons import Reason, Report
 from draftkit.data.regenerate import plan, regenerate, row_seed
-from draftkit.data.responders import EndpointResponder, EngineResponder, Refusal, RowPrompt, Sampling
-from draftkit.data.response_file import ResponseFile
+from draftkit.data.responses import EndpointResponder, EngineResponder, Refusal, ResponseFile, RowPrompt, Sampling
 from draftkit.data.rows import Conversation, Row, Served, read_rows
-from draftkit.data.samples import read_samples
+from draftkit.data.samples import Reason, RowCounts, read_samples
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
@@ -87,7 +85,7 @@ class Echo:
         return [response(prompt.tokens, prompt.seed) for prompt in prompts]
 
 
-def answer(path: Path, responder: Echo, rows: list[Row] = ROWS, **changes: object) -> Report:
+def answer(path: Path, responder: Echo, rows: list[Row] = ROWS, **changes: object) -> RowCounts:
     return regenerate(
         rows, Renderer(TARGET), responder, ResponseFile(path, SETTINGS | changes), batch_size=2
     )  # fmt: skip
@@ -125,7 +123,7 @@ def test_tokens_that_the_next_prompt_spells_otherwise_make_samples_of_their_own(
 
     path = tmp_path / "responses.jsonl"
     answer(path, Spelling(), [ROWS[1]])
-    report = Report()
+    report = RowCounts()
     samples = list(samples_of(read_rows(str(path)), Renderer(TARGET), report))
     assert [sample.id for sample in samples] == ["three", "three#2", "three#3"]
     assert all(tuple(d.tokens[slice(*d.spans[0])].tolist()) == (*letters, END) for d in samples)
@@ -135,7 +133,7 @@ def test_tokens_that_the_next_prompt_spells_otherwise_make_samples_of_their_own(
 def test_served_ids_pass_through_to_the_samples(tmp_path: Path) -> None:
     path = tmp_path / "responses.jsonl"
     answer(path, Echo())
-    report = Report()
+    report = RowCounts()
     samples = list(samples_of(read_rows(str(path)), Renderer(TARGET), report))
     served = [row.content for row in read_rows(str(path))]
     expected = [sequence for content in served if isinstance(content, Served) for sequence in content.sequences]
@@ -176,7 +174,7 @@ def test_a_full_disk_leaves_whole_batches(tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return written(descriptor, data[:100])
 
-    monkeypatch.setattr("draftkit.data.response_file.os.write", full)
+    monkeypatch.setattr("draftkit.data.responses.os.write", full)
     with pytest.raises(DraftkitError, match="No space left"):
         answer(path, Echo())
     lines = path.read_bytes().splitlines(keepends=True)
@@ -282,7 +280,7 @@ def test_rows_that_are_not_answered_are_counted_and_not_asked_again(tmp_path: Pa
     stored = {line["id"]: line for line in map(json.loads, path.read_text().splitlines()[1:])}
     assert [len(stored[id]["messages"]) for id in ("good", "endless", "tool")] == [4, 2, 2]
     assert regenerate(rows, strict, Short(), ResponseFile(path, SETTINGS)).rows == 0
-    report = Report()
+    report = RowCounts()
     samples = list(samples_of(read_rows(str(path)), strict, report))
     assert [sample.id for sample in samples] == ["good", "endless", "tool"]
     assert report.tallies.keys() == {Reason.REFUSED, Reason.NO_END}
@@ -360,7 +358,7 @@ def echo(body: dict[str, object]) -> Answer:
 
 @pytest.fixture(autouse=True)
 def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responders, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(responses, "PAUSES", (0.0, 0.0))
     logging.disable_progress_bar()  # as the commands do where they are the first to import transformers
 
 

@@ -29,11 +29,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig,
 from transformers.utils import logging
 
 from draftkit.data.samples import Sample, SamplesOrigin, write_samples
+from draftkit.data.states import ENCODINGS, Encoding
 from draftkit.data.states import write as write_module
-from draftkit.data.states.choices import ENCODINGS, Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, channel_bytes, decode, encode, vector_bytes
-from draftkit.data.states.final_norm import load_final_norm
 from draftkit.data.states.offline import OfflineStates
+from draftkit.data.states.online import load_final_norm
 from draftkit.data.states.shards import Manifest, read_manifest, shard_ranges, target_sha256
 from draftkit.data.states.vllm import VllmExtractor
 from draftkit.data.states.write import StatesSettings, TargetExtractor, check_room, open_states_job, write_states

@@ -12,9 +12,9 @@ from fixtures.checkpoints import templates
 from fixtures.checkpoints.templates import tokenizer
 from fixtures.servers.completions_server import Answer, CompletionsServer
 
-from draftkit.data.language import language_of
+from draftkit.data.categories import language_of
 from draftkit.data.loss_mask import Renderer
-from draftkit.data.responders import EndpointResponder, Refusal, RowPrompt
+from draftkit.data.responses import EndpointResponder, Refusal, RowPrompt
 from draftkit.data.rows import read_rows
 from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening, synthesize
 from draftkit.errors import DraftkitError, FormatError, TargetError

@@ -10,7 +10,7 @@ from conftest import Command
 from fixtures.servers.speaking import SpeakingServer, simulated
 from rich.console import Console
 
-from draftkit.data.language import language_of
+from draftkit.data.categories import language_of
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.cell import with_slices
 from draftkit.evaluate.evaluate import evaluate_draft

@@ -16,9 +16,9 @@ from conftest import Command
 from fixtures.training.samples import samples
 from transformers import AutoModelForCausalLM
 
-from draftkit.checks.preflight import check_data
+from draftkit.checks.training_data import check_data
 from draftkit.cli.options import settled_dtype
-from draftkit.data.responders import Sampling, engine_responder
+from draftkit.data.responses import Sampling, engine_responder
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.doctor.diagnose import diagnose_draft

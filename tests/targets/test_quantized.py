@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, PreTrainedModel
 
-from draftkit.data.states.final_norm import load_final_norm
+from draftkit.data.states.online import load_final_norm
 from draftkit.errors import UnsupportedTarget
 from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft, open_target

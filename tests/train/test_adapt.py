@@ -15,7 +15,7 @@ from fixtures.fuzzing.killed import killed_at_rename
 from fixtures.servers.completions_server import Answer, CompletionsServer
 
 from draftkit import zoo
-from draftkit.data.responders import RowPrompt
+from draftkit.data.responses import RowPrompt
 from draftkit.data.rows import read_rows
 from draftkit.data.samples import read_samples
 from draftkit.data.tokenizer import load_tokenizer

@@ -27,11 +27,21 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from draftkit.data.samples import SamplesOrigin, write_samples
-from draftkit.data.states.final_norm import load_final_norm
+from draftkit.data.states.online import load_final_norm
 from draftkit.data.states.shards import SAMPLED, Manifest, target_sha256
-from draftkit.data.states.stream import DONE, ROWS, WANTED, StreamedStates, begin_stream, finish_stream, serve
+from draftkit.data.states.stream import (
+    ATTEMPTS,
+    DONE,
+    ROWS,
+    WANTED,
+    StreamedStates,
+    begin_stream,
+    finish_stream,
+    local_worker,
+    run_worker,
+    serve,
+)
 from draftkit.data.states.vllm import VllmExtractor
-from draftkit.data.states.worker import ATTEMPTS, local_worker, run_worker
 from draftkit.data.states.write import TargetExtractor, write_states
 from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError, TargetError

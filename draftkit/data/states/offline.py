@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from draftkit.data.states.choices import Encoding
+from draftkit.data.states import Encoding
 from draftkit.data.states.encoding import BY_CHANNEL, LARGEST, Encoded, decode
 from draftkit.data.states.online import States
 from draftkit.data.states.shards import AGAIN, Manifest, Shard, file_sha256, read_manifest, target_sha256

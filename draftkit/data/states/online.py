@@ -6,6 +6,7 @@ N tokens of a row, F width of the captured features, H target width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.finite import HINT, first_non_finite
+from draftkit.targets.parts import load_parts
 from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import load_pretrained
 from draftkit.targets.spreading import spreads_targets
@@ -198,3 +200,24 @@ def visible_within(sample_ids: Tensor, dtype: torch.dtype, window: int | None = 
     if window is not None:
         seen &= at > at[:, None] - window
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+
+
+def load_final_norm(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The module of the target's decoder that gives its last states, as transformers builds it; on the CPU.
+
+    Only its weights are read. Raises `DraftkitError` when there is no such module or it has no weights.
+    """
+    (norm,) = load_parts(folder, lambda model: [final_norm(model)], dtype)
+    return norm
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """The norm that follows the decoder's layers. Raises `TargetError` where there is none."""
+    decoder = decoder_of(model)
+    parts = list(decoder.named_children())
+    layers = next(number for number, (_, part) in enumerate(parts) if isinstance(part, nn.ModuleList))
+    for number, (name, part) in enumerate(parts):
+        # OPT's is made before the layers, where others have norms of their embeddings.
+        if "norm" in type(part).__name__.lower() and (number > layers or "final" in name):
+            return part
+    raise TargetError(f"{type(decoder).__name__} does not end in a norm")

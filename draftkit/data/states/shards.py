@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from draftkit.data.states.choices import Encoding
+from draftkit.data.states import Encoding
 from draftkit.data.states.encoding import channel_bytes, vector_bytes
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.atomic import atomic_file, is_empty, settle_leftovers

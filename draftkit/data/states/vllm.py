@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from draftkit.data.samples import Sample
-from draftkit.data.states.final_norm import load_final_norm
+from draftkit.data.states.online import load_final_norm
 from draftkit.engines.vllm.accepts import check_target
 from draftkit.engines.vllm.process import vllm_process
 from draftkit.engines.vllm.states import extracting_arguments, layer_ids, write_states

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from draftkit.data.packing import pack, row_tensors
 from draftkit.data.samples import Sample, read_samples
-from draftkit.data.states.choices import AHEAD, Encoding
-from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, encode
+from draftkit.data.states import AHEAD, Encoding
+from draftkit.data.states.encoding import BY_CHANNEL, DTYPES, LARGEST, StatesCosts, costs_of_states, encode
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.data.states.shards import (
     Manifest,
@@ -34,7 +34,6 @@ from draftkit.data.states.shards import (
     write_shard,
 )
 from draftkit.data.states.vllm import vllm_extractor
-from draftkit.data.states.ways import Ways, compare_ways
 from draftkit.errors import DraftkitError, TargetError, require_count, require_setting
 from draftkit.hub.local_paths import public_name
 from draftkit.io.lock import sole_writer
@@ -286,13 +285,13 @@ class StateJob:
     row_tokens: int
     scratch_bytes: int
 
-    def ways(self) -> Ways:
+    def costs(self) -> StatesCosts:
         """What the states of all samples take, by each way to have them, for a run that reads each sample once.
 
         The time is from the plan's, 0 where all states are there.
         """
         manifest = self.manifest
-        return compare_ways(
+        return costs_of_states(
             samples=len(self.samples),
             tokens=manifest.num_tokens,
             states=manifest.num_states,

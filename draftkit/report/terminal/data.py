@@ -43,21 +43,21 @@ def states_plan(plan: Mapping[str, Any]) -> str:
     return f"{counts.format(**plan)}{sizes}; {time}"
 
 
-def ways_table(ways: Mapping[str, Any]) -> Table:
+def costs_table(costs: Mapping[str, Any]) -> Table:
     """What the target's states take, by each way to have them."""
-    encodings = ", ".join(f"{name} {_size(size)}" for name, size in ways["encodings"].items())
+    encodings = ", ".join(f"{name} {_size(size)}" for name, size in costs["encodings"].items())
     table = Table(
         "states", "on disk", "a sample", "the target computes", "a sample",
-        title="{samples:,} samples, {tokens:,} tokens, each read {passes:.2g} times".format(**ways),
-        caption=f"stored: {encodings}; times {ways['estimate']}",
+        title="{samples:,} samples, {tokens:,} tokens, each read {passes:.2g} times".format(**costs),
+        caption=f"stored: {encodings}; times {costs['estimate']}",
     )  # fmt: skip
     names = {
         "online": "online, in the run's process",
-        "store": f"stored first, in {ways['encoding']}",
+        "store": f"stored first, in {costs['encoding']}",
         "stream": "streamed, beside the run (at most)",
     }
     for way, name in names.items():
-        cost = ways[way]
+        cost = costs[way]
         times = (_time(cost["seconds"]), f"{cost['sample_seconds']:.3g} s")
         disk = (_size(cost["bytes"]), _size(cost["sample_bytes"])) if cost["bytes"] else ("none", "none")
         table.add_row(name, *disk, *times)

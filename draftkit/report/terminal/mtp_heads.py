@@ -20,7 +20,7 @@ from draftkit.io.records import to_dict
 def findings_of_heads(checkpoint: Checkpoint, heads: TargetHeads, *, read: bool) -> list[Finding]:
     """What is wrong with the heads; `read` looks at the numbers in their tensors too."""
     evidence = Evidence(config=checkpoint.config, heads=heads, stored=Stored(checkpoint.tensors) if read else None)
-    return findings(evidence, "mtp_heads")
+    return findings(evidence, "target_heads")
 
 
 def show_heads(

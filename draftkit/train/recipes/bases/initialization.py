@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.data.states.final_norm import final_norm
+from draftkit.data.states.online import final_norm
 from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.architecture import Rope
 from draftkit.layout.decoder import Decoder, rope_of_config

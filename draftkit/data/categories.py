@@ -1,6 +1,7 @@
-"""Which language a text is in, roughly: by its script, and in the Latin script by the commonest words.
+"""The categories of prompts and samples: language, tools, thinking and length.
 
-Enough to keep a language in or out of training data and to tell slices of traffic apart; it names the languages below
+Which language a text is in is told roughly: by its script, and in the Latin script by the commonest words. That is
+enough to keep a language in or out of training data and to tell slices of requests apart; it names the languages below
 and no others. Codes are those of ISO 639-1, `und` for what shows none.
 """
 
@@ -9,6 +10,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from dataclasses import replace
+
+from draftkit.data.rows import TOOL_ROLES, Conversation, Row
+from draftkit.data.samples import Sample
+from draftkit.data.tokenizer import TargetTokenizer
 
 UNKNOWN = "und"
 # The first word of a letter's Unicode name → its language, where a script has one that is written far more than others.
@@ -32,6 +38,10 @@ WORDS = {
 LANGUAGES = tuple(sorted({*SCRIPTS.values(), *WORDS, UNKNOWN}))
 SHARE = 0.2  # of the letters, from which on a script other than the Latin decides
 LETTERS_READ = 2000  # of the beginning of a text
+# A thought with something in it, as the templates of this year's models mark it.
+THOUGHT = re.compile(r"<think>(?!\s*</think>)|<\|channel\|?>\s*(analysis|thought)")
+LENGTHS = ((256, "short"), (1024, "medium"))  # tokens of a sample below which it is called that; else long
+LONG = "long"
 
 _of_word: dict[str, list[str]] = {}  # word → the languages that have it
 for _language, _words in WORDS.items():
@@ -56,3 +66,19 @@ def language_of(text: str) -> str:
         for language in _of_word.get(word, ()):
             votes[language] += 1
     return max(WORDS, key=lambda code: votes[code]) if votes else UNKNOWN
+
+
+def category_of(row: Row) -> str:
+    """Language and tools of a request, as `of_sample` reads them."""
+    if not isinstance(row.content, Conversation):
+        return f"language={language_of(str(row.content))} tools=no"
+    said = " ".join(str(m.get("content") or "") for m in row.content.messages if m["role"] == "user")
+    called = any(m["role"] in TOOL_ROLES or m.get("tool_calls") for m in row.content.messages)
+    return f"language={language_of(said)} tools={'yes' if row.content.tools or called else 'no'}"
+
+
+def sliced(sample: Sample, target: TargetTokenizer) -> Sample:
+    """The sample with all its slices in its category: those of its row, whether it thinks, and its length."""
+    thinks = THOUGHT.search(target.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=False))
+    length = next((name for limit, name in LENGTHS if len(sample) < limit), LONG)
+    return replace(sample, category=f"{sample.category} thinking={'yes' if thinks else 'no'} length={length}")

@@ -1,8 +1,9 @@
-"""The gap report: does the draft accept in real decoding what training says that it accepts?
+"""Training-serving skew: does the draft accept in real decoding what training says that it accepts?
 
-Training walks over held-out answers (`walk`); serving decodes them again with draftkit's runtime. For a draft whose
-checkpoint is what was trained, on answers of the target's own, both lengths agree up to chance, and at temperature 0
-exactly. A gap is a bug between training and serving; its causes are what `checks/gap.py` finds.
+Training simulates the rounds of held-out answers (`validation`); serving decodes them again with draftkit's runtime.
+For a draft whose checkpoint is what was trained, on answers of the target's own, both lengths agree up to chance, and
+at temperature 0 exactly. A difference is a bug between training and serving; its causes are what `checks/skew.py`
+finds.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def report_gap(
         decoded=[_served_rounds(answer, found) for answer, found in zip(answers, generations, strict=True)],
     )
     decoded = bootstrap_length([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
-    return Gap(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "gap")))
+    return Gap(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "skew")))
 
 
 def show_gap(gap: Gap) -> None:

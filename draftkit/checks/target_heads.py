@@ -1,4 +1,4 @@
-"""What goes wrong with a target's multi-token prediction heads when it is quantized, fine-tuned or uploaded again.
+"""Faults of the multi-token prediction heads in a target's checkpoint that was quantized, fine-tuned or uploaded again.
 
 Names, shapes and dtypes are told from the headers, by the target's own layer that is most like a head's; only what has
 `stored` among its needs reads tensors, those of the heads and what they are copies of.

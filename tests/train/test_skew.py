@@ -25,9 +25,9 @@ from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
-from draftkit.train.gap import Gap, report_gap
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin, Recipe
+from draftkit.train.skew import Gap, report_gap
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,10 @@ import pytest
 from fixtures.checkpoints import templates
 from fixtures.checkpoints.templates import tokenizer
 
+from draftkit.data.categories import sliced
+from draftkit.data.request_logs import read_traffic
 from draftkit.data.rows import Conversation
 from draftkit.data.samples import Sample
-from draftkit.data.traffic import read_traffic, sliced
 from draftkit.errors import FormatError
 
 USER = [{"role": "user", "content": "How do you sort the words of a list?"}]

@@ -1,4 +1,4 @@
-"""Logs of requests to a target, as servers and their clients write them, and the slices that they fall into.
+"""Logs of requests to a target, as servers and their clients write them.
 
 A record is a chat or completion of OpenAI's interface: the request's keys with the response's `choices`, or both under
 `request` (or a batch's `body`) and `response`; or a row of any shape that `draftkit.data.rows` knows.
@@ -9,23 +9,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from draftkit.data.language import language_of
-from draftkit.data.regenerate import TOOL_ROLES
-from draftkit.data.rows import Conversation, LeftOutRows, Row, data_files, parse_row, read_file
-from draftkit.data.samples import Sample
-from draftkit.data.tokenizer import TargetTokenizer
+from draftkit.data.categories import category_of
+from draftkit.data.rows import LeftOutRows, Row, data_files, parse_row, read_file
 from draftkit.errors import FormatError, SourceError
-
-# A thought with something in it, as the templates of this year's models mark it.
-THOUGHT = re.compile(r"<think>(?!\s*</think>)|<\|channel\|?>\s*(analysis|thought)")
-LENGTHS = ((256, "short"), (1024, "medium"))  # tokens of a sample below which it is called that; else long
-LONG = "long"
 
 
 class Logged(NamedTuple):
@@ -95,19 +86,3 @@ def _body(part: object, where: str) -> Mapping[str, object]:
     if not isinstance(part, dict):
         raise FormatError("request and response are no objects", where=where)
     return part
-
-
-def category_of(row: Row) -> str:
-    """Language and tools of a request, as `of_sample` reads them."""
-    if not isinstance(row.content, Conversation):
-        return f"language={language_of(str(row.content))} tools=no"
-    said = " ".join(str(m.get("content") or "") for m in row.content.messages if m["role"] == "user")
-    called = any(m["role"] in TOOL_ROLES or m.get("tool_calls") for m in row.content.messages)
-    return f"language={language_of(said)} tools={'yes' if row.content.tools or called else 'no'}"
-
-
-def sliced(sample: Sample, target: TargetTokenizer) -> Sample:
-    """The sample with all its slices in its category: those of its row, whether it thinks, and its length."""
-    thinks = THOUGHT.search(target.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=False))
-    length = next((name for limit, name in LENGTHS if len(sample) < limit), LONG)
-    return replace(sample, category=f"{sample.category} thinking={'yes' if thinks else 'no'} length={length}")

@@ -13,8 +13,8 @@ from fixtures.training.samples import samples
 from transformers import CONFIG_MAPPING
 
 from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.states.encoding import costs_of_states
 from draftkit.data.states.shards import read_manifest
-from draftkit.data.states.ways import compare_ways
 from draftkit.targets.pace import _active_parameters, token_seconds
 from draftkit.targets.pretrained import empty_model
 
@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ways_by_hand() -> None:
-    ways = compare_ways(
+    ways = costs_of_states(
         samples=10, tokens=1000, states=4, size=8, encoding="bf16", passes=2.5, waiting_tokens=200,
         token_seconds=0.5, estimate="by hand",
     )  # fmt: skip

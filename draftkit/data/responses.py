@@ -1,0 +1,309 @@
+"""What answers prompts, the target in draftkit's own engine or a server that has it, and the file of the answers.
+
+The file grows by whole batches, so that a killed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from transformers import PreTrainedModel
+
+from draftkit.data.rows import REGENERATED, Row
+from draftkit.engines.http import Api, Limits, RejectedRequest
+from draftkit.engines.servers.server import possible
+from draftkit.engines.vllm.client import CompletionsClient
+from draftkit.errors import DraftkitError, FormatError, SourceError, command
+from draftkit.hub.local_paths import public_name
+from draftkit.io.atomic import DISK_FAILURES
+from draftkit.io.jsonl import dump_line, read_lines
+from draftkit.io.lock import sole_writer
+from draftkit.layout.digest import weights_sha256
+from draftkit.loading import OpenedTarget, open_target
+from draftkit.requests import Request, SamplingParameters
+from draftkit.runtime.engine import Engine
+from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
+from draftkit.targets.target import Target
+
+LIMITS = Limits(silence=3600.0)  # one response, of which nothing is to be seen before its end, may wait for others
+PAUSES = (1.0, 5.0, 30.0)  # seconds before an attempt that failed is made again
+
+
+@dataclass(frozen=True)
+class RowPrompt:
+    """Token ids to answer, the id of the row, and the seed of the answer's random numbers, below 2⁶³."""
+
+    id: str
+    tokens: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A prompt that is not answered, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn and what ends them. `max_new_tokens` bounds each."""
+
+    parameters: SamplingParameters
+    max_new_tokens: int
+    end_ids: frozenset[int]
+
+
+class Responder(Protocol):
+    """Answers prompts in their order, with the very token ids; the one that ended an answer is its last."""
+
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]: ...
+
+
+class EngineResponder:
+    """The target in draftkit's engine, `concurrency` sequences at a time."""
+
+    def __init__(self, model: PreTrainedModel, sampling: Sampling, concurrency: int):
+        self.sampling = sampling
+        self.engine = Engine(Target(model), None, num_speculative_tokens=0, num_slots=concurrency)
+
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
+        """The answers; a prompt that fills the target's context is refused."""
+        positions = self.engine.target.positions
+        requests = {
+            index: Request(
+                prompt.id,
+                prompt.tokens,
+                min(self.sampling.max_new_tokens, positions.room(len(prompt.tokens))),
+                replace(self.sampling.parameters, seed=prompt.seed),
+                self.sampling.end_ids,
+            )
+            for index, prompt in enumerate(prompts)
+            if positions.room(len(prompt.tokens)) > 0
+        }
+        generations = self.engine.generate(requests.values())
+        answers = {index: tuple(g.tokens) for index, g in zip(requests, generations, strict=True)}
+        refusal = f"its tokens fill the target's context of {positions.most}"
+        return [answers.get(i, Refusal(f"{len(p.tokens)} prompt tokens: {refusal}")) for i, p in enumerate(prompts)]
+
+
+def engine_weights(target: str | OpenedTarget) -> str:
+    """The digest of the weights that `engine_responder` loads. Raises `DraftkitError` where it would not load them."""
+    target = open_target(target)
+    target.require_runtime(_served_instead(target.name))  # before all of them are read
+    return weights_sha256(target.folder)
+
+
+def engine_responder(
+    target: str | OpenedTarget,
+    sampling: Sampling,
+    concurrency: int,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> EngineResponder:
+    """Load a target (path, Hub id or `zoo:target`) to answer; `device` and `dtype` as in `evaluate.Settings`."""
+    target = open_target(target)
+    target.require_runtime(_served_instead(target.name))
+    place = device_named(device)
+    model = target.load(device=place, dtype=dtype_named(dtype, place))
+    tune_for_cpu(model)
+    return EngineResponder(model, sampling, concurrency)
+
+
+def _served_instead(target: str) -> str:
+    return f"{command('vllm', 'serve', target)}, and --endpoint http://HOST:PORT/v1 of that server"
+
+
+class EndpointResponder:
+    """A server with OpenAI's `/v1/completions` that takes and returns token ids, as vLLM does (`return_token_ids`).
+
+    `endpoint` is its address up to `/v1`; `model` None takes the only one that it serves. `OPENAI_API_KEY` is sent when
+    it is set. Raises `SourceError` when the server cannot be reached.
+    """
+
+    def __init__(self, endpoint: str, sampling: Sampling, concurrency: int, model: str | None = None):
+        self.client = CompletionsClient(
+            Api(
+                endpoint,
+                limits=LIMITS,
+                pauses=PAUSES,
+                hint="check address, model name and OPENAI_API_KEY; the same command goes on where this one stopped",
+            )
+        )
+        self.sampling = sampling
+        self.concurrency = concurrency
+        self.model = model or self._served_model()
+
+    def respond(self, prompts: Sequence[RowPrompt]) -> list[tuple[int, ...] | Refusal]:
+        """The answers; a prompt that the server rejects is refused.
+
+        Raises `SourceError` when the server goes away, does not know the model, or returns no token ids.
+        """
+        pool = ThreadPoolExecutor(self.concurrency)
+        try:
+            return list(pool.map(self._complete, prompts))
+        except BaseException:
+            self.client.api.leave()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an interrupt, what has not begun never does
+
+    def _served_model(self) -> str:
+        names = self.client.models()
+        if len(names) != 1:
+            raise SourceError(
+                f"the endpoint serves {', '.join(names) or 'no models'}",
+                where=self.client.api.root,
+                hint="say which one with --served-model",
+            )
+        return names[0]
+
+    def _complete(self, prompt: RowPrompt) -> tuple[int, ...] | Refusal:
+        drawn = replace(self.sampling.parameters, seed=prompt.seed)
+        request = Request(prompt.id, prompt.tokens, self.sampling.max_new_tokens, drawn)
+        ask = functools.partial(self.client.complete, self.model, request, self.sampling.end_ids)
+        try:
+            return possible(ask, request, self.client.api.root).ids
+        except RejectedRequest as error:
+            return Refusal(error.said)
+
+
+PLACES = ("source", "target")  # settings that say where something lies, of which the name counts
+LATER = ("target_sha256", "end_ids")  # settings that are younger than some of the files
+BLOCK = 1 << 16  # bytes that are searched for a line end at a time
+
+_log = logging.getLogger(__name__)
+
+
+class ResponseFile:
+    """JSONL: a first line with the settings, then a line for each row that is done; `done` holds their ids, each with
+    the digest of the row that it was made of, where there was one.
+
+    Opening a file that exists removes a last line that was only half written. Raises `DraftkitError` when the file was
+    made with other settings (of source and target the name counts) and while another process has it open,
+    `FormatError` naming any other damaged line. `format`: what the first line says it is.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, object], format: str = REGENERATED):
+        self.path = path
+        self.settings = dict(settings)
+        self.format = format
+        self.done: dict[str, object] = {}
+        held = ExitStack()
+        weakref.finalize(self, held.close)
+        held.enter_context(sole_writer(path))
+        if path.exists():
+            _cut_half_line(path, format)
+            self._resume()
+
+    def append(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Add rows and wait until they are on disk. On failure the file is what it was; raises `DraftkitError`."""
+        added = list(rows)
+        lines = [dump_line(row) for row in added]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                begin = file.tell()
+                header = [] if begin else [dump_line({"format": self.format, "version": 1, "settings": self.settings})]
+                try:
+                    _write_all(file.fileno(), b"".join(header + lines))
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(begin)
+                    raise
+        except OSError as error:
+            if error.errno not in DISK_FAILURES:
+                raise
+            raise DraftkitError(
+                f"writing {self.path.name} failed: {error.strerror}",
+                where=self.path,
+                hint="what was there before is kept: free some space and run the command again",
+            ) from error
+        self.done.update((str(row["id"]), row.get("row_sha256")) for row in added)
+
+    def has(self, row: Row) -> bool:
+        """Whether a row is done. Raises `DraftkitError` where another one is, of the same id."""
+        if row.id in self.done and self.done[row.id] not in (None, row.sha256):
+            raise DraftkitError(
+                f"{self.path.name} has the answer to another row {row.id}, which has changed since",
+                where=row.where,
+                hint="give the rows that it was begun with to go on with it, or write to another file",
+            )
+        return row.id in self.done
+
+    def _resume(self) -> None:
+        lines = read_lines(self.path)
+        _, header = next(lines, (1, None))
+        if header is None:
+            return
+        _check_header(header, self.format, self.settings, self.path)
+        for number, row in lines:
+            if not isinstance(row.get("id"), str):
+                raise FormatError("the row has no id", where=f"{self.path}, line {number}", hint="remove the line")
+            self.done[str(row["id"])] = row.get("row_sha256")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _cut_half_line(path: Path, format: str) -> None:
+    """Remove what follows the last line end; a killed run may have left it. Only a file of ours is touched."""
+    begins = dump_line({"format": format})[:-2]
+    try:
+        with path.open("rb+") as file:
+            if file.read(len(begins)) != begins[: file.tell()]:
+                raise _not_ours(path)
+            file.truncate(_end_of_lines(file))
+    except OSError as error:
+        raise DraftkitError(f"{path.name} cannot be continued: {error.strerror}", where=path) from error
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last whole line ends."""
+    position = file.seek(0, os.SEEK_END)
+    while position:
+        begin = max(0, position - BLOCK)
+        file.seek(begin)
+        end = file.read(position - begin).rfind(b"\n")
+        if end >= 0:
+            return begin + end + 1
+        position = begin
+    return 0
+
+
+def _check_header(header: Mapping[str, object], format: str, settings: Mapping[str, object], path: Path) -> None:
+    made_with = header.get("settings")
+    if header.get("format") != format or not isinstance(made_with, dict):
+        raise _not_ours(path)
+    if unsaid := [key for key in LATER if key in settings and key not in made_with]:
+        _log.warning("%s does not say its %s: they are not compared", path, " and ".join(unsaid))
+        made_with = {key: settings[key] for key in unsaid} | made_with
+    # The source and the target may have been moved since. What is in the target, the digests say.
+    before, now = ({k: public_name(str(v)) if k in PLACES else v for k, v in s.items()} for s in (made_with, settings))
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if differing:
+        raise DraftkitError(
+            "the file was begun with other settings:"
+            + "".join(f"\n    {key}: {made_with.get(key)!r}, now {settings.get(key)!r}" for key in differing),
+            where=path,
+            hint="give the same settings to go on with it, or write to another file",
+        )
+
+
+def _not_ours(path: Path) -> DraftkitError:
+    return DraftkitError(
+        "the output is already there, and is no file of responses", where=path, hint="choose another file"
+    )

@@ -1,9 +1,0 @@
-"""What a run can say of the target's hidden states; no torch, as settings are read without it."""
-
-from __future__ import annotations
-
-from typing import Literal, get_args
-
-Encoding = Literal["bf16", "float32", "fp8", "int8", "int8-channel"]
-ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-AHEAD = 8  # rows that a stream holds besides the one in use, unless it is told otherwise
