@@ -71,8 +71,9 @@ def channel_bytes(size: int, encoding: Encoding) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatesCost:
-    """`bytes` that lie on the disk at most, and `seconds` that the target computes, in all and for a sample."""
+class SourceCost:
+    """What one source of states takes: `bytes` on the disk at most, `seconds` that the target computes, in all and for
+    a sample."""
 
     bytes: int
     seconds: float
@@ -93,9 +94,9 @@ class StatesCosts:
     tokens: int
     passes: float
     encoding: Encoding
-    online: StatesCost
-    store: StatesCost
-    stream: StatesCost
+    online: SourceCost
+    store: SourceCost
+    stream: SourceCost
     encodings: dict[str, int]
     estimate: str
 
@@ -112,7 +113,8 @@ def costs_of_states(
     token_seconds: float,
     estimate: str,
 ) -> StatesCosts:
-    """The costs for `states` vectors of `size` numbers a token. `waiting_tokens`: those of the rows that a stream holds;
+    """The costs for `states` vectors of `size` numbers a token. `waiting_tokens`: those of the rows that a stream
+    holds;
     `token_seconds`: what the target takes."""
 
     def stored(tokens: float, samples: float, encoding: Encoding) -> int:
@@ -126,8 +128,8 @@ def costs_of_states(
     waiting = min(waiting_tokens, tokens)
     whole, part = stored(tokens, samples, encoding), stored(waiting, waiting / mean, encoding)
 
-    def cost(bytes: int, seconds: float, held: int) -> StatesCost:
-        return StatesCost(bytes=bytes, seconds=seconds, sample_bytes=held, sample_seconds=seconds / samples)
+    def cost(bytes: int, seconds: float, held: int) -> SourceCost:
+        return SourceCost(bytes=bytes, seconds=seconds, sample_bytes=held, sample_seconds=seconds / samples)
 
     each = stored(mean, 1, encoding)
     return StatesCosts(
