@@ -101,7 +101,7 @@ def settings() -> Iterator[str]:
 def findings() -> Iterator[str]:
     """What draftkit finds wrong or doubtful, read from the source."""
     yield "# Findings\n"
-    yield "What `inspect`, `convert`, `eval`, `doctor`, `data check` and the gap report of `train` say by name, what it"
+    yield "What `inspect`, `convert`, `eval`, `doctor`, `data check` and validation in `train` say by name, what it"
     yield f"costs to ignore it, and what mends it. `{REPLACED}` stands for what depends on the case.\n"
     found: dict[str, list[tuple[str, ...]]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

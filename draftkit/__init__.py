@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from draftkit.train.adapt import Adaptation, AdaptSettings, adapt_draft
     from draftkit.train.config import TrainConfig
     from draftkit.train.run import train_draft
-    from draftkit.train.tuner import DraftTuner, WalkedAcceptance, walk_acceptance
+    from draftkit.train.tuner import DraftTuner, SimulatedAcceptance, simulate_acceptance
 
 __all__ = [
     "AdaptSettings",
@@ -59,11 +59,11 @@ __all__ = [
     "ServerEngine",
     "ServerSettings",
     "Settings",
+    "SimulatedAcceptance",
     "Sweep",
     "Target",
     "TrainConfig",
     "VllmSettings",
-    "WalkedAcceptance",
     "__version__",
     "adapt_draft",
     "convert_checkpoint",
@@ -74,8 +74,8 @@ __all__ = [
     "load_drafter",
     "load_target",
     "push_draft",
+    "simulate_acceptance",
     "train_draft",
-    "walk_acceptance",
 ]
 
 _HOMES = {
@@ -103,7 +103,7 @@ _HOMES = {
     "Target": ("draftkit.targets.target", "Target"),
     "TrainConfig": ("draftkit.train.config", "TrainConfig"),
     "VllmSettings": ("draftkit.engines.vllm.settings", "VllmSettings"),
-    "WalkedAcceptance": ("draftkit.train.tuner", "WalkedAcceptance"),
+    "SimulatedAcceptance": ("draftkit.train.tuner", "SimulatedAcceptance"),
     "adapt_draft": ("draftkit.train.adapt", "adapt_draft"),
     "convert_checkpoint": ("draftkit.convert.api", "convert_checkpoint"),
     "diagnose_draft": ("draftkit.doctor.diagnose", "diagnose_draft"),
@@ -114,7 +114,7 @@ _HOMES = {
     "load_target": ("draftkit.loading", "load_model"),
     "push_draft": ("draftkit.publish", "push_draft"),
     "train_draft": ("draftkit.train.run", "train_draft"),
-    "walk_acceptance": ("draftkit.train.tuner", "walk_acceptance"),
+    "simulate_acceptance": ("draftkit.train.tuner", "simulate_acceptance"),
 }
 
 

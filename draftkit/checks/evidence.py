@@ -111,13 +111,14 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class GapReplay:
-    """The same answers as training walks them and as serving decodes them.
+class SkewReplay:
+    """The same answers as training simulates their rounds and as serving decodes them.
 
     `greedy`: at temperature 0, where both must agree token for token. `facts`: of the draft in training and in the
     checkpoint, by name, where its module states them. `frequencies`: of its rotary positions in both. `states`: of one
     answer, each with a name, in training and in serving, float [1, T, H]. `drafted`: of each answer, whether training
-    counts a first draft token at a position. `walked`, `decoded`: of each answer, the drafts that stood in each round.
+    counts a first draft token at a position. `simulated`, `decoded`: of each answer, the drafts that stood in each
+    round.
     """
 
     answers: Sequence[Sample]
@@ -127,7 +128,7 @@ class GapReplay:
     frequencies: tuple[Tensor, Tensor] | None
     states: Sequence[tuple[str, Tensor, Tensor]]
     drafted: Sequence[Sequence[bool]]
-    walked: Sequence[Sequence[int]]
+    simulated: Sequence[Sequence[int]]
     decoded: Sequence[Sequence[int]]
 
 
@@ -163,7 +164,7 @@ class Evidence:
     asked: Asked | None = None
     settings: Settings | None = None
     cell: Cell | None = field(default=None, repr=False)
-    replay: GapReplay | None = field(default=None, repr=False)
+    replay: SkewReplay | None = field(default=None, repr=False)
 
     @classmethod
     def of_draft(cls, draft: Draft, **others: Any) -> Evidence:

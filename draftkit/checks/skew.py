@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from draftkit.checks.evidence import GapReplay
+from draftkit.checks.evidence import SkewReplay
 from draftkit.checks.registry import check, check_unless
 from draftkit.finding import Finding
 
@@ -15,7 +15,7 @@ STATE_TOLERANCE = 0.05  # relative difference of states; numerics of other batch
 
 
 @check
-def facts(replay: GapReplay) -> Iterator[Finding]:
+def facts(replay: SkewReplay) -> Iterator[Finding]:
     """What the checkpoint says of the draft is what was trained: which row of a block predicts what, layers, norms."""
     if replay.facts is None:
         return
@@ -32,7 +32,7 @@ def facts(replay: GapReplay) -> Iterator[Finding]:
 
 
 @check_unless("facts")
-def rope(replay: GapReplay) -> Iterator[Finding]:
+def rope(replay: SkewReplay) -> Iterator[Finding]:
     """Draft and checkpoint rotate by the same frequencies."""
     if replay.frequencies is None:
         return
@@ -47,7 +47,7 @@ def rope(replay: GapReplay) -> Iterator[Finding]:
 
 
 @check
-def text(replay: GapReplay) -> Iterator[Finding]:
+def text(replay: SkewReplay) -> Iterator[Finding]:
     """The answers are what the target would say."""
     differing = []
     for answer, generation in zip(replay.answers, replay.generations, strict=True):
@@ -67,7 +67,7 @@ def text(replay: GapReplay) -> Iterator[Finding]:
 
 
 @check
-def states(replay: GapReplay) -> Iterator[Finding]:
+def states(replay: SkewReplay) -> Iterator[Finding]:
     """Training and serving read the same states of the target: no other layer, no other norm."""
     for name, mine, theirs in replay.states:
         off = float((mine - theirs).norm() / theirs.norm())
@@ -81,7 +81,7 @@ def states(replay: GapReplay) -> Iterator[Finding]:
 
 
 @check_unless("rope", "text", "states")
-def mask(replay: GapReplay) -> Iterator[Finding]:
+def mask(replay: SkewReplay) -> Iterator[Finding]:
     """Serving drafts where training counts."""
     missed = []
     for drafted, generation in zip(replay.drafted, replay.generations, strict=True):
@@ -99,9 +99,9 @@ def mask(replay: GapReplay) -> Iterator[Finding]:
 
 
 @check_unless("facts", "rope", "text", "states", "mask")
-def draft(replay: GapReplay) -> Iterator[Finding]:
+def draft(replay: SkewReplay) -> Iterator[Finding]:
     """Same text, same states, and the same rounds: else the draft differs from its checkpoint."""
-    pairs = list(zip(replay.answers, replay.walked, replay.decoded, strict=True))
+    pairs = list(zip(replay.answers, replay.simulated, replay.decoded, strict=True))
     differing = [(answer, mine, theirs) for answer, mine, theirs in pairs if list(mine) != list(theirs)]
     if not replay.greedy or len(differing) <= CHANCE * len(pairs):
         return
@@ -110,7 +110,7 @@ def draft(replay: GapReplay) -> Iterator[Finding]:
     yield Finding(
         "draft",
         "error",
-        f"{len(differing)} of {len(pairs)} answers have other rounds, as {answer.id} from round {at + 1} on: walked "
+        f"{len(differing)} of {len(pairs)} answers have other rounds, as {answer.id} from round {at + 1} on: simulated "
         f"{list(mine[at : at + 5])}, decoded {list(theirs[at : at + 5])}",
         where=answer.id,
         fix="training and checkpoint disagree about the draft: positions, masks, a norm, weights",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +17,7 @@ from draftkit.cli.options import (
     draft_facts,
     models,
 )
-from draftkit.cli.output import console, print_json, say_next
+from draftkit.cli.output import console, counted_progress, print_json, say_next
 from draftkit.errors import DraftkitError
 
 if TYPE_CHECKING:
@@ -111,7 +108,7 @@ def convert(
         conversion.check_finite()
     if not dry_run:
         out = out or default_output(conversion)
-        with _byte_progress(conversion.output_bytes) as on_bytes:
+        with counted_progress("convert", conversion.output_bytes, in_bytes=True) as on_bytes:
             conversion.write(out, force=force, allow_lossy=allow_lossy, on_bytes=on_bytes)
     _report_conversion(conversion, None if dry_run else out, as_json)
 
@@ -169,18 +166,3 @@ def _report_conversion(conversion: Conversion, out: Path | None, as_json: bool) 
         if conversion.export is None and refusal_to_run(conversion.require_draft().spec) is None:
             target = conversion.target.name if conversion.target else "TARGET"
             say_next("eval", "--target", target, "--draft", out)
-
-
-@contextmanager
-def _byte_progress(total: int) -> Iterator[Any]:
-    """A bar with bytes and rate on stderr where that is a terminal; yields what to call with each write's size."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("convert", total=total)
-        yield lambda size: progress.advance(task, size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -37,7 +36,7 @@ from draftkit.cli.options import (
     models,
     settled_dtype,
 )
-from draftkit.cli.output import ProgressLines, console, print_json, quiet_transformers, refuse_inputs, say_next
+from draftkit.cli.output import console, counted_progress, print_json, quiet_transformers, refuse_inputs, say_next
 from draftkit.cli.panels import PanelCommand
 from draftkit.errors import DraftkitError
 from draftkit.requests import SamplingParameters
@@ -84,7 +83,7 @@ def prepare(
     refuse_inputs(out, [source])
     renderer = Renderer(load_tokenizer(target), _parse_options(template_options), system)
     left_out = LeftOutRows()
-    with _progress("rows", limit) as on_rows:
+    with counted_progress("rows", limit) as on_rows:
         rows = _counted(
             read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out), on_rows
         )
@@ -183,7 +182,7 @@ def regenerate(
         return
     responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
     before = _done_before(file, endpoint)
-    with _progress("rows", limit) as on_rows:
+    with counted_progress("rows", limit) as on_rows:
         report = answer(
             rows, Renderer(tokenizer, settings.template_options, system, template), responder, file,
             seed=seed, batch_size=4 * concurrency, on_progress=on_rows,
@@ -255,7 +254,7 @@ def synthesize(
     left_out: Mapping[str, int] = {}
     if before < count:
         responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
-        with _progress("prompts", count) as on_prompts:
+        with counted_progress("prompts", count) as on_prompts:
             on_prompts(before)
             left_out = write_prompts(
                 count, cut, renderer, responder, file, settings, batch_size=4 * concurrency, on_progress=on_prompts
@@ -357,7 +356,7 @@ def states(
         if dry_run and not as_json:
             console().print(costs_table(costs))
         if not dry_run:
-            with _progress("tokens", job.plan.tokens) as on_tokens:
+            with counted_progress("tokens", job.plan.tokens) as on_tokens:
                 manifest = job.write(on_tokens)
     if as_json:
         done = {"schema": 1, "out": None if dry_run else str(out), "plan": plan, "ways": costs}
@@ -459,26 +458,3 @@ def _counted(items: Iterable[Item], on_items: Callable[[int], None]) -> Iterator
     for item in items:
         yield item
         on_items(1)
-
-
-@contextmanager
-def _progress(of: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar over rows or tokens on stderr, or lines; yields what to call with how many more are done."""
-    if not sys.stderr.isatty():
-        lines, done = ProgressLines(), 0
-
-        def on_items(count: int) -> None:
-            nonlocal done
-            done += count
-            lines(of, done, total)
-
-        yield on_items
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    with Progress(
-        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
-        task = progress.add_task(of, total=total)
-        yield lambda count: progress.advance(task, count)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,10 +18,10 @@ from draftkit.cli.options import (
     drafts,
     settled_dtype,
 )
-from draftkit.cli.output import console, print_json, quiet_transformers
+from draftkit.cli.output import console, print_json, quiet_transformers, shown_progress
 
 if TYPE_CHECKING:
-    from draftkit.doctor.measure import TrialProgress
+    pass
 
 
 def doctor(
@@ -52,7 +49,8 @@ def doctor(
     from draftkit.report.terminal.diagnosis import show_diagnosis
 
     dtype = settled_dtype(dtype, device)
-    with _trial_progress() as on_progress:
+    with shown_progress(one_bar=True) as on_progress:
+        on_progress("loading", 0, None)
         diagnosis = diagnose_draft(
             target,
             draft,
@@ -68,19 +66,3 @@ def doctor(
         print_json(diagnosis.to_dict())
     else:
         show_diagnosis(console(), diagnosis.to_dict())
-
-
-@contextmanager
-def _trial_progress() -> Iterator[TrialProgress]:
-    """A bar over the measurements, on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("loading", total=None)
-        yield lambda name, done, total: bars.update(task, description=name, completed=done, total=total)

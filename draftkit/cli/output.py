@@ -6,19 +6,19 @@ import codecs
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from draftkit.errors import DraftkitError, command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from draftkit.evaluate.measure import Progress
+    from draftkit.evaluate.measure import Progress as PromptProgress
 
 PROGRESS_SECONDS = 30.0  # between lines
 
@@ -30,44 +30,85 @@ def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
             raise DraftkitError("the output is one of the inputs", where=out, hint="choose another file")
 
 
-class ProgressLines:
-    """How far long work is, as a line on stderr now and then: where that is no terminal, on which a bar would move."""
+class ShowProgress(Protocol):
+    """Shows how far the work of a name is; `total` None where nobody knows."""
 
-    def __init__(self) -> None:
-        self._said = time.monotonic()
-
-    def __call__(self, name: str, done: int, total: int | None, detail: str = "") -> None:
-        now = time.monotonic()
-        if now - self._said < PROGRESS_SECONDS:
-            return
-        self._said = now
-        print(f"{name}: {done:,}{'' if total is None else f' of {total:,}'}{detail}", file=sys.stderr, flush=True)
-
-
-def _so_far(name: str, length: float) -> str:
-    """The acceptance length of a run, where it has one."""
-    return "" if isnan(length) or name.endswith("no draft") else f", acceptance length {length:.2f}"
+    def __call__(self, name: str, done: int, total: int | None, detail: str = "") -> None: ...
 
 
 @contextmanager
-def prompt_progress() -> Iterator[Progress]:
-    """A bar for each run with the acceptance length so far, on stderr; lines where that is no terminal."""
+def shown_progress(*, in_bytes: bool = False, one_bar: bool = False) -> Iterator[ShowProgress]:
+    """How far long work is, on stderr: a bar for each name, or `one_bar` that takes the name of what runs; where that
+    is no terminal, on which a bar would move, a line now and then."""
     if not sys.stderr.isatty():
-        lines = ProgressLines()
-        yield lambda name, done, total, length: lines(name, done, total, _so_far(name, length))
+        yield _progress_lines(in_bytes)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    amount: tuple[ProgressColumn, ...] = (MofNCompleteColumn(),)
+    if in_bytes:
+        amount = DownloadColumn(), TransferSpeedColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), *amount, TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {}
 
+        def show(name: str, done: int, total: int | None, detail: str = "") -> None:
+            bar = "" if one_bar else name
+            if bar not in tasks:
+                tasks[bar] = bars.add_task(name, total=total)
+            bars.update(tasks[bar], completed=done, total=total, description=name + detail)
+
+        yield show
+
+
+def _progress_lines(in_bytes: bool) -> ShowProgress:
+    said = time.monotonic()
+
+    def show(name: str, done: int, total: int | None, detail: str = "") -> None:
+        nonlocal said
+        if time.monotonic() - said < PROGRESS_SECONDS:
+            return
+        said = time.monotonic()
+        amount, whole = (f"{n / 1e9:,.1f} GB" if in_bytes else f"{n:,}" for n in (done, total or 0))
+        print(f"{name}: {amount}{'' if total is None else f' of {whole}'}{detail}", file=sys.stderr, flush=True)
+
+    return show
+
+
+@contextmanager
+def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
+    """The same for one kind of work; yields what to call with how many more are done."""
+    with shown_progress(in_bytes=in_bytes) as show:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            show(name, done, total)
+
+        show(name, 0, total)
+        yield advance
+
+
+@contextmanager
+def prompt_progress() -> Iterator[PromptProgress]:
+    """The same for runs over prompts, with the acceptance length so far."""
+    with shown_progress() as show:
+
         def on_progress(name: str, done: int, total: int, length: float) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=done, description=name + _so_far(name, length))
+            known = not isnan(length) and not name.endswith("no draft")
+            show(name, done, total, f", acceptance length {length:.2f}" if known else "")
 
         yield on_progress
 

@@ -21,8 +21,6 @@ from draftkit.hub.local_paths import public_name
 from draftkit.requests import SamplingParameters
 from draftkit.targets.chat import TemplateRejection
 
-Progress = Callable[[int], None]  # rows done with a batch
-
 
 @dataclass
 class Dialogue:
@@ -187,14 +185,14 @@ def regenerate(
     *,
     seed: int = 0,
     batch_size: int = 64,
-    on_progress: Progress = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> RowCounts:
     """Answer rows in batches and append each batch to `out`; rows that it has are passed over.
 
-    The answer to a row depends on its id, its turn and `seed`, not on the other rows or on how often the run was
-    interrupted, up to the numerics of batched matrix products. Returns counts of the rows of this run. Raises
-    `DraftkitError` when no row of the first batch is answered and for a row of which `out` has the answer to another
-    one, and what the responder and the file raise.
+    `on_progress` is told how many rows each batch had. The answer to a row depends on its id, its turn and `seed`, not
+    on the other rows or on how often the run was interrupted, up to the numerics of batched matrix products. Returns
+    counts of the rows of this run. Raises `DraftkitError` when no row of the first batch is answered and for a row of
+    which `out` has the answer to another one, and what the responder and the file raise.
     """
     report = RowCounts()
     rows = iter(rows)

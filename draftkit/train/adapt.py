@@ -44,7 +44,7 @@ from draftkit.results.statistics import bootstrap_length, contrast, gain
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.config import TrainConfig, read_config
 from draftkit.train.run import train_draft
-from draftkit.train.tuner import DraftTuner, WalkedAcceptance, recipe_of
+from draftkit.train.tuner import DraftTuner, SimulatedAcceptance, recipe_of
 
 SETTINGS_FILE, REPORT_FILE = "adapt-settings.json", "adapt.json"
 WHERE = ("endpoint", "served_model", "concurrency")  # settings that say by whom, not what: they may change on the way
@@ -193,22 +193,20 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
         config = _judged_by(run, samples)
         target = _load(settings)
         said(f"judging {settings.draft} on {len(samples.judging):,} answers")
-        before = DraftTuner(settings.draft, target).walk_acceptance(samples.judging, k=settings.k, mode=settings.mode)
+        before = _judge(settings, settings.draft, target, samples)
         del target  # or training would hold a second one
         said(f"training on {len(samples.training):,} answers")
         trained = train_draft(config, resume=True)
         if trained.draft is None:
             return Adaptation(None, len(samples.training), stopped_by=trained.stopped_by)
-        after = DraftTuner(trained.draft, _load(settings)).walk_acceptance(
-            samples.judging, k=settings.k, mode=settings.mode
-        )
+        after = _judge(settings, trained.draft, _load(settings), samples)
         adapted = Adaptation(trained.draft, len(samples.training), tuple(compare(before, after)))
         with atomic_file(out / REPORT_FILE, force=True) as file:
             file.write(dump(named(finite(adapted.to_dict()))).encode())
         return adapted
 
 
-def compare(before: WalkedAcceptance, after: WalkedAcceptance) -> Iterator[AdaptedSlice]:
+def compare(before: SimulatedAcceptance, after: SimulatedAcceptance) -> Iterator[AdaptedSlice]:
     """Each slice of the same samples before and after: the traffic, the general text, and then by language, tools,
     thinking and length of the traffic."""
     numbers = sorted(before.sums.keys() & after.sums.keys())
@@ -223,7 +221,7 @@ def compare(before: WalkedAcceptance, after: WalkedAcceptance) -> Iterator[Adapt
         ]  # fmt: skip
         if len(inside) < (1 if "source=" in name else SMALLEST_SLICE):
             continue
-        old, new = ([walked.sums[number] for number in inside] for walked in (before, after))
+        old, new = ([found.sums[number] for number in inside] for found in (before, after))
         yield AdaptedSlice(
             name=name.removeprefix("source="),
             samples=len(inside),
@@ -424,6 +422,13 @@ def _judged_by(run: TrainConfig, samples: _Samples) -> TrainConfig:
         steps = run.optimization.max_steps or round(epochs)
         validation = replace(validation, every=max(steps // VALIDATIONS, 1))
     return replace(run, validation=validation)
+
+
+def _judge(
+    settings: AdaptSettings, draft: str | Path, target: PreTrainedModel, samples: _Samples
+) -> SimulatedAcceptance:
+    """What a draft accepts of the held-out answers."""
+    return DraftTuner(draft, target).simulate_acceptance(samples.judging, k=settings.k, mode=settings.mode)
 
 
 def _load(settings: AdaptSettings) -> PreTrainedModel:

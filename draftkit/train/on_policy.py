@@ -36,7 +36,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import OnPolicy, Validation
-from draftkit.train.validation import walk
+from draftkit.train.validation import simulate_rounds
 
 NUM_SLOTS = 32  # samples that are decoded together
 
@@ -144,12 +144,12 @@ class RejectionStage:
         return weights
 
     @torch.no_grad()
-    def walked_weights(self, recipe: Recipe, batch: TrainingBatch, step: int) -> Tensor:
+    def simulated_weights(self, recipe: Recipe, batch: TrainingBatch, step: int) -> Tensor:
         """float32 [K, N] of a batch, whose text is taken for the target's own."""
         chains = recipe.chains(batch, self.validation.k)
         generator = torch.Generator().manual_seed(row_seed(self.seed, "walk", step))
         weights = torch.ones(chains.drafted.shape, device=batch.tokens.device)
-        for rounds in walk(batch, chains, self.validation.mode, generator).values():
+        for rounds in simulate_rounds(batch, chains, self.validation.mode, generator).values():
             for r in rounds:
                 if r.accepted < r.drafted:
                     weights[r.accepted, r.anchor] = self.settings.weight

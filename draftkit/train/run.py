@@ -51,7 +51,7 @@ from draftkit.train.on_policy import RejectionStage
 from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.settings import StreamSettings
 from draftkit.train.setup import ReadyRun, read_split, set_up
-from draftkit.train.skew import Gap, SaveDraft, report_gap
+from draftkit.train.skew import SaveDraft, Skew, measure_skew
 from draftkit.train.streaming import Prefetch, open_stream, stream_manifest
 from draftkit.train.trainer import DraftTrainer, KeepBest, Patience, StatesOf
 from draftkit.version import __version__
@@ -221,7 +221,7 @@ def _decoding(
     target: PreTrainedModel,
     validating: PackedRows | None,
     save: SaveDraft,
-) -> Callable[[], Gap] | None:
+) -> Callable[[], Skew] | None:
     """What decodes held-out prompts for real; None where the run does not want it."""
     settings = config.validation
     if not settings.decode or validating is None:
@@ -232,7 +232,7 @@ def _decoding(
         row = row_tensors([sample], len(sample))
         return source.states(*(row[name][None].to(target.device) for name in ("tokens", "positions", "sample_ids")))
 
-    return lambda: report_gap(
+    return lambda: measure_skew(
         recipe,
         [validating.samples[number] for number in validating.numbers[: settings.decode]],
         target,

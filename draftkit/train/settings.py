@@ -110,15 +110,16 @@ class OnPolicy:
     """Steps in which the drafts count more that serving, with the draft as it then is, rejects.
 
     - `share` of the steps, chosen by the run's seed. `weight` of a rejected draft; the others count 1.
-    - `rounds`: `decoded` for real from the samples' last prompts on, so that the text is the target's own; or `walked`
-      over the samples as they are, which takes answers of the target's own, but not the time of decoding them again.
+    - `rounds`: `decoded` for real from the samples' last prompts on, so that the text is the target's own; or
+      `simulated` over the samples as they are, which takes answers of the target's own, but not the time of decoding
+      them again.
 
     K and how tokens are drawn are those of `validation`.
     """
 
     share: Share = 0.5
     weight: Positive = 4.0
-    rounds: Literal["decoded", "walked"] = "decoded"
+    rounds: Literal["decoded", "simulated"] = "decoded"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[Read
     if config.validation.decode:
         opened.require_runtime("leave out validation.decode, which decodes with it")
     if config.on_policy is not None and config.on_policy.rounds == "decoded":
-        opened.require_runtime("set on_policy.rounds=walked, which decodes nothing")
+        opened.require_runtime("set on_policy.rounds=simulated, which decodes nothing")
     samples, training, validating = read_split(config)
     with ExitStack() as stack:
         stack.enter_context(_no_empty_folder(out))
@@ -278,7 +278,7 @@ def _check_states(config: TrainConfig, recipe: Recipe) -> None:
     elif settings.decode:
         problem = "validation.decode: decoding takes the whole target"
     elif config.on_policy is not None and config.on_policy.rounds == "decoded":
-        problem = "on_policy.rounds=decoded: decoding takes the whole target (walked does not)"
+        problem = "on_policy.rounds=decoded: decoding takes the whole target (simulated does not)"
     elif recipe.resamples:
         problem = "the draft's own text: the target has to read it"
     if (config.states or config.stream is not None) and problem is not None:

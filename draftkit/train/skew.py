@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftkit.checks.evidence import Evidence, GapReplay
+from draftkit.checks.evidence import Evidence, SkewReplay
 from draftkit.checks.registry import findings
 from draftkit.data.packing import row_tensors
 from draftkit.data.samples import Sample
@@ -43,35 +43,35 @@ from draftkit.train.recipes.recipe import Recipe
 from draftkit.train.validation import Mode, acceptance, judge
 
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
-StatesOf = Callable[[Sample], States]
+StatesOfSample = Callable[[Sample], States]
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Acceptance lengths on the same answers, as training walks them and as serving decodes them."""
+class Skew:
+    """Acceptance lengths on the same answers, as training simulates their rounds and as serving decodes them."""
 
-    walked: Interval
+    simulated: Interval
     decoded: Interval
     causes: tuple[Finding, ...]
 
     @property
     def closed(self) -> bool:
         """Whether they agree within their intervals."""
-        return self.walked.overlaps(self.decoded)
+        return self.simulated.overlaps(self.decoded)
 
 
-def report_gap(
+def measure_skew(
     recipe: Recipe,
     samples: Sequence[Sample],
     target: PreTrainedModel,
     *,
-    states_of: StatesOf,
+    states_of: StatesOfSample,
     save_draft: SaveDraft,
     k: int,
     mode: Mode,
     temperature: float = 0.0,
-) -> Gap:
-    """Walk and decode the first answer of each sample.
+) -> Skew:
+    """Simulate and decode the rounds of the first answer of each sample.
 
     `target` is the one that trains, in this process; `states_of` gives the states that training reads, `save_draft`
     writes a checkpoint's folder, which the runtime loads. `temperature`: of the answers, with the mode `sampled`.
@@ -85,7 +85,7 @@ def report_gap(
         drafter = load_drafter(read_draft(folder), target)
         generations = _decode(answers, target, drafter, k, temperature)
         served = _serving_states(answers[0], target, drafter) if answers else None
-    replay = GapReplay(
+    replay = SkewReplay(
         answers=answers,
         generations=generations,
         greedy=temperature == 0,
@@ -93,20 +93,20 @@ def report_gap(
         frequencies=_rotations(recipe, drafter),
         states=[] if served is None else [*_states(batches[0], served, recipe)],
         drafted=[batch.drafted(1)[0].tolist() for batch in batches],
-        walked=[[r.accepted for r in found.rounds] for found in judged],
+        simulated=[[r.accepted for r in found.rounds] for found in judged],
         decoded=[_served_rounds(answer, found) for answer, found in zip(answers, generations, strict=True)],
     )
     decoded = bootstrap_length([(sum(rounds), len(rounds)) for rounds in replay.decoded if rounds])
-    return Gap(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "skew")))
+    return Skew(acceptance(judged), decoded, tuple(findings(Evidence(replay=replay), "skew")))
 
 
-def show_gap(gap: Gap) -> None:
+def show_skew(skew: Skew) -> None:
     """Say what explains that serving accepts otherwise than training says."""
-    for cause in gap.causes:
-        print(f"gap between training and serving, {cause.name}: {cause.message}; {cause.fix}", file=sys.stderr)
-    if not gap.closed and not gap.causes:
-        lengths = f"{gap.walked.mean:.3f} and {gap.decoded.mean:.3f}"
-        print(f"gap between training and serving: acceptance lengths {lengths}, of no known cause", file=sys.stderr)
+    for cause in skew.causes:
+        print(f"skew between training and serving, {cause.name}: {cause.message}; {cause.fix}", file=sys.stderr)
+    if not skew.closed and not skew.causes:
+        lengths = f"{skew.simulated.mean:.3f} and {skew.decoded.mean:.3f}"
+        print(f"skew between training and serving: acceptance lengths {lengths}, of no known cause", file=sys.stderr)
 
 
 def first_answer(sample: Sample) -> Sample | None:
@@ -183,5 +183,5 @@ def _frequencies(model: object) -> Tensor | None:
 
 
 def _served_rounds(answer: Sample, generation: Generation) -> list[int]:
-    """Drafts that stood, of those within the answer, as the walk counts them."""
+    """The accepted drafts of each round, of those within the answer, as the simulation counts them."""
     return [min(r.accepted, len(answer) - r.position) for r in generation.rounds]

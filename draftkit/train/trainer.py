@@ -37,7 +37,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
-from draftkit.train.skew import Gap, show_gap
+from draftkit.train.skew import Skew, show_skew
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 
@@ -67,7 +67,7 @@ class DraftTrainer(Trainer):
         load_draft: Callable[[Path], None],
         k: int,
         mode: Mode,
-        decode: Callable[[], Gap] | None,
+        decode: Callable[[], Skew] | None,
         stage: RejectionStage | None = None,
         callbacks: Sequence[TrainerCallback] = (),
     ):
@@ -127,10 +127,10 @@ class DraftTrainer(Trainer):
         step is one that counts them more."""
         recipe, step = self.accelerator.unwrap_model(self.model), self.state.global_step
         stage = self._stage if self._stage is not None and self._stage.due(step) else None
-        if stage is not None and stage.settings.rounds == "walked":
+        if stage is not None and stage.settings.rounds == "simulated":
             batch = self._batch(row)
             with judging(recipe):
-                return batch._replace(weights=stage.walked_weights(recipe, batch, step))
+                return batch._replace(weights=stage.simulated_weights(recipe, batch, step))
         if stage is not None:
             served = stage.serve(recipe, self._samples_of(row), step)
             batch = self._batch(self._packed(served.samples, row))
@@ -164,7 +164,7 @@ class DraftTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """The walk over all held-out samples, on all processes together."""
+        """The acceptance length and loss on all held-out samples, on all processes together."""
         rows = self.eval_dataset
         assert isinstance(rows, PackedRows)
         recipe = self.accelerator.unwrap_model(self.model)
@@ -183,9 +183,9 @@ class DraftTrainer(Trainer):
             found = metrics(judged, [sample.category for sample in rows.samples], self._k)
             found["loss"] = math.fsum(losses) / len(losses)
             if self._decode is not None and self.is_world_process_zero():
-                gap = self._decode()
-                found |= {"decoded_acceptance_length": gap.decoded.mean, "walked_on_decoded": gap.walked.mean}
-                show_gap(gap)
+                skew = self._decode()
+                found |= {"decoded_acceptance_length": skew.decoded.mean, "simulated_on_decoded": skew.simulated.mean}
+                show_skew(skew)
         prefixed = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.judged_at = self.state.global_step, prefixed
         self.log(prefixed)

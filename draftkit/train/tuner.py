@@ -36,7 +36,7 @@ TOKENS_PER_ROW = 2048
 
 
 @dataclass(frozen=True)
-class WalkedAcceptance:
+class SimulatedAcceptance:
     """The acceptance length that serving would have on some answers.
 
     `sums`: of each sample with a round, by its number, the accepted drafts and the rounds; `categories`: of each
@@ -108,9 +108,9 @@ class DraftTuner:
         )
         self._states = OnlineStates(target, self.recipe.aux_layers)
 
-    def walk_acceptance(
+    def simulate_acceptance(
         self, samples: str | Path | Sequence[Sample], *, k: int = 4, mode: Mode = "greedy"
-    ) -> WalkedAcceptance:
+    ) -> SimulatedAcceptance:
         """What serving would accept with `k` drafts a round on samples whose loss mask holds the target's own answers,
         drawn as `mode` says."""
         samples = self._checked(samples)
@@ -121,7 +121,7 @@ class DraftTuner:
                 batch = self._batch(rows, number)
                 judged += judge(self.recipe, batch, rows[number]["numbers"], k, mode)
         sums = {j.number: (sum(r.accepted for r in j.rounds), len(j.rounds)) for j in judged if j.rounds}
-        return WalkedAcceptance(dict(sorted(sums.items())), tuple(sample.category for sample in samples))
+        return SimulatedAcceptance(dict(sorted(sums.items())), tuple(sample.category for sample in samples))
 
     def step(self, samples: str | Path | Sequence[Sample]) -> float:
         """One step of the optimizer on all samples; the loss before it, the mean over rows of packed samples.
@@ -175,7 +175,7 @@ class DraftTuner:
         return nullcontext() if device == "cpu" else torch.autocast(device, dtype=torch.bfloat16)
 
 
-def walk_acceptance(
+def simulate_acceptance(
     draft: str | Path,
     target: str | PreTrainedModel,
     samples: str | Path | Sequence[Sample],
@@ -183,14 +183,14 @@ def walk_acceptance(
     k: int = 4,
     mode: Mode = "greedy",
     device: str | None = None,
-) -> WalkedAcceptance:
+) -> SimulatedAcceptance:
     """The acceptance length that a draft of any format would have in serving, from one teacher-forced pass.
 
     `samples`: a file that `draftkit data prepare` wrote, or `Sample`s, whose loss masks hold answers of the target's
     own: decoded greedily, where the result is what decoding measures, round for round, or sampled, as `mode` says.
     Raises `DraftkitError`, also for a kind of draft that draftkit does not train.
     """
-    return DraftTuner(draft, target, device=device).walk_acceptance(samples, k=k, mode=mode)
+    return DraftTuner(draft, target, device=device).simulate_acceptance(samples, k=k, mode=mode)
 
 
 def recipe_of(method: str) -> str:

@@ -22,7 +22,7 @@ from draftkit.train.recipes.recipe import Chains, Recipe
 Mode = Literal["greedy", "sampled"]
 
 
-class WalkedRound(NamedTuple):
+class SimulatedRound(NamedTuple):
     """A round: how many draft tokens stood, of those that still were in the text, and how many drafts were possible.
 
     `anchor`: the position in the batch whose state is the newest that the drafts read.
@@ -33,9 +33,9 @@ class WalkedRound(NamedTuple):
     anchor: int
 
 
-def walk(
+def simulate_rounds(
     batch: TrainingBatch, chains: Chains, mode: Mode, generator: torch.Generator | None = None
-) -> dict[int, list[WalkedRound]]:
+) -> dict[int, list[SimulatedRound]]:
     """The rounds of each sample, by its number.
 
     `sampled` draws coins from `generator`, on the CPU. A round that reaches the end of its span counts what lies
@@ -49,12 +49,12 @@ def walk(
     hits = (stands.cpu() & chains.drafted.cpu()).long().cumprod(0).sum(0).tolist()
     possible = chains.drafted.cpu().sum(0).tolist()
     sample_ids = batch.sample_ids[0].tolist()
-    rounds: dict[int, list[WalkedRound]] = {}
+    rounds: dict[int, list[SimulatedRound]] = {}
     for begin, end in _spans(batch):
         anchor = begin - 1  # the position whose feature predicts the span's first token
         sample = sample_ids[begin]
         while anchor + 1 < end - 1 and anchor >= 0 and sample_ids[anchor] == sample:
-            rounds.setdefault(sample, []).append(WalkedRound(hits[anchor], possible[anchor], anchor))
+            rounds.setdefault(sample, []).append(SimulatedRound(hits[anchor], possible[anchor], anchor))
             anchor += hits[anchor] + 1
     return rounds
 
@@ -73,11 +73,12 @@ def _spans(batch: TrainingBatch) -> Iterator[tuple[int, int]]:
 
 
 class Judged(NamedTuple):
-    """A sample that was walked: its number in the file, its rounds, and sums over what serving would draft: how many
+    """A sample whose rounds were simulated: its number in the file, its rounds, and sums over what serving would draft:
+    how many
     drafts, their Σ min(p, q), and the target's mass outside the draft vocabulary."""
 
     number: int
-    rounds: list[WalkedRound]
+    rounds: list[SimulatedRound]
     drafts: int
     alpha: float
     oov: float
@@ -88,7 +89,7 @@ def judge(recipe: Recipe, batch: TrainingBatch, numbers: Sequence[int], k: int, 
     """The samples of a batch; `numbers` are theirs. Coins are drawn from the samples' numbers alone."""
     chains = recipe.chains(batch, k)
     generator = torch.Generator().manual_seed(numbers[0] if numbers else 0)
-    rounds = walk(batch, chains, mode, generator)
+    rounds = simulate_rounds(batch, chains, mode, generator)
     first = chains.drafted[0]
     judged = []
     for place, number in enumerate(numbers):

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from draftkit import AdaptSettings, adapt_draft, walk_acceptance
+from draftkit import AdaptSettings, adapt_draft, simulate_acceptance
 from draftkit.report.terminal.adapt import adaptation_table
 from draftkit.results.metrics import length
 from draftkit.results.statistics import gain
@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     traffic = next(found for found in adapted.slices if found.name == "traffic")
     per_thousand = 1000 * traffic.gained.mean / adapted.answers
     old = judges(work)
-    before, after = (walk_acceptance(draft, OLD_TARGET, old, k=K) for draft in (DRAFT, adapted.draft))
-    one, other = ([walked.sums[n] for n in sorted(before.sums)] for walked in (before, after))
+    before, after = (simulate_acceptance(draft, OLD_TARGET, old, k=K) for draft in (DRAFT, adapted.draft))
+    one, other = ([found.sums[n] for n in sorted(before.sums)] for found in (before, after))
     lost = gain(one, other, comparisons=1)
     console.print(f"regained {traffic.gained.mean:+.3f} from {adapted.answers} answers, {per_thousand:+.2f} per 1,000")
     console.print(

@@ -1,13 +1,13 @@
 """Does counting rejected drafts more (`train --on-policy`) train better than going on as before, at equal compute?
 
 `python -m scripts.check.on_policy --work DIR [--draft zoo:eagle3] [--seconds 40] [--seeds 3] [--weight 4]
-[--rounds decoded walked]`
+[--rounds decoded simulated]`
 
 Needs DIR/samples.jsonl, the embedded target's own greedy answers, prepared. From a trained draft, each way of going on
 gets the same processor time of steps: how many steps that are is found by a short run of each. All drafts are judged by
-a walk over the target's greedy answers to the 80 embedded prompts, which at temperature 0 is what decoding measures,
-round for round. Lengths are over all seeds; intervals resample prompts, the same ones on both sides of a difference.
-Results are kept in DIR and not measured again.
+simulated rounds over the target's greedy answers to the 80 embedded prompts, which at temperature 0 is what decoding
+measures, round for round. Lengths are over all seeds; intervals resample prompts, the same ones on both sides of a
+difference. Results are kept in DIR and not measured again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from draftkit.results.statistics import bootstrap_length, gain
 from draftkit.train.config import TrainConfig
 from draftkit.train.run import train_draft
 from draftkit.train.settings import OnPolicy, Optimization, Validation
-from draftkit.train.tuner import recipe_of, walk_acceptance
+from draftkit.train.tuner import recipe_of, simulate_acceptance
 
 TARGET = "zoo:target"
 K = 4
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--weight", type=float, default=4.0)
     parser.add_argument("--share", type=float, default=0.5)
-    parser.add_argument("--rounds", nargs="+", choices=("decoded", "walked"), default=["decoded", "walked"])
+    parser.add_argument("--rounds", nargs="+", choices=("decoded", "simulated"), default=["decoded", "simulated"])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     held_out = judges(options.work)
@@ -128,8 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return (ends[-1] - ends[COLD - 1]) / (TRIED - COLD)
 
     def judged(draft: str | Path) -> list[tuple[int, int]]:
-        walked = walk_acceptance(draft, TARGET, held_out, k=K)
-        return [walked.sums[number] for number in sorted(walked.sums)]
+        found = simulate_acceptance(draft, TARGET, held_out, k=K)
+        return [found.sums[number] for number in sorted(found.sums)]
 
     def trained(way: OnPolicy | None, steps: int, seed: int) -> dict[str, Any]:
         draft, ends = train(options, way, steps, seed)

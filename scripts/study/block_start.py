@@ -1,13 +1,13 @@
-"""How should a block drafter begin? Fresh drafts that differ in their first weights, trained alike and walked alike.
+"""How should a block drafter begin? Fresh drafts that differ in their first weights, trained and judged alike.
 
 `python -m scripts.study.block_start --samples FILE --judges FILE --out FILE.json [--target zoo:target]
 [--recipe dflash] [--options JSON] [--vocabulary-of DRAFT] [--steps 60] [--lr 2e-3] [--seeds 1] [--only NAME …]`
 
 Every way sees the same rows of 512 tokens of the target's own answers in the same order, one a step, with a learning
-rate that rises for a tenth of the steps and falls to a tenth along a cosine. It is judged by a walk over `--judges`,
-answers of the same target that are not trained on, which at temperature 0 is what decoding accepts. What is in
-FILE.json is not done again. Prints the loss of the first step and the mean of the last ten, lengths with 95 % intervals
-by resampling samples, differences from the first way on the same samples, and processor seconds of the steps.
+rate that rises for a tenth of the steps and falls to a tenth along a cosine. It is judged by simulated rounds over
+`--judges`, answers of the same target that are not trained on, which at temperature 0 is what decoding accepts. What is
+in FILE.json is not done again. Prints the loss of the first step and the mean of the last ten, lengths with 95 %
+intervals by resampling samples, differences from the first way on the same samples, and processor seconds of the steps.
 
 Answered at 17cef1a (`benchmarks/training.md`): DFlash begins as the target's last layers, DSpark gains nothing by it.
 Nobody has to keep this running.

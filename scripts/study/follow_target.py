@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target.requires_grad_(False)
 
         rollouts = answers(target, questions[options.answers * update : options.answers * (update + 1)])
-        lengths = (tuner.walk_acceptance(rollouts).length.mean for tuner in (following, left))
+        lengths = (tuner.simulate_acceptance(rollouts).length.mean for tuner in (following, left))
         print("update {}: follows {:.3f}, left as it was {:.3f}".format(update + 1, *lengths), flush=True)
         for _ in range(options.steps):
             following.step(rollouts)

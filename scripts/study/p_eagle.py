@@ -1,12 +1,13 @@
-"""What decides how much P-EAGLE accepts: drafts that differ in one choice, trained alike, walked over the same answers.
+"""What decides how much P-EAGLE accepts: drafts that differ in one choice, trained alike, judged by the same answers.
 
 `python -m scripts.study.p_eagle --work DIR [--start zoo:p-eagle] [--steps 200] [--lr 2e-3] [--seeds 1] [--only NAME …]`
 
 Every variant goes on from the same draft and sees the same rows of 512 tokens in the same order, a row a step: the
-embedded target's own greedy answers to the questions that the embedded drafts were trained on. It is judged at K = 8
-by a walk over the target's greedy answers to the 80 embedded prompts, which at temperature 0 is what decoding accepts.
-What is in DIR is not done again. Prints lengths over all seeds with 95 % intervals by resampling prompts, differences
-from the first variant on the same prompts, the share of rounds in which each draft stood, and processor seconds.
+embedded target's own greedy answers to the questions that the embedded drafts were trained on. It is judged at K = 8 by
+simulated rounds over the target's greedy answers to the 80 embedded prompts, which at temperature 0 is what decoding
+accepts. What is in DIR is not done again. Prints lengths over all seeds with 95 % intervals by resampling prompts,
+differences from the first variant on the same prompts, the share of rounds in which each draft stood, and processor
+seconds.
 
 Answered at ea3d3b4 (`benchmarks/training.md`): drafts are counted by the chance that serving gets to them.
 Nobody has to keep this running.

@@ -3,8 +3,9 @@
 `python -m scripts.study.reach --work DIR [--seconds 25] [--lr 5e-4] [--seeds 3] [--only p-eagle dflash dspark]`
 
 Rows, schedule and judges are those of `scripts/study/p_eagle.py`, whose DIR can be given. Every way goes on from the
-embedded draft of its recipe. How many steps fit into the time follows from steps of all ways in turns. Judged by a walk
-at K = 8, 7 for blocks, over the target's greedy answers to the 80 embedded prompts. What is in DIR is not done again.
+embedded draft of its recipe. How many steps fit into the time follows from steps of all ways in turns. Judged by
+simulated rounds at K = 8, 7 for blocks, over the target's greedy answers to the 80 embedded prompts. What is in DIR is
+not done again.
 
 Answered at 8c6d54d (`benchmarks/training.md`): with P-EAGLE it is; with block drafts nothing was seen beyond the seeds.
 Nobody has to keep this running.

@@ -5,9 +5,9 @@
 
 Every way sees the same rows of 512 tokens of the embedded target's own answers in the same order, one a step, until the
 seconds of its steps are over; the learning rate rises for a tenth of them and falls to a tenth along a cosine. It is
-judged by a walk over `--judges`, answers of the target that are not trained on, which at temperature 0 is what decoding
-accepts. What is in FILE.json is not done again. Prints lengths with 95 % intervals by resampling samples, also without
-the scores of the selector, and differences from going on as DFlash, on the same samples.
+judged by simulated rounds over `--judges`, answers of the target that are not trained on, which at temperature 0 is
+what decoding accepts. What is in FILE.json is not done again. Prints lengths with 95 % intervals by resampling samples,
+also without the scores of the selector, and differences from going on as DFlash, on the same samples.
 
 Answered at 988ccd6 (`benchmarks/training.md`): it does, if its tables begin large enough.
 Nobody has to keep this running.

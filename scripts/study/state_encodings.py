@@ -3,10 +3,9 @@
 `python -m scripts.study.state_encodings --work DIR --data SAMPLES [--steps 150] [--seeds 3] [--row 1024] [--draft D]`
 
 The states of the samples are stored in float32 and rounded to each encoding, and a draft is trained on each, from the
-same seeds, on the same rows. Every draft is judged on the states as the target computes them, by walking the samples
-that were held out: with the interval of a bootstrap over samples, and its difference from the draft of bf16 states over
-the same samples.
-Everything is kept in DIR, and what is there is not made again.
+same seeds, on the same rows. Every draft is judged on the states as the target computes them, by simulating rounds of
+the samples that were held out: with the interval of a bootstrap over samples, and its difference from the draft of bf16
+states over the same samples. Everything is kept in DIR, and what is there is not made again.
 
 Answered at fd6429e (`benchmarks/training.md`): nothing that two seeds show.
 Nobody has to keep this running.
@@ -87,7 +86,7 @@ def run_of(work: Path, data: Path, encoding: Encoding, seed: int, steps: int, ro
     )
 
 
-def walked(config: TrainConfig, draft: Path, k: int) -> Sums:
+def simulated(config: TrainConfig, draft: Path, k: int) -> Sums:
     """Of each held-out sample, the accepted draft tokens and the rounds, on states that the target computes."""
     target = load_training_target(TARGET, device="cpu", dtype=torch.float32)
     samples = read_training_samples(Path(config.data))
@@ -138,8 +137,8 @@ def main() -> None:
         out = Path(config.out)
         if not (out / "draft").exists():
             train_draft(config, resume=True)
-        if not (out / "walked.json").exists():
-            (out / "walked.json").write_text(json.dumps(walked(config, out / "draft", arguments.k)))
+        if not (out / "simulated.json").exists():
+            (out / "simulated.json").write_text(json.dumps(simulated(config, out / "draft", arguments.k)))
     show(work, data, arguments.seeds, arguments.draft)
 
 
@@ -151,7 +150,9 @@ def show(work: Path, data: Path, seeds: int, draft: str) -> None:
     """The table of what there is."""
 
     def sums(encoding: Encoding, seed: int) -> Sums:
-        return [tuple(pair) for pair in json.loads((work / _name(encoding, seed, draft) / "walked.json").read_text())]
+        return [
+            tuple(pair) for pair in json.loads((work / _name(encoding, seed, draft) / "simulated.json").read_text())
+        ]
 
     size = {e: sum(path.stat().st_size for path in (work / f"states-{e}").iterdir()) for e in ENCODINGS}
     exact = [pair for seed in range(seeds) for pair in sums("bf16", seed)]

@@ -24,7 +24,7 @@ from draftkit.layout.folder import read_draft
 from draftkit.train import adapt
 from draftkit.train.adapt import AdaptSettings, _check_settings, _run, adapt_draft, compare
 from draftkit.train.settings import LoraSettings
-from draftkit.train.tuner import WalkedAcceptance
+from draftkit.train.tuner import SimulatedAcceptance
 
 torch.set_num_threads(1)
 
@@ -36,11 +36,11 @@ def test_slices_before_and_after() -> None:
     )
     slices += ["source=traffic language=fr"] * 3
 
-    def walked(of_german: int) -> WalkedAcceptance:
+    def simulated(of_german: int) -> SimulatedAcceptance:
         accepted = [of_german if "de" in name else 20 + n % 3 for n, name in enumerate(slices)]
-        return WalkedAcceptance({n: (a + n % 2, 10) for n, a in enumerate(accepted)}, tuple(slices))
+        return SimulatedAcceptance({n: (a + n % 2, 10) for n, a in enumerate(accepted)}, tuple(slices))
 
-    found = {part.name: part for part in compare(walked(5), walked(15))}
+    found = {part.name: part for part in compare(simulated(5), simulated(15))}
     assert list(found) == ["general", "traffic", "language=de", "language=en"]
     german, english = found["language=de"], found["language=en"]
     assert (german.samples, english.samples) == (20, 20)  # the general English is apart

@@ -18,7 +18,7 @@ from draftkit.report.page.training import training_figures, training_page
 from draftkit.train import trainer
 from draftkit.train.log import TrainingCurve, ValidatedStep, read_curve
 from draftkit.train.run import train_draft
-from draftkit.train.validation import Judged, WalkedRound
+from draftkit.train.validation import Judged, SimulatedRound
 
 torch.set_num_threads(1)
 # By validation: drafts that stand in each of 60 rounds, and the loss, which goes on falling.
@@ -34,7 +34,7 @@ def parting(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def judge(_recipe: object, _batch: object, numbers: list[int], *_: object) -> list[Judged]:
         accepted, alpha = (list(found.values())[len(calls) // rows] for found in (ACCEPTED, ALPHAS))
-        return [Judged(number, [WalkedRound(accepted, 4, 0)] * 20, 1, alpha, 0.0) for number in numbers]
+        return [Judged(number, [SimulatedRound(accepted, 4, 0)] * 20, 1, alpha, 0.0) for number in numbers]
 
     def loss(*_: object) -> float:
         calls.append(1)

@@ -318,7 +318,7 @@ def test_a_part_of_the_head_that_is_frozen_gets_no_gradient() -> None:
 
 
 def test_the_ratio_of_emitted_tokens_has_the_mean_alpha() -> None:
-    """Σ_x p(x)·min(1, q(x)/p(x)) = Σ_x min(p, q): the coin of the walk estimator is unbiased."""
+    """Σ_x p(x)·min(1, q(x)/p(x)) = Σ_x min(p, q): the coin of simulated rounds is unbiased."""
     one = problem(rows=1, temperature=0.7)
     size = len(one.target.head.weight)
     every = one._replace(

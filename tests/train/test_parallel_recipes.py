@@ -50,7 +50,7 @@ from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.eagle_p_eagle import PEagle, PEagleOptions
 from draftkit.train.recipes.recipe import Origin, Recipe
 from draftkit.train.run import train_draft
-from draftkit.train.validation import walk
+from draftkit.train.validation import simulate_rounds
 
 V, MASK = pico.VOCABULARY, 319
 DEPTH = 3 * LAYER + 2  # products from the states to the logits: a projection, at most three layers, the head
@@ -501,7 +501,7 @@ def zoo() -> tuple[PreTrainedModel, PreTrainedModel, list[Request]]:
 
 
 @pytest.mark.parametrize("name", ["zoo:p-eagle", "zoo:pard"])
-def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[Request]], name: str) -> None:
+def test_simulated_rounds_are_decoded(zoo: tuple[PreTrainedModel, PreTrainedModel, list[Request]], name: str) -> None:
     model, trained, requests = zoo
     with open_draft(name, "zoo:target") as draft:
         drafter = load_drafter(draft, model)
@@ -518,7 +518,7 @@ def test_the_walk_is_decoding(zoo: tuple[PreTrainedModel, PreTrainedModel, list[
     )
     states = OnlineStates(trained, recipe.aux_layers).states(tokens, positions, samples)
     batch = TrainingBatch(tokens, positions, samples, loss_mask[None], *states)
-    rounds = walk(batch, recipe.chains(batch, K), "greedy")
+    rounds = simulate_rounds(batch, recipe.chains(batch, K), "greedy")
     for n, (text, generation) in enumerate(zip(texts, generations, strict=True)):
         served = [min(one.accepted, len(text) - one.position) for one in generation.rounds]
         assert [one.accepted for one in rounds[n]] == served

@@ -104,14 +104,14 @@ def test_what_counts_more_is_what_serving_rejected(name: str, zoo: PreTrainedMod
         begin += len(text)
     assert rounds > 10
     assert torch.equal(found, expected)
-    # At temperature 0 a walk over that text finds the same places, those of the earlier turn besides.
+    # At temperature 0 rounds simulated on that text find the same places, those of the earlier turn besides.
     batch = batch_on(zoo, recipe, served.samples, size)
-    walked = stage.walked_weights(recipe, batch, step=0)
+    simulated = stage.simulated_weights(recipe, batch, step=0)
     answers = torch.ones(size, dtype=torch.bool)
     start = sum(len(sample) for sample in served.samples[:3])
     answers[start : start + len(requests()[3].prompt) - 2] = False
     answers[start + len(served.samples[3]) :] = False
-    assert torch.equal(walked[:, answers] > 1, expected[:, answers] > 1)
+    assert torch.equal(simulated[:, answers] > 1, expected[:, answers] > 1)
     assert bool((found[: len(batch.drafted(K))][~batch.drafted(K)] == 1).all())  # every one is trained on
 
 
@@ -173,7 +173,7 @@ def test_blocks_stand_at_rejections_first(tmp_path: Path) -> None:
 STAGE = {"on_policy.share": 0.6, "validation.k": 3}
 
 
-@pytest.mark.parametrize("rounds", ["decoded", "walked"])
+@pytest.mark.parametrize("rounds", ["decoded", "simulated"])
 def test_a_run_is_resumed_bit_for_bit(rounds: str, pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     more = STAGE | {"on_policy.rounds": rounds, "keep": 0}
     train_draft(config(pico_folder, data, tmp_path / "whole", **more))

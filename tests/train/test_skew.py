@@ -1,4 +1,4 @@
-"""The gap report: no gap where there is none, and the cause of each planted one by its name."""
+"""The skew report: none where there is none, and the cause of each planted one by its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import save_draft
 from draftkit.train.recipes.eagle_eagle3 import Eagle3, Eagle3Options
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.skew import Gap, report_gap
+from draftkit.train.skew import Skew, measure_skew
 
 torch.set_num_threads(1)
 
@@ -64,27 +64,29 @@ def states(target: PreTrainedModel, layers: tuple[int, ...]) -> Callable[[Sample
     return states_of
 
 
-def gap(target: PreTrainedModel, answers: list[Sample], trained: Recipe, layers: tuple[int, ...] | None = None) -> Gap:
+def skew(
+    target: PreTrainedModel, answers: list[Sample], trained: Recipe, layers: tuple[int, ...] | None = None
+) -> Skew:
     assert trained.aux_layers is not None
 
     def save(out: Path, tensors: dict[str, Tensor]) -> None:
         save_draft(out, trained.spec, tensors, target="zoo:target")
 
     states_of = states(target, layers or trained.aux_layers.states)
-    return report_gap(
+    return measure_skew(
         trained, answers, target, states_of=states_of, save_draft=save, k=4, mode="greedy", temperature=0.0
     )
 
 
 def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[Sample]) -> None:
-    found = gap(target, answers, recipe(target))
-    assert found.walked == found.decoded
+    found = skew(target, answers, recipe(target))
+    assert found.simulated == found.decoded
     assert found.closed
     assert found.causes == ()
 
 
 def test_other_layers(target: PreTrainedModel, answers: list[Sample]) -> None:
-    (cause,) = gap(target, answers, recipe(target), (3, 5, 7)).causes
+    (cause,) = skew(target, answers, recipe(target), (3, 5, 7)).causes
     assert cause.name == "states"
     assert "after 2 layers differ by" in cause.message
 
@@ -92,7 +94,7 @@ def test_other_layers(target: PreTrainedModel, answers: list[Sample]) -> None:
 def test_another_rope_base(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.rotary.inv_freq.pow_(1.2)
-    (cause,) = gap(target, answers, trained).causes
+    (cause,) = skew(target, answers, trained).causes
     assert cause.name == "rope"
 
 
@@ -107,7 +109,7 @@ def test_a_shifted_mask(
         return drafted(batch, k).roll(shift, -1)
 
     monkeypatch.setattr(TrainingBatch, "drafted", shifted)
-    names = [cause.name for cause in gap(target, answers, recipe(target)).causes]
+    names = [cause.name for cause in skew(target, answers, recipe(target)).causes]
     assert names == ["mask"]
 
 
@@ -116,7 +118,7 @@ def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]
     for other in others:
         begin, end = other.spans[0]
         other.tokens[begin:end] = other.tokens[begin:end][::-1]
-    (cause,) = gap(target, others, recipe(target)).causes
+    (cause,) = skew(target, others, recipe(target)).causes
     assert cause.name == "text"
     assert "answers are not the target's greedy ones" in cause.message
 
@@ -124,14 +126,14 @@ def test_answers_of_another_model(target: PreTrainedModel, answers: list[Sample]
 def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = recipe(target)
     trained.draft.layers[0].norm_before_residual = True
-    (cause,) = gap(target, answers, trained).causes
+    (cause,) = skew(target, answers, trained).causes
     assert cause.name == "draft"
 
 
 def test_a_block_drafter_without_a_fault_has_no_gap(target: PreTrainedModel, answers: list[Sample]) -> None:
-    found = gap(target, answers, memorized.fill_in_dspark())
-    assert found.walked == found.decoded
-    assert found.walked.mean > 1.1
+    found = skew(target, answers, memorized.fill_in_dspark())
+    assert found.simulated == found.decoded
+    assert found.simulated.mean > 1.1
     assert found.causes == ()
 
 
@@ -139,7 +141,7 @@ def test_a_block_drafter_whose_checkpoint_says_something_else(target: PreTrained
     trained = copy.copy(memorized.fill_in_dspark())
     other = with_facts(trained.spec.architecture, slots="anchor-first", block_size=4)
     trained.spec = replace(trained.spec, architecture=other)
-    (cause,) = gap(target, answers, trained).causes
+    (cause,) = skew(target, answers, trained).causes
     assert cause.name == "facts"
     assert "slots is fill-in in training and anchor-first in the checkpoint" in cause.message
     assert "block_size is 5 in training and 4 in the checkpoint" in cause.message
@@ -148,5 +150,5 @@ def test_a_block_drafter_whose_checkpoint_says_something_else(target: PreTrained
 def test_rows_of_a_block_that_see_no_later_ones_in_training(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = copy.deepcopy(memorized.fill_in_dspark())
     trained.draft.layers[0].sight["bidirectional"] = False
-    (cause,) = gap(target, answers, trained).causes
+    (cause,) = skew(target, answers, trained).causes
     assert cause.name == "draft"

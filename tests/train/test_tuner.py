@@ -13,7 +13,7 @@ from fixtures.training.samples import samples
 from test_train import config, data  # noqa: F401
 from test_train import target as pico_folder  # noqa: F401
 
-from draftkit import DraftTuner, walk_acceptance
+from draftkit import DraftTuner, simulate_acceptance
 from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.errors import DraftkitError
@@ -35,8 +35,8 @@ def draft(pico_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(("name", "k"), [("eagle3", 4), ("dflash", 7)])
-def test_the_walk_is_what_decoding_accepts(name: str, k: int) -> None:
-    """Round by round, for a whole block too; `test_walk.py` has the other kinds and parts of a block."""
+def test_what_is_simulated_is_what_decoding_accepts(name: str, k: int) -> None:
+    """Round by round, for a whole block too; `test_simulated_rounds.py` has the other kinds and parts of a block."""
     drafter = zoo_drafter(name)
     engine = Engine(Target(zoo_target(), drafter.aux_layers), drafter, num_speculative_tokens=k, num_slots=4)
     generations = engine.generate(requests()[:6])
@@ -44,18 +44,18 @@ def test_the_walk_is_what_decoding_accepts(name: str, k: int) -> None:
         Sample.of(g.request.id, [*g.request.prompt, *g.tokens], [(len(g.request.prompt), g.length)], f"c{n % 2}")
         for n, g in enumerate(generations)
     ]
-    walked = walk_acceptance(f"zoo:{name}", "zoo:target", answers, k=k)
+    simulated = simulate_acceptance(f"zoo:{name}", "zoo:target", answers, k=k)
     counted = {
         n: (sum(min(r.accepted, g.length - r.position) for r in g.rounds), len(g.rounds))
         for n, g in enumerate(generations)
         if g.rounds
     }
-    assert walked.sums == counted
+    assert simulated.sums == counted
     accepted, rounds = (sum(column) for column in zip(*counted.values(), strict=True))
-    assert walked.length.mean == pytest.approx(1 + accepted / rounds)
-    assert walked.length.low <= walked.length.mean <= walked.length.high
-    assert walked.by_category.keys() == {"c0", "c1"}
-    assert sum(len(walked.of(name)) for name in walked.by_category) == len(counted)
+    assert simulated.length.mean == pytest.approx(1 + accepted / rounds)
+    assert simulated.length.low <= simulated.length.mean <= simulated.length.high
+    assert simulated.by_category.keys() == {"c0", "c1"}
+    assert sum(len(simulated.of(name)) for name in simulated.by_category) == len(counted)
 
 
 def test_a_step_is_the_trainers_step(pico_folder: Path, data: Path, draft: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -85,16 +85,16 @@ def test_a_target_that_changes_is_followed(pico_folder: Path, draft: Path, tmp_p
     target = load_training_target(str(pico_folder), device="cpu", dtype=torch.float32)
     tuner = DraftTuner(draft, target, optimization=Optimization(lr=3e-3))
     answers = samples(12)
-    before = tuner.walk_acceptance(answers, mode="sampled")
+    before = tuner.simulate_acceptance(answers, mode="sampled")
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         for parameter in target.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    changed = tuner.walk_acceptance(answers, mode="sampled")
+    changed = tuner.simulate_acceptance(answers, mode="sampled")
     assert changed.sums != before.sums
     target.save_pretrained(tmp_path / "changed")
     pico.save_tokenizer(tmp_path / "changed")
-    fresh = walk_acceptance(draft, str(tmp_path / "changed"), answers, mode="sampled", device="cpu")
+    fresh = simulate_acceptance(draft, str(tmp_path / "changed"), answers, mode="sampled", device="cpu")
     assert fresh.sums == changed.sums  # nothing of the old target was kept
     losses = [tuner.step(answers) for _ in range(6)]
     assert losses[-1] < losses[0]
@@ -122,4 +122,4 @@ def test_bad_input(pico_folder: Path, draft: Path, data: Path) -> None:  # noqa:
         tuner.step([])
     long = read_training_samples(data)[0]
     with pytest.raises(DraftkitError, match="tokens"):
-        tuner.walk_acceptance([Sample.of("long", [5] * 9000, [(4, 9000)]), long])
+        tuner.simulate_acceptance([Sample.of("long", [5] * 9000, [(4, 9000)]), long])

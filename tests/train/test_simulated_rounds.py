@@ -1,4 +1,4 @@
-"""The walk over teacher-forced chains against real decoding of the embedded drafts."""
+"""Rounds simulated from teacher-forced chains, against real decoding of the embedded drafts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory
 from draftkit.train.recipes import recipe_class
 from draftkit.train.recipes.recipe import Origin, Recipe
-from draftkit.train.validation import walk
+from draftkit.train.validation import simulate_rounds
 
 DRAFTS = ["eagle", "eagle3", "mlp-speculator", "draft-model"]
 BLOCKS = ["dflash", "dspark", "dflash2"]
 TARGET = "zoo:target"
 K = 4
-WALKS = 50  # over the same texts, with other coins
+SIMULATIONS = 50  # over the same texts, with other coins
 
 
 @cache
@@ -94,11 +94,11 @@ def accepted(generation: Generation) -> list[int]:
 
 
 @pytest.mark.parametrize("name", DRAFTS + BLOCKS)
-def test_greedy_walk_is_decoding(name: str) -> None:
+def test_greedy_rounds_are_those_of_decoding(name: str) -> None:
     """Round by round."""
     generations, recipe = decoded(name, requests(4, 40, temperature=0), slots=2)
     batch = as_batch(generations, recipe)
-    rounds = walk(batch, recipe.chains(batch, K), "greedy")
+    rounds = simulate_rounds(batch, recipe.chains(batch, K), "greedy")
     for number, generation in enumerate(generations):
         assert [r.accepted for r in rounds[number]] == accepted(generation)
     assert any(map(accepted, generations))
@@ -106,19 +106,20 @@ def test_greedy_walk_is_decoding(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
-def test_sampled_walk_is_decoding_on_average(name: str) -> None:
-    """The decoded length lies within the interval of walks over the same texts, whose coins differ, and these within
+def test_sampled_rounds_are_those_of_decoding_on_average(name: str) -> None:
+    """The decoded length lies within the interval of simulations on the same texts, whose coins differ, and these
+    within
     the interval of the decoded length over texts."""
     generations, recipe = decoded(name, requests(8, 64, temperature=1, seeds=4), slots=8)
-    kept, rounds = [0] * WALKS, [0] * WALKS
+    kept, rounds = [0] * SIMULATIONS, [0] * SIMULATIONS
     for begin in range(0, len(generations), 8):
         batch = as_batch(generations[begin : begin + 8], recipe)
         chains = recipe.chains(batch, K)
-        for number in range(WALKS):
+        for number in range(SIMULATIONS):
             generator = torch.Generator().manual_seed(1000 * begin + number)
-            walked = [r for own in walk(batch, chains, "sampled", generator).values() for r in own]
-            kept[number] += sum(r.accepted for r in walked)
-            rounds[number] += len(walked)
+            simulated = [r for own in simulate_rounds(batch, chains, "sampled", generator).values() for r in own]
+            kept[number] += sum(r.accepted for r in simulated)
+            rounds[number] += len(simulated)
     lengths = [1 + a / b for a, b in zip(kept, rounds, strict=True)]
     decoded_length = bootstrap_length([(sum(accepted(g)), len(g.rounds)) for g in generations])
     mean, deviation = statistics.mean(lengths), statistics.stdev(lengths)
