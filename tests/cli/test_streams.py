@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
@@ -13,7 +14,7 @@ import pytest
 from fixtures.checkpoints import pico
 from fixtures.report_results import full_result
 
-from draftkit.cli import main
+from draftkit.cli import main, output
 from draftkit.doctor.diagnose import Diagnosis
 from draftkit.doctor.measure import Tried
 from draftkit.finding import Finding
@@ -98,3 +99,36 @@ def test_data_is_whole_in_every_encoding(
     assert out.isascii() is (encoding != "utf-8")
     out, _ = in_encoding(encoding, *measure, "--csv")
     assert {row["draft"] for row in csv.DictReader(StringIO(out.decode("utf-8")))} > {NAME}
+
+
+def test_progress_off_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of rows, of bytes, and of runs over prompts, whose acceptance length is said where there is one."""
+    monkeypatch.setattr(output, "PROGRESS_SECONDS", 0.0)
+    with output.counted_progress("rows", None) as advance:
+        advance(1000)
+        advance(500)
+    with output.counted_progress("convert", 4 * 10**9, in_bytes=True) as advance:
+        advance(10**9)
+    with output.prompt_progress() as on_progress:
+        on_progress("eagle3", 1, 8, 2.5)
+        on_progress("eagle3", 2, 8, math.nan)
+    assert capsys.readouterr().err.splitlines() == [
+        "rows: 0", "rows: 1,000", "rows: 1,500", "convert: 0.0 GB of 4.0 GB", "convert: 1.0 GB of 4.0 GB",
+        "eagle3: 1 of 8, acceptance length 2.50", "eagle3: 2 of 8",
+    ]  # fmt: skip
+
+
+def test_progress_on_a_terminal_is_a_bar_for_each_name_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for one_bar in (False, True):
+        with monkeypatch.context() as during:
+            during.setattr(sys, "stderr", terminal := Terminal())
+            with output.shown_progress(one_bar=one_bar) as show:
+                show("loading", 0, None)
+                show("scaling", 3, 5)
+        *before, last = terminal.getvalue().partition("scaling")[0].split("\n")
+        assert "3/5" in terminal.getvalue()
+        assert ("loading" in "".join(before[-1:])) is not one_bar
