@@ -129,6 +129,6 @@ def test_progress_on_a_terminal_is_a_bar_for_each_name_or_one(monkeypatch: pytes
             with output.shown_progress(one_bar=one_bar) as show:
                 show("loading", 0, None)
                 show("scaling", 3, 5)
-        *before, last = terminal.getvalue().partition("scaling")[0].split("\n")
+        *before, _ = terminal.getvalue().partition("scaling")[0].split("\n")
         assert "3/5" in terminal.getvalue()
         assert ("loading" in "".join(before[-1:])) is not one_bar
