@@ -100,7 +100,7 @@ class Moving(HubServer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [4, 6, 9])
+@pytest.mark.parametrize("after", [pytest.param(4, marks=pytest.mark.long), 6, pytest.param(9, marks=pytest.mark.long)])
 def test_a_branch_that_moves_meanwhile_changes_nothing(after: int, tmp_path: Path) -> None:
     """It moves to weights of the same shapes, after the third request, whose answer says which commit `main` is.
 

@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_file_says_where_it_was_made(place: Path, draftkit: Command) -> None:
     given = set(place.rglob("*"))
 

@@ -30,7 +30,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line) for block in blocks for line in block.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_the_commands_of_a_tutorial_run(
     page: Path, draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,7 +59,7 @@ def acceptance_length(ran: Outcome) -> float:
     return float(json.loads(ran.out)["cells"][0]["acceptance_length"]["mean"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xfail(strict=True, reason="step 4: the draft that the tutorial breaks accepts more than the whole one")
 def test_the_draft_that_a_tutorial_breaks_is_worse(
     draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,7 +72,7 @@ def test_the_draft_that_a_tutorial_breaks_is_worse(
     assert broken < whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xfail(strict=True, reason="step 4: the tutorial trains for two steps, after which no draft is accepted")
 def test_the_draft_that_a_tutorial_trains_is_accepted(
     draftkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +88,7 @@ def test_the_draft_that_a_tutorial_trains_is_accepted(
     assert acceptance_length(draftkit(*measure)) > 1.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     """From what git has, as on a clean clone; and commands can be pasted: hyphens and quotes are what a shell knows."""
     sources = Path(shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "reference")))

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from draftkit.requests import DraftSampling, Request, SamplingParameters, SyntheticAcceptance, Verification
 from draftkit.runtime import drafters, prefill
 from draftkit.runtime.batch import Batch
+from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.fusion import fuse
@@ -47,6 +48,7 @@ ROUNDS: list[tuple[Verification, SamplingParameters]] = [
     *product(LOSSLESS, (SAMPLED, CUT)),
     ("synthetic", SAMPLED),
 ]
+FEW: list[tuple[Verification, SamplingParameters]] = [("rejection", GREEDY), ("coupled", CUT)]
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -87,7 +89,8 @@ def prefilled(made: Engine, prompts: Sequence[tuple[int, ...]], chunk: int = 204
 
 
 def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
-    check_rounds(pair, gpu, ROUNDS)
+    """Verification is the same for every drafter; one of them meets all its kinds."""
+    check_rounds(pair, gpu, ROUNDS if isinstance(pair[1], EagleDrafter) else FEW)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])

@@ -166,11 +166,17 @@ def test_rounds_never_look_at_the_host(case: Case, monkeypatch: pytest.MonkeyPat
 @interpreted
 @pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("mode", ["rejection", "coupled", "block"])
-@pytest.mark.parametrize("drafter", [None, ngram(), suffix()], ids=["no draft", "n-gram", "suffix"])
 def test_no_kind_of_round_looks_at_the_host(
-    drafter: Drafter | None, mode: Verification, sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch
+    mode: Verification, sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_host(drafter, monkeypatch, sampling, mode)
+    check_host(ngram(), monkeypatch, sampling, mode)
+
+
+@pytest.mark.interpreter
+@interpreted
+@pytest.mark.parametrize("drafter", [None, suffix()], ids=["no draft", "suffix"])
+def test_no_round_without_a_model_looks_at_the_host(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_host(drafter, monkeypatch, CUTS, "rejection")
 
 
 @pytest.mark.interpreter

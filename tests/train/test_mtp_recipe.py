@@ -169,6 +169,7 @@ def test_it_learns(saved: Saved, recipe: Mtp) -> None:
     assert all(p.grad is None for module in frozen for p in module.parameters())  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     """6 steps are 4 and a kill before the last, and 2 more from the checkpoint: of a hybrid target with experts."""
     target = pico.save_tokenizer(save_with_head("qwen3_next", tmp_path / "target").folder)

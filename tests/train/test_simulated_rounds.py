@@ -105,7 +105,7 @@ def test_greedy_rounds_are_those_of_decoding(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", [DRAFTS[0], *(pytest.param(name, marks=pytest.mark.long) for name in DRAFTS[1:])])
 def test_sampled_rounds_are_those_of_decoding_on_average(name: str) -> None:
     """The decoded length lies within the interval of simulations on the same texts, whose coins differ, and these
     within

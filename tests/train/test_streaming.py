@@ -308,7 +308,7 @@ class Disturbed(TrainerCallback):
                 self.killed += 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_draft_is_that_of_stored_states_whoever_is_killed(
     target: Path, data: Path, python: Path, stored: Trained, tmp_path: Path
 ) -> None:

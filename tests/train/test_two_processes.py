@@ -116,7 +116,7 @@ assert trained.stopped_by == signal.SIGTERM
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_are_one_that_accumulates(given: dict[str, str], both: Path, tmp_path: Path) -> None:
     """The norm of the averaged gradient and the loss of every step, and what the validation finds."""
     for recipe in recipe_names():
@@ -128,13 +128,13 @@ def test_two_processes_are_one_that_accumulates(given: dict[str, str], both: Pat
                 assert math.isclose(entry[name], other[name], rel_tol=1e-3), (recipe, entry["step"], name, entry, other)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_to_one_process_stops_both_after_the_same_step(both: Path) -> None:
     """They would wait for each other without end."""
     assert [folder.name for folder in (both / "signaled").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_two_processes_does_not_go_on_in_one(given: dict[str, str], both: Path) -> None:
     """Each process reads its own rows, so that a step of two has twice the tokens."""
     with pytest.raises(DraftkitError, match=r"other settings:\n    processes: 2, now 1\n"):
