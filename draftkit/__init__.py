@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from draftkit.loading import open_draft as load_draft
     from draftkit.publish import push_draft
     from draftkit.requests import DraftSampling, Request, SamplingParameters
-    from draftkit.results.record import Cell, Interval, Result
+    from draftkit.results.cell import Cell, Interval
+    from draftkit.results.record import Result
     from draftkit.results.saved import ResultFile
     from draftkit.results.settings import Settings, Sweep
     from draftkit.runtime.engine import Engine
@@ -81,7 +82,7 @@ __all__ = [
 _HOMES = {
     "AdaptSettings": ("draftkit.train.adapt", "AdaptSettings"),
     "Adaptation": ("draftkit.train.adapt", "Adaptation"),
-    "Cell": ("draftkit.results.record", "Cell"),
+    "Cell": ("draftkit.results.cell", "Cell"),
     "Diagnosis": ("draftkit.doctor.diagnose", "Diagnosis"),
     "Draft": ("draftkit.layout.folder", "Draft"),
     "DraftSampling": ("draftkit.requests", "DraftSampling"),
@@ -90,7 +91,7 @@ _HOMES = {
     "Engine": ("draftkit.runtime.engine", "Engine"),
     "Finding": ("draftkit.finding", "Finding"),
     "Generation": ("draftkit.runtime.records", "Generation"),
-    "Interval": ("draftkit.results.record", "Interval"),
+    "Interval": ("draftkit.results.cell", "Interval"),
     "Request": ("draftkit.requests", "Request"),
     "Result": ("draftkit.results.record", "Result"),
     "ResultFile": ("draftkit.results.saved", "ResultFile"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftkit.layout.provenance import FactOrigin
     from draftkit.layout.spec import DraftSpec
     from draftkit.layout.target import TargetFacts
-    from draftkit.results.record import Cell
+    from draftkit.results.cell import Cell
     from draftkit.results.settings import Settings
     from draftkit.runtime.records import Generation
 

@@ -8,7 +8,7 @@ from draftkit.checks.evidence import Asked
 from draftkit.checks.registry import check
 from draftkit.finding import Finding
 from draftkit.layout.architecture import Architecture
-from draftkit.results.record import Cell
+from draftkit.results.cell import Cell
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import is_looping
 from draftkit.results.verdict import disturbed, unexplained

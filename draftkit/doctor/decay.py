@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import expected_sums, gain
 from draftkit.runtime.records import Generation, Round
 

@@ -25,7 +25,7 @@ from draftkit.layout.target import TargetFacts
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results import metrics
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import expected_acceptance_length
 from draftkit.runtime.drafters import refusal_to_run
 from draftkit.runtime.engine import check_draft_tokens

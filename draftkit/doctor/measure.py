@@ -20,7 +20,7 @@ from draftkit.doctor.patient import Patient, Setup
 from draftkit.doctor.trial import Trial
 from draftkit.errors import command
 from draftkit.requests import DraftSampling
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import Sums, expected_sums, gain, mean_length
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation

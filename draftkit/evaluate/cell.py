@@ -17,7 +17,7 @@ from draftkit.errors import DraftkitError
 from draftkit.evaluate.interleaved import speedup_interval
 from draftkit.evaluate.measure import Run
 from draftkit.evaluate.prompts import Prompt
-from draftkit.results.record import Cell, Heading, Interval, PromptRecord, Slice, Transcript, TranscriptRound
+from draftkit.results.cell import Cell, Heading, Interval, PromptRecord, Slice, Transcript, TranscriptRound
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import (
     bootstrap_length,

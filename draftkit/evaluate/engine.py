@@ -21,7 +21,8 @@ from draftkit.evaluate.provenance import environment
 from draftkit.finding import Finding
 from draftkit.io.settings import with_values
 from draftkit.layout.families import named
-from draftkit.results.record import Cell, Heading, SpeedModel
+from draftkit.results.cell import Cell, Heading
+from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.targets.devices import device_named, dtype_named
 

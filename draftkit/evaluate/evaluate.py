@@ -28,10 +28,11 @@ from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft
 from draftkit.loading import OWN_HEAD, OpenedTarget
 from draftkit.requests import Request
-from draftkit.results.record import Cell, Heading, Result, ResultVerdict, ResultWarning, SpeedModel
+from draftkit.results.cell import Cell, Heading
+from draftkit.results.record import Result, ResultWarning, SpeedModel
 from draftkit.results.saved import ResultFile, append_rounds, check_records, replaced_by
 from draftkit.results.settings import Settings, Sweep
-from draftkit.results.verdict import verdicts
+from draftkit.results.verdict import ResultVerdict, verdicts
 
 Hold = Callable[[Conversations], Run]  # a lane that is asked conversations
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftkit.evaluate.measure import Conversations
 from draftkit.evaluate.runtime_lane import engine_of, runtime_lane
-from draftkit.results.record import Predicted
+from draftkit.results.cell import Predicted
 from draftkit.results.statistics import extended_rates
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.targets.target import Target, TargetOutput

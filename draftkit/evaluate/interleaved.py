@@ -11,7 +11,7 @@ from math import exp, inf, log, sqrt
 from statistics import stdev
 from typing import Protocol, TypeVar
 
-from draftkit.results.record import Interval, PromptRecord
+from draftkit.results.cell import Interval, PromptRecord
 from draftkit.results.statistics import bootstrap_ratio, student
 
 NARROW = 0.05  # how well, as a share of itself, the ratio of the paces is to be known

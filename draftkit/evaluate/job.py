@@ -15,7 +15,7 @@ from draftkit.evaluate.prompts import PromptSet, load_prompt_set
 from draftkit.layout.digest import draft_sha256, target_sha256
 from draftkit.layout.folder import Draft
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
-from draftkit.results.record import Heading
+from draftkit.results.cell import Heading
 from draftkit.results.settings import Settings, Sweep
 from draftkit.targets.chat import template_sha256
 

@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from draftkit.engines.records import Answer, Token
 from draftkit.errors import DraftkitError
 from draftkit.requests import Request
-from draftkit.results.record import NearTie
+from draftkit.results.cell import NearTie
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.records import Generation

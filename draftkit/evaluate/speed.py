@@ -20,7 +20,8 @@ from statistics import fmean, median
 
 from draftkit.evaluate.runtime_lane import engine_of
 from draftkit.requests import Request
-from draftkit.results.record import Cell, RoundTime, SpeedModel, Speedup
+from draftkit.results.cell import Cell
+from draftkit.results.record import RoundTime, SpeedModel, Speedup
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import extended_rates
 from draftkit.results.verdict import well_known

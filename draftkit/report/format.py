@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from draftkit.finding import Severity
+from draftkit.results.cell import Cell, Predicted
 from draftkit.results.metrics import number
-from draftkit.results.record import Cell, Predicted
 
 SEVERITY_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftkit.results.record import Cell
+from draftkit.results.cell import Cell
 from draftkit.runtime.memory_plan import MemoryPlan
 
 RANKS = (2, 4, 8)

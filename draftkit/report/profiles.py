@@ -18,7 +18,8 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from draftkit.results.record import Cell, Result
+from draftkit.results.cell import Cell
+from draftkit.results.record import Result
 
 FILES = {"speculation_profile.json", "vllm.json", "dynamo.sh", "sglang.sh", "golden_length.yaml"}
 SCHEMA_VERSION = "1.0"

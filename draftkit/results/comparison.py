@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from draftkit.results.record import Cell, Interval, PromptRecord, Result
+from draftkit.results.cell import Cell, Interval, PromptRecord
+from draftkit.results.record import Result
 from draftkit.results.statistics import RESAMPLES
 
 Pairs = Sequence[tuple[PromptRecord, PromptRecord]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from draftkit.results.record import Cell, Interval, Times
+from draftkit.results.cell import Cell, Interval, Times
 
 View = Literal["table", "details", "card", "card-acceptance", "card-speed", "model-index", "csv", "page", "notebook"]
 

@@ -15,7 +15,8 @@ from draftkit.hub.local_paths import named, names_of_paths
 from draftkit.io.atomic import check_writable, write_file
 from draftkit.io.jsonfile import finite
 from draftkit.io.lock import sole_writer
-from draftkit.results.record import DIGESTS, SCHEMA, Cell, Heading, named_result, read_result, result_json
+from draftkit.results.cell import DIGESTS, Cell, Heading
+from draftkit.results.record import SCHEMA, named_result, read_result, result_json
 
 if TYPE_CHECKING:  # it needs torch
     from draftkit.runtime.records import Generation

@@ -14,7 +14,7 @@ from functools import cache
 from math import cos, isnan, pi, sin, sqrt, tan
 from statistics import fmean
 
-from draftkit.results.record import QUANTILES, Interval, PromptRecord, Times
+from draftkit.results.cell import QUANTILES, Interval, PromptRecord, Times
 from draftkit.runtime.records import Generation, Round
 
 RESAMPLES = 2000

@@ -7,19 +7,35 @@ each engine and temperature.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from math import ceil, log
+from typing import Literal
 
-from draftkit.results.record import Cell, Result, ResultVerdict, VerdictKind
+from draftkit.results.cell import OPTIONAL, OWN_ENGINE, Cell, Interval
 
 UNEXPLAINED = 1.05  # a speed-up of so many times the acceptance length
 NO_DIFFERENCE = 0.02  # speeds that are closer to plain decoding than that are the same to whoever serves
 DISTURBED = 0.15  # how well the cost of a round is to be known for a speed-up to mean something
 MOST_PROMPTS = 1_000  # more are not worth the answer
+VerdictKind = Literal["use", "none", "unclear", "unmeasured"]
 
 
-def verdicts_of(result: Result) -> tuple[ResultVerdict, ...]:
-    """Those of a result; an older file has none, and then its cells are judged."""
-    return result.verdicts or verdicts(result.cells)
+@dataclass(frozen=True)
+class ResultVerdict:
+    """`sentence` says it all. `draft` at `num_speculative_tokens` is what to serve, or, unless `kind` is `use`, what
+    came closest; `up_to`: the largest batch at which it pays. `more_prompts`: how many it would take, beside those
+    measured, to tell what could not be told. `commands`: engine → what serves it."""
+
+    kind: VerdictKind
+    sentence: str
+    engine: str = OWN_ENGINE
+    temperature: float = 0.0
+    draft: str | None = None
+    num_speculative_tokens: int | None = None
+    up_to: int | None = None
+    speedup: Interval | None = None
+    more_prompts: int | None = field(default=None, metadata=OPTIONAL)
+    commands: dict[str, str] = field(default_factory=dict)
 
 
 def verdicts(cells: Sequence[Cell]) -> tuple[ResultVerdict, ...]:

@@ -39,7 +39,7 @@ from draftkit.layout.digest import draft_sha256, weights_sha256
 from draftkit.loading import open_draft
 from draftkit.requests import SamplingParameters
 from draftkit.results import metrics
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import bootstrap_length, contrast, gain
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.config import TrainConfig, read_config

@@ -21,7 +21,7 @@ from transformers import ProgressCallback, TrainerControl, TrainerState, Trainin
 
 from draftkit.errors import FormatError, SourceError
 from draftkit.io.jsonfile import read_object
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.train.checkpoint import STATE_FILE, newest_checkpoint
 
 LENGTH = "eval_acceptance_length"

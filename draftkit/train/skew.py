@@ -29,7 +29,7 @@ from draftkit.layout.facts import facts_of
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import bootstrap_length
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter

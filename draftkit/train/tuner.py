@@ -20,7 +20,7 @@ from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.errors import DraftkitError
 from draftkit.loading import open_draft, open_target
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import Sums, bootstrap_length
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.train.batch import TrainingBatch

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import bootstrap_length
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.recipes.recipe import Chains, Recipe

@@ -32,7 +32,7 @@ from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
 from draftkit.requests import Request
-from draftkit.results.record import Interval
+from draftkit.results.cell import Interval
 from draftkit.results.statistics import acceptance_length
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposal
 from draftkit.runtime.engine import Engine

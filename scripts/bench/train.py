@@ -56,8 +56,8 @@ from draftkit.engines.vllm.serve import speculative_config
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
+from draftkit.results.cell import Interval
 from draftkit.results.metrics import length
-from draftkit.results.record import Interval
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.target import Target
 from scripts.bench._speculators_data import run_worker, write_speculators_data, write_speculators_vocabulary

@@ -20,8 +20,8 @@ from rich.table import Table
 import draftkit
 from draftkit.report.terminal.tables import show_speed_model
 from draftkit.requests import DraftSampling, DraftSamplingMode
+from draftkit.results.cell import Cell
 from draftkit.results.metrics import length
-from draftkit.results.record import Cell
 from draftkit.results.settings import Settings
 
 TEMPERATURES = (0.3, 0.7, 1.0)

@@ -18,7 +18,8 @@ from draftkit.cli import main, output
 from draftkit.doctor.diagnose import Diagnosis
 from draftkit.doctor.measure import Tried
 from draftkit.finding import Finding
-from draftkit.results.record import Interval, Result, result_from
+from draftkit.results.cell import Interval
+from draftkit.results.record import Result, result_from
 
 NAME = "draft → ü"
 ENCODINGS = ("ascii", "cp1252", "latin-1")

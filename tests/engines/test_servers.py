@@ -26,7 +26,8 @@ from draftkit.evaluate.engines.server import ServerEngine
 from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.evaluate.options import ServerSettings
 from draftkit.requests import Request, SamplingParameters
-from draftkit.results.record import Cell, Result
+from draftkit.results.cell import Cell
+from draftkit.results.record import Result
 from draftkit.results.settings import Settings
 
 K = 3

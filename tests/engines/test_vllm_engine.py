@@ -49,7 +49,8 @@ from draftkit.layout.families.eagle import EagleSpec
 from draftkit.loading import open_draft, open_target
 from draftkit.report.terminal.engines import counts_agree, engine_pairs, engines_table
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.record import Cell, Interval, Result
+from draftkit.results.cell import Cell, Interval
+from draftkit.results.record import Result
 from draftkit.results.settings import Settings, Sweep
 
 FAKE = Path(__file__).parents[1] / "fixtures/engines/fake_vllm"

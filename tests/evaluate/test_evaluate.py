@@ -38,7 +38,8 @@ from draftkit.evaluate.planning import plan_evaluation
 from draftkit.evaluate.prompts import Prompt, encode_prompt, load_prompt_set, load_prompts, registry
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import DraftSampling, Request, SamplingParameters
-from draftkit.results.record import DIGESTS, Cell, Interval, Result, Times, result_from, result_json
+from draftkit.results.cell import DIGESTS, Cell, Interval, Times
+from draftkit.results.record import Result, result_from, result_json
 from draftkit.results.saved import ResultFile
 from draftkit.results.settings import Settings, Sweep, read_rates, read_schedule
 from draftkit.results.statistics import acceptance_length, accepted_per_position, lengths_by_convention

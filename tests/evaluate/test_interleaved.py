@@ -15,7 +15,7 @@ import torch
 import draftkit
 from draftkit.evaluate.interleaved import NARROW, block_sizes, interleaved, pace_error, speedup_interval
 from draftkit.requests import SamplingParameters
-from draftkit.results.record import PromptRecord
+from draftkit.results.cell import PromptRecord
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import student
 

@@ -13,8 +13,9 @@ from draftkit.evaluate.cell import cell_of
 from draftkit.evaluate.measure import Run
 from draftkit.evaluate.speed import RoundTimes, speed_model
 from draftkit.requests import Request
+from draftkit.results.cell import Cell, Heading, Interval, Times
 from draftkit.results.metrics import length
-from draftkit.results.record import Cell, Heading, Interval, Result, Times, result_from, result_json
+from draftkit.results.record import Result, result_from, result_json
 from draftkit.results.settings import Settings
 from draftkit.results.statistics import acceptance_length, bootstrap_length, contrast, drafted_acceptance_length, gain
 from draftkit.runtime.records import Generation, Round

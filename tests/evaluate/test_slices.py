@@ -21,7 +21,7 @@ from draftkit.evaluate.speed import RoundTimes
 from draftkit.loading import open_target
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation
-from draftkit.results.record import Cell, PromptRecord
+from draftkit.results.cell import Cell, PromptRecord
 from draftkit.results.settings import Settings, read_slices
 
 TEXTS = {

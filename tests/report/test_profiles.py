@@ -22,7 +22,8 @@ from draftkit.report.profiles import (
     profile_files,
     synthetic_config,
 )
-from draftkit.results.record import Cell, Interval, PromptRecord, Result
+from draftkit.results.cell import Cell, Interval, PromptRecord
+from draftkit.results.record import Result
 from draftkit.results.settings import Settings
 
 

@@ -40,18 +40,9 @@ from draftkit.report.page.series import Series, join
 from draftkit.report.page.svg import Frame, svg, svg_file
 from draftkit.report.page.tokens import show_round
 from draftkit.report.terminal.csv import PROVENANCE, cells_csv, columns
+from draftkit.results.cell import Cell, Interval, Predicted, PromptRecord, TranscriptRound
 from draftkit.results.comparison import compare, summary
-from draftkit.results.record import (
-    Cell,
-    Interval,
-    Predicted,
-    PromptRecord,
-    Result,
-    TranscriptRound,
-    read_result,
-    result_from,
-    result_json,
-)
+from draftkit.results.record import Result, read_result, result_from, result_json
 
 HOSTILE = "</title></style><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\"'&$a_b$\x07"
 WHERE = Path("result.json")

@@ -25,7 +25,6 @@ from draftkit.report.page.series import join
 from draftkit.report.terminal.csv import cells_csv
 from draftkit.report.terminal.tables import details_table, evaluation_table
 from draftkit.results.metrics import METRICS, Metric, View, kind_at, value_at
-from draftkit.results.notebook import result_html
 from draftkit.results.record import Result, result_from
 
 WHERE = Path("result.json")
@@ -45,7 +44,7 @@ def views(result: Result) -> dict[str, str]:
         "model-index": yaml.safe_dump([vars(entry) for entry in eval_results([result])], sort_keys=False),
         "csv": cells_csv(result),
         "page": _lines(measurements),
-        "notebook": _lines(result_html(result)),
+        "notebook": _lines(result._repr_html_()),
     }
 
 

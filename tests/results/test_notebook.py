@@ -15,8 +15,8 @@ from draftkit import convert_checkpoint, inspect_checkpoint
 from draftkit.doctor.diagnose import Diagnosis
 from draftkit.doctor.measure import Tried
 from draftkit.evaluate.notebook import notebook_progress, notebook_trials
-from draftkit.results.record import Interval, Result, ResultWarning, result_from
-from draftkit.results.verdict import verdicts_of
+from draftkit.results.cell import Interval
+from draftkit.results.record import Result, ResultWarning, result_from
 from draftkit.train.adapt import Adaptation, AdaptedSlice
 from draftkit.train.run import Trained
 
@@ -24,7 +24,7 @@ from draftkit.train.run import Trained
 def test_a_result_shows_itself() -> None:
     result = result_from(full_result(), Path("r.json"))
     html = result._repr_html_()
-    assert verdicts_of(result)[0].sentence in html
+    assert result.judged[0].sentence in html
     assert html.count("<tr>") == 1 + len(result.cells)
     assert "3.50 [3.38, 3.61]" in html
     hostile = replace(

@@ -16,9 +16,10 @@ from draftkit.checks.registry import findings
 from draftkit.report.card.measured import with_sure_speeds
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation
-from draftkit.results.record import Cell, Interval, Predicted, Result, SpeedModel, Speedup, result_from
+from draftkit.results.cell import Cell, Interval, Predicted
+from draftkit.results.record import Result, SpeedModel, Speedup, result_from
 from draftkit.results.settings import Settings
-from draftkit.results.verdict import verdicts, verdicts_of
+from draftkit.results.verdict import verdicts
 
 
 def cell(speedup: float, spread: float = 0.1, *, k: int = 4, batch: int = 1, **changes: Any) -> Cell:
@@ -220,7 +221,7 @@ def test_drafts_in_folders_are_called_what_tells_them_apart() -> None:
 def test_old_results_are_judged_as_far_as_they_say() -> None:
     for data in (full_result(), old_result()):
         result = result_from(data, Path("old.json"))
-        (verdict,) = verdicts_of(result)
+        (verdict,) = result.judged
         assert verdict.kind == "unclear"
         assert shown(result)[0].startswith(verdict.sentence[:60])
 

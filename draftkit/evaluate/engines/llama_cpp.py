@@ -28,7 +28,7 @@ from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft
 from draftkit.layout.target import TargetFacts
 from draftkit.loading import OpenedDraft
-from draftkit.results.record import Heading
+from draftkit.results.cell import Heading
 from draftkit.results.settings import AS_STARTED, Settings
 
 MEGABYTE = 1e6

@@ -23,7 +23,8 @@ from draftkit.evaluate.speed import MISSED, batches_up_to, measure_round_times, 
 from draftkit.finding import Finding
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter
-from draftkit.results.record import Cell, Predicted, SpeedModel
+from draftkit.results.cell import Cell, Predicted
+from draftkit.results.record import SpeedModel
 from draftkit.results.settings import Settings
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import check_draft_tokens

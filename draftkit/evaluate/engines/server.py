@@ -22,7 +22,7 @@ from draftkit.evaluate.measure import Conversations, Lane, Report, Run
 from draftkit.evaluate.options import ServerSettings
 from draftkit.evaluate.provenance import made_by
 from draftkit.requests import Request
-from draftkit.results.record import Cell, Heading
+from draftkit.results.cell import Cell, Heading
 from draftkit.results.settings import AS_STARTED, Settings
 
 SETTLING = 5.0  # seconds that a server's counters may lag behind its answers

@@ -30,8 +30,8 @@ from draftkit.report.card.markdown import (
     table,
 )
 from draftkit.report.card.model_index import header, is_hub_id, short_name
-from draftkit.results.record import Result, ResultVerdict
-from draftkit.results.verdict import verdicts
+from draftkit.results.record import Result
+from draftkit.results.verdict import ResultVerdict, verdicts
 from draftkit.train.config import by_current_names
 
 TEMPLATE = Path(__file__).with_name("model_card.md")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from draftkit.report.card.model_index import is_hub_id
+from draftkit.results.cell import Cell
 from draftkit.results.metrics import Metric, View, metrics_of, number
-from draftkit.results.record import Cell, Result
+from draftkit.results.record import Result
 
 Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
 EMPHASIZED = "acceptance_length"  # the metric whose mean is in bold

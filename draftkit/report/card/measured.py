@@ -15,7 +15,8 @@ from typing import Any
 from draftkit.errors import DraftkitError, command
 from draftkit.hub.local_paths import names_of_paths
 from draftkit.io.jsonfile import read_object
-from draftkit.results.record import Cell, Result, named_result, read_result, result_from
+from draftkit.results.cell import Cell
+from draftkit.results.record import Result, named_result, read_result, result_from
 from draftkit.results.verdict import well_known
 
 EVAL_FOLDER = "eval"  # in a draft's folder: what was measured with it

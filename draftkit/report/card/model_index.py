@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from draftkit.layout.folder import Draft
+from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import metrics_of
-from draftkit.results.record import Cell, Interval, Result
+from draftkit.results.record import Result
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData

@@ -18,7 +18,8 @@ from draftkit.report.page.chart import Axis, Chart, Line, Point, linear, logarit
 from draftkit.report.page.palette import MOST_SERIES
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import MARKERS, svg_file
-from draftkit.results.record import Cell, Interval, Speedup
+from draftkit.results.cell import Cell, Interval
+from draftkit.results.record import Speedup
 
 HEIGHT = 190
 NAME_LENGTH = 44  # in columns of a terminal

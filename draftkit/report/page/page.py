@@ -18,10 +18,10 @@ from draftkit.report.page.palette import MOST_SERIES, PALETTE
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import svg
 from draftkit.report.page.tokens import KINDS, show_transcript, with_line_ends, with_marks
+from draftkit.results.cell import Cell, Transcript
 from draftkit.results.comparison import compare, summary
 from draftkit.results.metrics import length, metrics_of, number
-from draftkit.results.record import Cell, Result, Transcript
-from draftkit.results.verdict import verdicts_of
+from draftkit.results.record import Result
 from draftkit.version import __version__
 
 SAMPLES = 6  # shown of each series
@@ -51,7 +51,7 @@ def page(results: Sequence[Result], series: Sequence[Series], figures: Mapping[s
         series=series,
         metrics=metrics_of("page", cells),
         provenance=provenance_table(results),
-        verdicts=[(result.path, verdict) for result in results for verdict in verdicts_of(result)],
+        verdicts=[(result.path, verdict) for result in results for verdict in result.judged],
         compared=compared,
         comparison=summary(compared) if len(results) == 2 else "",
         figures={name: (figure.title, svg(figure)) for name, figure in figures.items()},

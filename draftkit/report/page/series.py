@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from draftkit.results.record import Cell, Result, SpeedModel
+from draftkit.results.cell import Cell
+from draftkit.results.record import Result, SpeedModel
 from draftkit.results.verdict import well_known
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from draftkit.results.record import Transcript, TranscriptRound
+from draftkit.results.cell import Transcript, TranscriptRound
 
 Kind = Literal["prefill", "accepted", "recovered", "bonus", "plain", "rejected", "unread"]
 

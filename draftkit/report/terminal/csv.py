@@ -7,8 +7,9 @@ import io
 import math
 
 from draftkit.hub.local_paths import names_of_paths
+from draftkit.results.cell import Interval, Times
 from draftkit.results.metrics import kind_at, metrics_of, value_at
-from draftkit.results.record import Interval, Result, Times
+from draftkit.results.record import Result
 
 # The columns of a metric that is a record: what comes after its name, and where in the record the value lies.
 PARTS: dict[type, dict[str, str]] = {

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftkit.report.format import severity
+from draftkit.results.cell import Interval
 from draftkit.results.metrics import length
-from draftkit.results.record import Interval
 
 SHOWN = 6  # tensors of which the same is to be said
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from draftkit.report.format import speed
+from draftkit.results.cell import OWN_ENGINE, Cell
 from draftkit.results.metrics import length
-from draftkit.results.record import OWN_ENGINE, Cell
 
 
 def engines_table(cells: Sequence[Cell]) -> Table:

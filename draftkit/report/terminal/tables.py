@@ -15,9 +15,9 @@ from rich.table import Table
 from draftkit.report.format import measured_of, prediction
 from draftkit.report.memory_cost import cost_of
 from draftkit.report.terminal.engines import engine_pairs, engines_table
+from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
-from draftkit.results.record import Cell, Interval, Result, SpeedModel
-from draftkit.results.verdict import verdicts_of
+from draftkit.results.record import Result, SpeedModel
 
 if TYPE_CHECKING:
     from draftkit.evaluate.round_cost import PlannedRound
@@ -69,7 +69,7 @@ def show_evaluation(
 
 def show_verdicts(console: Console, result: Result) -> None:
     """What to do, and the commands for it."""
-    for verdict in verdicts_of(result):
+    for verdict in result.judged:
         console.print(verdict.sentence, style="bold")
         for command in verdict.commands.values():
             console.print(f"  {command}", soft_wrap=True)
