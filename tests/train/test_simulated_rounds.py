@@ -108,8 +108,7 @@ def test_greedy_rounds_are_those_of_decoding(name: str) -> None:
 @pytest.mark.parametrize("name", [DRAFTS[0], *(pytest.param(name, marks=pytest.mark.long) for name in DRAFTS[1:])])
 def test_sampled_rounds_are_those_of_decoding_on_average(name: str) -> None:
     """The decoded length lies within the interval of simulations on the same texts, whose coins differ, and these
-    within
-    the interval of the decoded length over texts."""
+    within the interval of the decoded length over texts."""
     generations, recipe = decoded(name, requests(8, 64, temperature=1, seeds=4), slots=8)
     kept, rounds = [0] * SIMULATIONS, [0] * SIMULATIONS
     for begin in range(0, len(generations), 8):
