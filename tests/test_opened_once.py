@@ -16,9 +16,25 @@ from fixtures.servers.hub_server import Commit, HubServer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 import draftkit.hub.locate
-from draftkit import convert_checkpoint, diagnose_draft, evaluate_draft
+from draftkit import (
+    AdaptSettings,
+    DraftTuner,
+    Sample,
+    TrainConfig,
+    adapt_draft,
+    convert_checkpoint,
+    diagnose_draft,
+    evaluate_draft,
+    train_draft,
+)
+from draftkit.checks.training_data import check_data
+from draftkit.data.samples import SamplesOrigin, write_samples
+from draftkit.data.states.write import StatesSettings, open_states_job
+from draftkit.data.tokenizer import load_tokenizer
 from draftkit.io import jsonfile
 from draftkit.results.settings import Settings
+from draftkit.train.config import read_config
+from draftkit.train.run import check_run
 
 ASKED = Settings(prompts="zoo", limit=1, max_new_tokens=2, concurrency=1, device="cpu", dtype="float32")
 LOADERS = (AutoConfig, AutoTokenizer, GenerationConfig)
@@ -85,6 +101,73 @@ def test_a_conversion(opened: Counter[str], tmp_path: Path, to: str) -> None:
     convert_checkpoint("zoo:eagle3", tmp_path / "out.gguf", to=to, target="zoo:target")
     assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
     assert repeated(opened) == {}
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    """A file of samples that the embedded target reads, as if it had written their second half."""
+    origin = SamplesOrigin("zoo:target", load_tokenizer("zoo:target").sha256)
+    write_samples(path := tmp_path / "samples.jsonl", [sample(str(n)) for n in range(20)], origin)
+    return path
+
+
+def sample(name: str, size: int = 12) -> Sample:
+    return Sample.of(name, [5 + (7 * i + len(name)) % 50 for i in range(size)], [(size // 2, size)])
+
+
+@pytest.mark.parametrize("draft", ["zoo:eagle3", ""])
+def test_a_training(samples: Path, opened: Counter[str], draft: str, tmp_path: Path) -> None:
+    train_draft(training(samples, draft, tmp_path / "run"))
+    assert opened["locate zoo:target"] == 1
+    assert opened["locate zoo:eagle3"] == bool(draft)
+    assert repeated(opened) == {}
+
+
+def training(samples: Path, draft: str, out: Path) -> TrainConfig:
+    flags = {"recipe": "eagle3", "target": "zoo:target", "draft": draft, "data": str(samples), "out": str(out)}
+    return read_config(None, ["optimization.max_steps=1", "tokens_per_row=64", "device=cpu"], flags)
+
+
+def test_the_plan_of_a_training(samples: Path, opened: Counter[str], tmp_path: Path) -> None:
+    check_run(training(samples, "zoo:eagle3", tmp_path / "run"))
+    assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
+    assert repeated(opened) == {}
+
+
+def test_stored_states(samples: Path, opened: Counter[str], tmp_path: Path) -> None:
+    settings = StatesSettings(target="zoo:target", device="cpu", tokens_per_row=64)
+    with open_states_job(samples, tmp_path / "states", settings) as job:
+        job.write()
+    assert opened["locate zoo:target"] == 1
+    assert repeated(opened) == {}
+
+
+def test_a_preflight(samples: Path, opened: Counter[str]) -> None:
+    check_data(samples, "zoo:target", "zoo:eagle3", device="cpu", dtype="float32")
+    assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
+    assert repeated(opened) == {}
+
+
+def test_a_tuner(opened: Counter[str], tmp_path: Path) -> None:
+    tuner = DraftTuner("zoo:eagle3", "zoo:target", device="cpu")
+    tuner.step([sample("one")])
+    tuner.save(tmp_path / "draft")
+    assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
+    assert repeated(opened) == {}
+
+
+@pytest.mark.slow
+def test_an_adaptation(opened: Counter[str], tmp_path: Path) -> None:
+    """Judged twice, with weights that are not kept through the training between."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"id": str(n), "prompt": f"{n} {n}"}) + "\n" for n in range(24)))
+    settings = AdaptSettings(
+        draft="zoo:eagle3", target="zoo:target", traffic=str(log), out=str(tmp_path / "out"), replay="none",
+        held_out=0.3, max_new_tokens=4, device="cpu", training=("optimization.max_steps=1",),
+    )  # fmt: skip
+    adapt_draft(settings)
+    assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
+    assert {what: times for what, times in repeated(opened).items() if "PreTrainedModel" not in what} == {}
 
 
 class Moving(HubServer):

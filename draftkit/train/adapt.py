@@ -10,11 +10,10 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
-
-from transformers import PreTrainedModel
 
 from draftkit.data.categories import category_of, sliced
 from draftkit.data.loss_mask import Renderer
@@ -30,13 +29,12 @@ from draftkit.data.synthesize import Opening, PromptFile, SynthesizeSettings, op
 from draftkit.data.tokenizer import TargetTokenizer, load_tokenizer
 from draftkit.errors import DraftkitError, require_count, require_setting
 from draftkit.hub.local_paths import named, public_name
-from draftkit.hub.locate import locate
 from draftkit.io.atomic import atomic_file, is_empty
 from draftkit.io.html import said_html, table_html
 from draftkit.io.jsonfile import dump, finite, read_object
 from draftkit.io.lock import sole_writer
 from draftkit.layout.digest import draft_sha256, weights_sha256
-from draftkit.loading import open_draft
+from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import SamplingParameters
 from draftkit.results import metrics
 from draftkit.results.cell import Interval
@@ -180,26 +178,25 @@ def adapt_draft(settings: AdaptSettings, *, said: Said = lambda _: None) -> Adap
     while another process writes to `settings.out`.
     """
     out = Path(settings.out)
-    with sole_writer(out, folder=True):
-        with open_draft(settings.draft, settings.target) as draft:
-            recipe, own_sha256 = recipe_of(draft.spec.method), draft_sha256(draft)
-        requests, run = _requests(settings, said), _run(settings, recipe)
-        digests = {"target_sha256": weights_sha256(locate(settings.target).path), "draft_sha256": own_sha256}
-        responder = _Responder(settings, requests.renderer.target)
+    with sole_writer(out, folder=True), ExitStack() as stack:
+        target = open_target(settings.target)
+        draft = OpenedDraft(settings.draft, target, stack)
+        recipe = recipe_of(draft.draft.spec.method)
+        requests, run = _requests(settings, target, said), _run(settings, recipe)
+        digests = {"target_sha256": weights_sha256(target.folder), "draft_sha256": draft_sha256(draft.draft)}
+        responder = _Responder(settings, target, requests.renderer.target)
         if settings.endpoint is not None and not (out / SETTINGS_FILE).exists():
             responder.get()  # a server that cannot be asked is known before anything is written
         _check_settings(out / SETTINGS_FILE, settings, digests)
         samples = _samples(settings, requests, responder, said)
         config = _judged_by(run, samples)
-        target = _load(settings)
         said(f"judging {settings.draft} on {len(samples.judging):,} answers")
-        before = _judge(settings, settings.draft, target, samples)
-        del target  # or training would hold a second one
+        before = _judge(settings, draft, samples)
         said(f"training on {len(samples.training):,} answers")
-        trained = train_draft(config, resume=True)
+        trained = train_draft(config, resume=True, target=target, draft=draft)
         if trained.draft is None:
             return Adaptation(None, len(samples.training), stopped_by=trained.stopped_by)
-        after = _judge(settings, trained.draft, _load(settings), samples)
+        after = _judge(settings, OpenedDraft(str(trained.draft), target, stack), samples)
         adapted = Adaptation(trained.draft, len(samples.training), tuple(compare(before, after)))
         with atomic_file(out / REPORT_FILE, force=True) as file:
             file.write(dump(named(finite(adapted.to_dict()))).encode())
@@ -260,7 +257,7 @@ def _check_settings(path: Path, settings: AdaptSettings, digests: Mapping[str, o
         file.write(dump(stated).encode())
 
 
-def _requests(settings: AdaptSettings, said: Said) -> _Requests:
+def _requests(settings: AdaptSettings, target: OpenedTarget, said: Said) -> _Requests:
     """The log, and the general rows; `said` is told of those that are left out.
 
     Raises `DraftkitError` for what cannot be read or written by the target.
@@ -268,7 +265,7 @@ def _requests(settings: AdaptSettings, said: Said) -> _Requests:
     left_out, general_left_out = LeftOutRows(), LeftOutRows()
     requests = _Requests(
         list(itertools.islice(read_traffic(Path(settings.traffic), settings.own, left_out), settings.limit)),
-        Renderer(load_tokenizer(settings.target)),
+        Renderer(load_tokenizer(target)),
     )
     if not requests.logged:
         raise DraftkitError(
@@ -333,8 +330,9 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
 class _Responder:
     """What answers, loaded when it is first needed."""
 
-    def __init__(self, settings: AdaptSettings, tokenizer: TargetTokenizer):
+    def __init__(self, settings: AdaptSettings, target: OpenedTarget, tokenizer: TargetTokenizer):
         self._settings = settings
+        self._target = target
         self._sampling = Sampling(SamplingParameters(settings.temperature), settings.max_new_tokens, tokenizer.end_ids)
         self._loaded: Responder | None = None
 
@@ -347,7 +345,7 @@ class _Responder:
                 )
             else:
                 self._loaded = engine_responder(
-                    settings.target, self._sampling, settings.concurrency, device=settings.device
+                    self._target, self._sampling, settings.concurrency, device=settings.device
                 )
         self._loaded.sampling = sampling or self._sampling  # type: ignore[attr-defined]
         return self._loaded
@@ -424,15 +422,10 @@ def _judged_by(run: TrainConfig, samples: _Samples) -> TrainConfig:
     return replace(run, validation=validation)
 
 
-def _judge(
-    settings: AdaptSettings, draft: str | Path, target: PreTrainedModel, samples: _Samples
-) -> SimulatedAcceptance:
-    """What a draft accepts of the held-out answers."""
-    return DraftTuner(draft, target).simulate_acceptance(samples.judging, k=settings.k, mode=settings.mode)
-
-
-def _load(settings: AdaptSettings) -> PreTrainedModel:
+def _judge(settings: AdaptSettings, draft: OpenedDraft, samples: _Samples) -> SimulatedAcceptance:
+    """What a draft accepts of the held-out answers. The target's weights are let go of with the result, or training
+    would hold them a second time."""
     place = device_named(settings.device)
-    target = load_training_target(settings.target, device=place, dtype=dtype_named(None, place))
-    tune_for_cpu(target)
-    return target
+    model = load_training_target(draft.target, device=place, dtype=dtype_named(None, place))
+    tune_for_cpu(model)
+    return DraftTuner(draft, model).simulate_acceptance(samples.judging, k=settings.k, mode=settings.mode)

@@ -34,7 +34,7 @@ from draftkit.engines.vllm.accepts import check_target
 from draftkit.hub.local_paths import copy_named
 from draftkit.io.html import said_html, table_html
 from draftkit.io.lock import sole_writer
-from draftkit.loading import open_target
+from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.targets.pace import token_seconds
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.states import FINAL, TappedModel
@@ -144,8 +144,17 @@ def _costs(config: TrainConfig, ready: ReadyRun, whole: PreTrainedModel) -> Stat
     )
 
 
-def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[TrainerCallback, ...] = ()) -> Trained:
+def train_draft(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    callbacks: tuple[TrainerCallback, ...] = (),
+    target: OpenedTarget | None = None,
+    draft: OpenedDraft | None = None,
+) -> Trained:
     """Train a draft. `resume` goes on from the newest complete checkpoint in `config.out`, where it is of this run.
+
+    `target` and `draft`: those that `config` names, where they have been opened already.
 
     Writes `out/checkpoint-N` (unified draft folders that can be resumed) and, when the run is finished, `out/draft` in
     the target's dtype. Raises `DraftkitError` for bad input, before the first step where it can be known, and while
@@ -155,7 +164,7 @@ def train_draft(config: TrainConfig, *, resume: bool = False, callbacks: tuple[T
     with ExitStack() as stack:
         if os.environ.get("RANK", "0") == "0":  # for all processes of the run
             stack.enter_context(sole_writer(Path(config.out), folder=True))
-        ready = stack.enter_context(set_up(config, resume, load))
+        ready = stack.enter_context(set_up(config, resume, load, target, draft))
         recipe, stream = ready.recipe, None
         if config.stream is not None:
             stream = stack.enter_context(

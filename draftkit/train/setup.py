@@ -67,13 +67,20 @@ class ReadyRun(NamedTuple):
 
 
 @contextmanager
-def set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[ReadyRun]:
-    """Everything that comes before the first step, with the target that `load` gives."""
+def set_up(
+    config: TrainConfig,
+    resume: bool,
+    load: LoadTarget,
+    target: OpenedTarget | None = None,
+    draft: OpenedDraft | None = None,
+) -> Iterator[ReadyRun]:
+    """Everything that comes before the first step, with the target that `load` gives; `target` and `draft` as of
+    `train_draft`."""
     config.check()
     check_trackers(config.report_to)
     out = Path(config.out)
     _check_output(out, resume)
-    opened = open_target(config.target)
+    opened = target or open_target(config.target)
     if config.validation.decode:
         opened.require_runtime("leave out validation.decode, which decodes with it")
     if config.on_policy is not None and config.on_policy.rounds == "decoded":
@@ -86,21 +93,21 @@ def set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[Read
             config, opened, device
         )  # joins the other processes, and makes the first GPU current
         start = config.draft or recipe_class(config.recipe).starts_from
-        started = OpenedDraft(start, opened, stack) if start else None
-        draft = None if started is None else started.draft
-        inputs = cache(partial(inputs_of, config, opened, draft, max(arguments.world_size, 1)))
+        started = draft or (OpenedDraft(start, opened, stack) if start else None)
+        origin = None if started is None else started.draft
+        inputs = cache(partial(inputs_of, config, opened, origin, max(arguments.world_size, 1)))
         newest = newest_checkpoint(out)
         if newest is not None and arguments.process_index == 0:
             check_same_run(newest, config, inputs())
         dtype = dtype_named(config.target_dtype or None, device)
-        target = load(opened, device=device, dtype=dtype)
-        tune_for_cpu(target)
+        model = load(opened, device=device, dtype=dtype)
+        tune_for_cpu(model)
         set_seed(config.seed)  # after the target, whose loading draws numbers of its own
-        check_lengths(samples, target.config)
-        if draft is not None:
-            check_runs(draft)
-        counts = token_counts(samples, training, target.config.get_text_config().vocab_size)
-        recipe = start_recipe(config, target, draft, counts)
+        check_lengths(samples, model.config)
+        if origin is not None:
+            check_runs(origin)
+        counts = token_counts(samples, training, model.config.get_text_config().vocab_size)
+        recipe = start_recipe(config, model, origin, counts)
         if config.lora is not None:
             parallel = getattr(recipe.spec.architecture, "parallel", None) is not None
             base = started.located if started is not None and config.draft else None
@@ -110,10 +117,10 @@ def set_up(config: TrainConfig, resume: bool, load: LoadTarget) -> Iterator[Read
         _check_states(config, recipe)
         yield ReadyRun(
             opened=opened,
-            target=target,
+            target=model,
             recipe=recipe,
             samples=samples,
-            files=draft.files if draft is not None else _tokenizer(opened, recipe),
+            files=origin.files if origin is not None else _tokenizer(opened, recipe),
             training=PackedRows(samples, training, config.tokens_per_row),
             validating=PackedRows(samples, validating, config.tokens_per_row) if validating else None,
             arguments=arguments,

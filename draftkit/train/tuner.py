@@ -6,7 +6,7 @@ For loops that are not draftkit's: reinforcement learning that updates the targe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from draftkit.data.packing import PackedRows
 from draftkit.data.samples import Sample, read_training_samples
 from draftkit.data.states.online import OnlineStates, check_lengths, load_training_target
 from draftkit.errors import DraftkitError
-from draftkit.loading import open_draft, open_target
+from draftkit.loading import OpenedDraft, open_target
 from draftkit.results.cell import Interval
 from draftkit.results.statistics import Sums, bootstrap_length
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
@@ -64,14 +64,14 @@ class SimulatedAcceptance:
 class DraftTuner:
     """A draft in training on a target in this process.
 
-    `draft`: a checkpoint of any format, named as for `load_draft`. `target`: its name, or the model itself, which then
-    has to be one that transformers runs in its own way; its weights may change in place between calls. `recipe`: None
-    for the one of the draft's kind, with its own `options`. Raises `DraftkitError` for what cannot be trained.
+    `draft`: a checkpoint of any format, by its name or opened already. `target`: its name, or the model itself, which
+    then has to be one that transformers runs in its own way; its weights may change in place between calls. `recipe`:
+    None for the one of the draft's kind, with its own `options`. Raises `DraftkitError` for what cannot be trained.
     """
 
     def __init__(
         self,
-        draft: str | Path,
+        draft: str | Path | OpenedDraft,
         target: str | PreTrainedModel,
         *,
         recipe: str | None = None,
@@ -82,7 +82,7 @@ class DraftTuner:
         device: str | None = None,
     ):
         self.target_name = target if isinstance(target, str) else target.name_or_path
-        named = open_target(self.target_name)
+        named = draft.target if isinstance(draft, OpenedDraft) else open_target(self.target_name)
         if isinstance(target, str):
             place = device_named(device)
             target = load_training_target(named, device=place, dtype=dtype_named(None, place))
@@ -90,7 +90,8 @@ class DraftTuner:
         self.target = target
         self.tokens_per_row = tokens_per_row
         self.settings = optimization or Optimization()
-        with open_draft(str(draft), named) as opened:
+        with ExitStack() as stack:
+            opened = (draft if isinstance(draft, OpenedDraft) else OpenedDraft(str(draft), named, stack)).draft
             name = recipe or recipe_of(opened.spec.method)
             config = TrainConfig(recipe=name, target=self.target_name, data="", out="", options=dict(options or {}))
             started = recipe_class(name).start(Origin(target, opened), config.recipe_options())
