@@ -28,6 +28,7 @@ from draftkit import (
     train_draft,
 )
 from draftkit.checks.training_data import check_data
+from draftkit.cli import main
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.write import StatesSettings, open_states_job
 from draftkit.data.tokenizer import load_tokenizer
@@ -153,6 +154,20 @@ def test_a_tuner(opened: Counter[str], tmp_path: Path) -> None:
     tuner.step([sample("one")])
     tuner.save(tmp_path / "draft")
     assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
+    assert repeated(opened) == {}
+
+
+@pytest.mark.parametrize("command", ["regenerate", "synthesize"])
+def test_what_the_target_writes(
+    opened: Counter[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"prompt": "a b c d"}))
+    given = [source, out] if command == "regenerate" else ["--count", 1, "--min-words", 1, "--out", out]
+    asked = ["--target", "zoo:target", "--max-new-tokens", 16, "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", list(map(str, ["draftkit", "data", command, *given, *asked])))
+    main()
+    assert opened["locate zoo:target"] == 1
     assert repeated(opened) == {}
 
 

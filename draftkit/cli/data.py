@@ -44,6 +44,7 @@ from draftkit.requests import SamplingParameters
 if TYPE_CHECKING:
     from draftkit.data.responses import Responder, ResponseFile, Sampling
     from draftkit.data.rows import LeftOutRows
+    from draftkit.loading import OpenedTarget
 
 Item = TypeVar("Item")
 
@@ -147,10 +148,12 @@ def regenerate(
     from draftkit.data.responses import ResponseFile
     from draftkit.data.rows import LeftOutRows, read_rows
     from draftkit.data.tokenizer import load_tokenizer
+    from draftkit.loading import open_target
     from draftkit.report.terminal.data import show_report
 
     dtype = settled_dtype(dtype, device)
-    tokenizer = load_tokenizer(target)
+    opened = open_target(target)
+    tokenizer = load_tokenizer(opened)
     settings = RegenerateSettings(
         source=source,
         split=split,
@@ -171,7 +174,7 @@ def regenerate(
     left_out = LeftOutRows()
     rows = read_rows(source, split=split, subset=subset, revision=revision, limit=limit, left_out=left_out)
     file = ResponseFile(
-        out, settings.header(tokenizer, _weights(target, endpoint, unread=dry_run and not out.exists()))
+        out, settings.header(tokenizer, _weights(opened, endpoint, unread=dry_run and not out.exists()))
     )
     if dry_run:
         cost = asdict(plan(rows, file.done, max_new_tokens))
@@ -180,7 +183,7 @@ def regenerate(
         cost["left_out"] = left_out.to_dict()
         print_json({"schema": 1, "source": source} | cost) if as_json else print(text.format(**cost))
         return
-    responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
+    responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
     before = _done_before(file, endpoint)
     with counted_progress("rows", limit) as on_rows:
         report = answer(
@@ -229,6 +232,7 @@ def synthesize(
     from draftkit.data.synthesize import PromptFile, SynthesizeSettings, opening
     from draftkit.data.synthesize import synthesize as write_prompts
     from draftkit.data.tokenizer import load_tokenizer
+    from draftkit.loading import open_target
 
     dtype = settled_dtype(dtype, device)
     settings = SynthesizeSettings(
@@ -245,15 +249,16 @@ def synthesize(
         min_words=min_words,
         max_new_tokens=max_new_tokens,
     )
-    tokenizer = load_tokenizer(target)
+    opened = open_target(target)
+    tokenizer = load_tokenizer(opened)
     renderer = Renderer(tokenizer, settings.template_options, system)
     cut = opening(renderer)
     sampling = settings.sampling(cut)
-    file = PromptFile(out, settings.header(tokenizer, _weights(target, endpoint)))
+    file = PromptFile(out, settings.header(tokenizer, _weights(opened, endpoint)))
     before = _done_before(file, endpoint)
     left_out: Mapping[str, int] = {}
     if before < count:
-        responder = _responder(target, sampling, concurrency, endpoint, served_model, device, dtype)
+        responder = _responder(opened, sampling, concurrency, endpoint, served_model, device, dtype)
         with counted_progress("prompts", count) as on_prompts:
             on_prompts(before)
             left_out = write_prompts(
@@ -392,7 +397,7 @@ def stream(
 
 
 def _responder(
-    target: str,
+    target: OpenedTarget,
     sampling: Sampling,
     concurrency: int,
     endpoint: str | None,
@@ -415,7 +420,7 @@ def _say_left_out(left_out: LeftOutRows) -> None:
         print(left_out, file=sys.stderr)
 
 
-def _weights(target: str, endpoint: str | None, *, unread: bool = False) -> str | None:
+def _weights(target: OpenedTarget, endpoint: str | None, *, unread: bool = False) -> str | None:
     """The digest of the weights that answer; None where a server has them, or they are to be left `unread`."""
     from draftkit.data.responses import engine_weights
 

@@ -221,7 +221,6 @@ def test_an_adaptation_goes_on_only_with_what_it_was_begun_with(
 ) -> None:
     """The names stay, and what lies there is replaced: the target, the draft, the log."""
     monkeypatch.setattr(adapt, "engine_responder", lambda *_, **__: Answering())
-    monkeypatch.setattr(adapt, "_load", lambda _: None)
     target, draft, out = tmp_path / "target", tmp_path / "draft", tmp_path / "out"
     shutil.copytree(zoo.path("target"), target)
     shutil.copytree(zoo.path("eagle3"), draft)
