@@ -18,7 +18,7 @@ from draftkit.models.dflash import DFlashModel, load_dflash
 from draftkit.targets.chat import token_ids
 
 ROWS = 4  # the first ones of a block, which tell most
-PASSAGES, CHUNK = 1024, 64  # of text, and how many are in memory at a time
+PASSAGES, CHUNK = 1024, 64  # how many passages of text are asked of, and how many are in memory at a time
 DECIDED = 3.0  # standard errors, from which on a draft's rows have said what they are
 
 
@@ -65,7 +65,7 @@ def sure_of_own_places(model: DFlashModel, passages: Tensor) -> float:
 
 
 def _gains(model: DFlashModel, anchors: Tensor, known: Tensor) -> Tensor:
-    """[n], what the rows in the tokens' own places know more of them, `known` [n, ROWS], than the rows before."""
+    """How much more the rows in the tokens' own places know of them, `known` [n, ROWS], than the rows before: [n]."""
     chances = model.logits(_first_rows(model, anchors)).float().log_softmax(-1).cpu()
     of_all = chances[:, :, known]  # [passage, row, passage of the token, its place]
     knows = of_all.diagonal(dim1=0, dim2=2).permute(2, 0, 1) - of_all.mean(0).permute(1, 0, 2)  # [n, row, place]

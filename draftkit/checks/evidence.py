@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from draftkit.results.settings import Settings
     from draftkit.runtime.records import Generation
 
-SMALL_SHARE = 0.05  # of the samples, below which a loss is not worth a warning
+SMALL_SHARE = 0.05  # the share of samples up to which their loss is not worth a warning
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Data:
 
     @property
     def vocab_size(self) -> int:
-        """Of the target."""
+        """The number of the target's tokens."""
         return len(self.survey.uses)
 
     def share(self, tally: Tally) -> str:
@@ -112,12 +112,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class SkewReplay:
-    """The same answers as training simulates their rounds and as serving decodes them.
+    """Answers whose rounds training has simulated and serving has decoded.
 
     `greedy`: at temperature 0, where both must agree token for token. `facts`: of the draft in training and in the
     checkpoint, by name, where its module states them. `frequencies`: of its rotary positions in both. `states`: of one
     answer, each with a name, in training and in serving, float [1, T, H]. `drafted`: of each answer, whether training
-    counts a first draft token at a position. `simulated`, `decoded`: of each answer, the drafts that stood in each
+    counts a first draft token at a position. `simulated`, `decoded`: of each answer, the drafts accepted in each
     round.
     """
 

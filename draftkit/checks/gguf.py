@@ -1,4 +1,4 @@
-"""Defects of drafts in GGUF, which llama.cpp loads and runs without a word: fewer drafts then stand."""
+"""Defects of drafts in GGUF, which llama.cpp loads and runs without a warning, and of which it then accepts fewer."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def head_states(format: str, facts: Mapping[str, object], origins: Mapping[str, 
 
 @check
 def assistant_states(format: str) -> Iterator[Finding]:
-    """Gemma-4's assistant, whose queries stand elsewhere than in vLLM."""
+    """Gemma-4's assistant, whose queries have other positions than in vLLM."""
     if format == gemma4_assistant_gguf.NAME:
         yield Finding(
             "gguf-assistant-states",

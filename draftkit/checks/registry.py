@@ -32,7 +32,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        """That of its function, with hyphens."""
+        """The name of its function, with hyphens."""
         return self.find.__name__.replace("_", "-")
 
     @property
@@ -53,7 +53,7 @@ def check(find: Find) -> Check:
 
 
 def check_unless(*explained: str) -> Callable[[Find], Check]:
-    """The same, for what these findings explain."""
+    """Make a function a check that is not run where these findings explain what it would find."""
     return lambda find: Check(find, frozenset(explained))
 
 

@@ -1,4 +1,7 @@
-"""Why a draft accepts something else in real decoding than in training, each possible cause tested by itself."""
+"""The causes of training-serving skew: why fewer or more drafts are accepted in real decoding than training says.
+
+Each possible cause is tested by itself.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from draftkit.layout.mtp import COPIES, LEFT_ALONE
 PUT_BACK = (
     "take them from the original: draftkit convert ORIGINAL HEADS --part mtp, then draftkit convert HEADS --into TARGET"
 )
-GPTQ_RULES = "dynamic"  # where it has a pattern for each exception
+GPTQ_RULES = "dynamic"  # the key under which GPTQ has a pattern for each exception
 SHOWN = 6  # names in a message
 
 
@@ -299,7 +299,7 @@ def _names(entry: str, name: str) -> bool:
     if entry.startswith("re:"):
         try:
             return re.match(entry.removeprefix("re:"), name) is not None
-        except re.error:  # which quantizers do not take either
+        except re.error:  # quantizers do not take such a pattern either
             return False
     plain = entry.removeprefix("-:").strip("^$.*").replace("\\.", ".")
     return bool(plain) and (name == plain or f".{plain}." in f".{name}")

@@ -61,7 +61,7 @@ def _floats(data: bytes, dtype: str, count: int) -> list[float]:
 
 
 SMALL_NORM, LARGE_NORM = 1e-3, 1e3  # mean size of a norm's weights, beyond which it switches its input off or swamps it
-UNREAD = 0.02  # of the largest captured layer's weights in fc, below which a layer is not read
+UNREAD = 0.02  # the share of the largest captured layer's weights in fc below which a layer is not read
 
 
 @check

@@ -34,8 +34,8 @@ from draftkit.targets.rope import target_rope
 from draftkit.targets.states import FINAL, AuxLayers, TappedModel
 from draftkit.targets.target import Target
 
-GOOD_COVERAGE = 0.95  # of the labels; below it the missing part limits acceptance more than anything trained
-MAX_TOKENS = 256  # of the sample that is run
+GOOD_COVERAGE = 0.95  # the share of labels below which the missing part limits acceptance more than anything trained
+MAX_TOKENS = 256  # how many tokens of the sample are run
 
 
 class Reference(NamedTuple):

@@ -36,11 +36,11 @@ WORDS = {
     "tr": "bir ve bu için ile da de ne çok gibi olarak nasıl daha var mi olan",
 }
 LANGUAGES = tuple(sorted({*SCRIPTS.values(), *WORDS, UNKNOWN}))
-SHARE = 0.2  # of the letters, from which on a script other than the Latin decides
-LETTERS_READ = 2000  # of the beginning of a text
+SHARE = 0.2  # the share of letters from which on a script other than the Latin decides
+LETTERS_READ = 2000  # how many letters of the beginning of a text are read
 # A thought with something in it, as the templates of this year's models mark it.
 THOUGHT = re.compile(r"<think>(?!\s*</think>)|<\|channel\|?>\s*(analysis|thought)")
-LENGTHS = ((256, "short"), (1024, "medium"))  # tokens of a sample below which it is called that; else long
+LENGTHS = ((256, "short"), (1024, "medium"))  # numbers of tokens below which a sample is called short or medium
 LONG = "long"
 
 _of_word: dict[str, list[str]] = {}  # word → the languages that have it
@@ -69,7 +69,7 @@ def language_of(text: str) -> str:
 
 
 def category_of(row: Row) -> str:
-    """Language and tools of a request, as `of_sample` reads them."""
+    """The category of a request: its language, and whether it has tools."""
     if not isinstance(row.content, Conversation):
         return f"language={language_of(str(row.content))} tools=no"
     said = " ".join(str(m.get("content") or "") for m in row.content.messages if m["role"] == "user")

@@ -148,7 +148,7 @@ class Renderer:
 
 
 def common_length(left: Sequence[object], right: Sequence[object]) -> int:
-    """With how many equal items both begin."""
+    """The number of equal items with which both begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 

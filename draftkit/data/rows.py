@@ -23,10 +23,10 @@ from draftkit.io.records import excerpt
 from draftkit.version import with_extra
 
 REGENERATED = "draftkit-regenerated"  # the format that the first line of a file of served responses names
-SYNTHESIZED = "draftkit-prompts"  # that of a file of prompts that a target has written
+SYNTHESIZED = "draftkit-prompts"  # the format of a file of prompts that a target has written
 SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "bot": "assistant"}
-TOOL_ROLES = ("tool", "function", "ipython")  # whose messages answer a call that the target may not make again
+TOOL_ROLES = ("tool", "function", "ipython")  # roles whose messages answer a call that the target may not make again
 SHAPES = (
     'messages or conversations (lists of {"role", "content"} or {"from", "value"}), prompt with completion or '
     "response, turns (a list of user texts), prompt, data or question, or text, which is gone on with as it is"
@@ -140,7 +140,7 @@ class Row:
 
     @property
     def sha256(self) -> str:
-        """Of what the row says, whatever it is called and wherever it lies."""
+        """A digest of what the row says, whatever it is called and wherever it lies."""
         said = asdict(self.content) if not isinstance(self.content, str) else self.content
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -388,7 +388,7 @@ def _read_parquet(path: Path) -> Iterator[Place]:
         rows = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
         for number, record in enumerate(undecoded(rows), start=1):
             yield f"{path}, row {number}", dict(record), None
-    except Exception as error:  # pyarrow and datasets have many: the file is not readable parquet
+    except Exception as error:  # pyarrow and datasets raise many types for a file that is not readable parquet
         raise FormatError(f"{path.name} is not valid parquet: {_first_line(error)}", where=path) from error
 
 
@@ -400,7 +400,7 @@ def _read_hub(source: str, split: str, subset: str | None, revision: str | None)
         rows = load_dataset(repo, subset, split=split, revision=named or revision, streaming=True)
         for number, record in enumerate(undecoded(rows), start=1):
             yield f"{repo}, {split} row {number}", dict(record), None
-    except Exception as error:  # of the network, the Hub, a table, a missing split: all in many types
+    except Exception as error:  # the network, the Hub, a table and a missing split raise many types
         raise SourceError(
             f"the dataset {source} cannot be read: {_first_line(error)}",
             where=f"split {split}" + (f", subset {subset}" if subset else ""),

@@ -179,7 +179,7 @@ EXAMPLES = 5  # rows named for each reason
 
 
 class Reason(StrEnum):
-    """Why a row is not used as it is."""
+    """A reason why a row is not used as it is."""
 
     REJECTED = "rejected by the template"
     REFUSED = "refused by the target"
@@ -222,7 +222,7 @@ class Tally:
 
 @dataclass
 class RowCounts:
-    """Counts of one run. `tallies` holds the reasons that occurred."""
+    """How many rows, samples and tokens a run has read and made. `tallies` holds the reasons that occurred."""
 
     rows: int = 0
     samples: int = 0

@@ -110,7 +110,7 @@ class SynthesizeSettings:
         require_setting(self.temperature > 0, "temperature", self.temperature, f"above 0: {why}")
 
     def header(self, tokenizer: TargetTokenizer, target_sha256: str | None = None) -> dict[str, object]:
-        """As `RegenerateSettings.header`."""
+        """The settings as they are stored, as of `RegenerateSettings.header`."""
         same = tokenizer.identity | {"target_sha256": target_sha256, "target": public_name(self.target)}
         return asdict(self) | {"languages": list(self.languages)} | same
 

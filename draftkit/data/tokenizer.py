@@ -50,7 +50,7 @@ def load_tokenizer(target: str | OpenedTarget) -> TargetTokenizer:
 
 
 def served_with(target: OpenedTarget, tokenizer: PreTrainedTokenizerBase) -> TargetTokenizer:
-    """The same, of a tokenizer that has been loaded from the target's folder."""
+    """The target's tokenizer with the ids that end a turn; `tokenizer` has been loaded from the target's folder."""
     folder = target.config_folder
     end_ids = target.end_ids if (folder / "config.json").is_file() else frozenset()
     end_ids |= {tokenizer.eos_token_id} - {None}

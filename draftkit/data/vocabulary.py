@@ -77,10 +77,10 @@ def ceiling(samples: Sequence[Sample], counts: Tensor, ids: Tensor, k: int) -> C
         for begin, end in sample.spans:
             anchor = begin if begin else 1  # the round's first token is the target's own
             while anchor < end - 1:
-                stand = 0
-                while stand < k and anchor + 1 + stand < end and has[anchor + 1 + stand]:
-                    stand += 1
-                accepted, rounds = accepted + stand, rounds + 1
-                anchor += stand + 1
+                kept = 0
+                while kept < k and anchor + 1 + kept < end and has[anchor + 1 + kept]:
+                    kept += 1
+                accepted, rounds = accepted + kept, rounds + 1
+                anchor += kept + 1
     coverage = float(counts[known].sum() / counts.sum().clamp(min=1))
     return Ceiling(len(ids), coverage, 1 + accepted / max(rounds, 1))

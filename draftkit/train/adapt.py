@@ -45,11 +45,15 @@ from draftkit.train.run import train_draft
 from draftkit.train.tuner import DraftTuner, SimulatedAcceptance, recipe_of
 
 SETTINGS_FILE, REPORT_FILE = "adapt-settings.json", "adapt.json"
-WHERE = ("endpoint", "served_model", "concurrency")  # settings that say by whom, not what: they may change on the way
-SYNTHESIZED, NOTHING = "synthesized", "none"  # what `replay` can be besides a source of rows
-LEAST_GENERAL = 16  # general prompts, where there are to be any
-VALIDATIONS = 8  # of a run, about
-SMALLEST_SLICE = 5  # samples of one that is reported
+WHERE = (
+    "endpoint",
+    "served_model",
+    "concurrency",
+)  # settings that say who answers, not what: they may change on the way
+SYNTHESIZED, NOTHING = "synthesized", "none"  # values of `replay` besides a source of rows
+LEAST_GENERAL = 16  # how many general prompts there are at least, where there are to be any
+VALIDATIONS = 8  # how many validations a run has, about
+SMALLEST_SLICE = 5  # how many samples a slice has at least that is reported
 
 Said = Callable[[str], None]
 
@@ -58,8 +62,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptSettings:
-    """An adaptation; a folder goes on only with those that it was begun with, the server's aside. Raises `SettingError`
-    for values outside their range.
+    """The settings of an adaptation. A folder is continued only with those that it was begun with, except for the
+    server's. Raises `SettingError` for values outside their range.
 
     - `traffic`: a file or folder of logs (`draftkit.data.request_logs`). `own`: model names in it whose answers are the
       target's own; all others are answered anew.
@@ -136,13 +140,13 @@ class Adaptation:
     stopped_by: int | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """As `adapt --json` prints it."""
+        """The adaptation as `adapt --json` prints it."""
         slices = [{**asdict(found), "lost": found.lost} for found in self.slices]
         return {"schema": 1, "draft": None if self.draft is None else str(self.draft), "answers": self.answers,
                 "slices": slices}  # fmt: skip
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """The adaptation as a notebook shows it."""
         rows = (
             (s.name, f"{s.samples:,}", *map(metrics.length, (s.before, s.behind, s.after, s.gained)))
             for s in self.slices
@@ -154,7 +158,8 @@ class Adaptation:
 
 @dataclass
 class _Requests:
-    """What is read before anything is written. `general` is None where the target has yet to write it, from `cut`."""
+    """What is read before anything is written: the log, and the general rows, None where the target has yet to write
+    them from `cut`, its chat template up to the user's words."""
 
     logged: list[Logged]
     renderer: Renderer
@@ -238,7 +243,7 @@ def _check_settings(path: Path, settings: AdaptSettings, digests: Mapping[str, o
     stated = named(json.loads(json.dumps(asdict(settings)))) | digests
     if path.exists():
         before = named(read_object(path))
-        if not digests.keys() <= before.keys():  # of an earlier release
+        if not digests.keys() <= before.keys():  # written by an earlier release
             _log.warning("%s does not say which target and draft it is of: their weights are not compared", path)
             before = {**digests, **before}
         differing = [name for name in stated if name not in WHERE and before.get(name) != stated[name]]
@@ -285,7 +290,7 @@ def _requests(settings: AdaptSettings, target: OpenedTarget, said: Said) -> _Req
 
 
 def _general_count(settings: AdaptSettings, requests: int) -> int:
-    """How many general rows stand beside so many requests."""
+    """How many general rows are trained on beside so many requests."""
     share = settings.replay_share
     return max(round(requests * share / (1 - share)), LEAST_GENERAL)
 
@@ -328,7 +333,7 @@ def _samples(settings: AdaptSettings, requests: _Requests, responder: _Responder
 
 
 class _Responder:
-    """What answers, loaded when it is first needed."""
+    """What answers the requests: the endpoint, or the target in this process, loaded when it is first needed."""
 
     def __init__(self, settings: AdaptSettings, target: OpenedTarget, tokenizer: TargetTokenizer):
         self._settings = settings
@@ -355,7 +360,7 @@ class _Responder:
 
 
 def _general(settings: AdaptSettings, requests: _Requests, responder: _Responder, said: Said) -> list[Row]:
-    """The general rows; the target writes them now where it is to."""
+    """The general rows. Where none were given, the target writes their prompts now."""
     rows = requests.general
     if rows is None:
         assert requests.cut is not None
@@ -370,7 +375,7 @@ def _synthesized(
 ) -> list[Row]:
     how = SynthesizeSettings(
         target=settings.target,
-        served_by="draftkit",  # or by an endpoint: it may change on the way
+        served_by="draftkit",  # the settings do not say an endpoint: it may change on the way
         dtype=None,
         system=None,
         template_options={},

@@ -27,14 +27,16 @@ from draftkit.errors import TargetError
 from draftkit.train.parallel import ParallelRows
 
 MASKED_ATTENTION, CHAIN_ATTENTION, BLOCK_ATTENTION = "draftkit_masked", "draftkit_chain", "draftkit_blocks"
-BLOCKS_AT_ONCE = 8  # on a CPU, where blocks multiply with each other's rows too, in vain
+BLOCKS_AT_ONCE = 8  # how many a CPU computes together, as each also multiplies with the rows of the others, in vain
 
 _compiled_flex: Callable[..., Any] = torch.compile(flex_attention)
 _compiled_mask = torch.compile(create_block_mask)  # the mask itself would not fit for long samples
 
 
 class Masks:
-    """Which of C columns each of R rows sees, as attention takes it; made when it is first asked for, and kept.
+    """The masks of an attention: which of C columns each of R rows sees, in the form that attention takes.
+
+    A mask is made when it is first asked for, and kept.
 
     `sees(row, column, layer)`: bool, of any indices that broadcast. `layer`: what the masks of a model's layers differ
     in, as the window: the positions that a layer looks back, itself included, or None for all.
@@ -59,7 +61,7 @@ class Masks:
         return self._biases[key]
 
     def blocks(self, layer: Hashable) -> BlockMask:
-        """The same for FlexAttention."""
+        """The mask of all rows and columns for FlexAttention."""
 
         def seen(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
             return self.sees(row, column, layer)
@@ -96,7 +98,7 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scaling:
 
 
 def in_sample(sample_ids: Tensor, row: Tensor, position: Tensor, window: int | None = None, step: int = 0) -> Tensor:
-    """bool: whether a position of packed samples is in the sample of a row, not after it, and within the window.
+    """Whether a position of packed samples is in the sample of a row, not after it, and within the window: bool.
 
     `sample_ids` int64 [N]; `row` and `position` are indices that broadcast. `step`: so many positions after its own the
     row stands, where the window moves on with it.
@@ -281,7 +283,7 @@ class _Joined(torch.autograd.Function):
 def _joined_flex(
     query: Tensor, key: Tensor, value: Tensor, own: tuple[Tensor, Tensor] | None, blocks: BlockMask, scaling: float
 ) -> Tensor:
-    """The same on a GPU, where the log-sum that FlexAttention returns can be differentiated."""
+    """The attention of `_joined` on a GPU, where the log-sum that FlexAttention returns can be differentiated."""
     first, log_sum = _compiled_flex(
         query, key, value, block_mask=blocks, scale=scaling, enable_gqa=True, return_lse=True
     )
@@ -388,12 +390,12 @@ class Blocks:
 
 
 def _in_a_row(heads: Tensor) -> Tensor:
-    """[M, A, T, D] → [1, A, M·T, D]."""
+    """Put the heads of all blocks in one row: [M, A, T, D] → [1, A, M·T, D]."""
     return heads.transpose(0, 1).flatten(1, 2)[None]
 
 
 def _apart(heads: Tensor, rows: int) -> Tensor:
-    """[1, A, M·T, D] → [M, A, T, D]."""
+    """Take the heads of blocks apart again: [1, A, M·T, D] → [M, A, T, D]."""
     return heads[0].unflatten(1, (-1, rows)).transpose(0, 1)
 
 

@@ -37,7 +37,7 @@ class TrainingBatch(NamedTuple):
         return counted * weights
 
     def drafted(self, k: int) -> Tensor:
-        """bool [K, N]: whether serving would draft at step t of a chain that starts at position i.
+        """Whether serving would draft at step t of a chain that starts at position i: bool [K, N].
 
         Position i has the feature, token i + 1 starts the chain, and token i + 2 + t is drafted: all of them were
         produced by the target, in one sample. The first chain after a prompt starts at its last position.
@@ -45,7 +45,7 @@ class TrainingBatch(NamedTuple):
         return self._chains(k, self.loss_mask[0])
 
     def complete(self, k: int) -> Tensor:
-        """bool [K, N]: the same of any text: tokens i + 1 … i + 2 + t are in the sample of position i."""
+        """Whether tokens i + 1 … i + 2 + t are in the sample of position i, whoever wrote them: bool [K, N]."""
         return self._chains(k, torch.ones_like(self.loss_mask[0]))
 
     def _chains(self, k: int, wanted: Tensor) -> Tensor:
@@ -60,5 +60,5 @@ class TrainingBatch(NamedTuple):
 
 
 def shifted(values: Tensor, offset: int) -> Tensor:
-    """What lies `offset` places later in [..., N]; what comes first beyond the end, as in a ring."""
+    """The values [..., N] of `offset` places later; beyond the end those of the beginning follow, as in a ring."""
     return values.roll(-offset, -1)

@@ -60,7 +60,7 @@ def draft_in_memory(
     dtype: torch.dtype | None = None,
     speculative_tokens: int | None = None,
 ) -> Draft:
-    """What `save_draft` writes to `out`, as it is read from there."""
+    """The draft that `save_draft` would write to `out`, as it would be read from there."""
     handles = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu()
@@ -86,7 +86,7 @@ def draft_in_memory(
 
 
 def _facts(spec: DraftSpec, speculative_tokens: int | None) -> tuple[FactOrigin, ...]:
-    """What the draft was trained as; the config of a causal language model stands in its own file."""
+    """What the draft was trained as; the config of a causal language model has a file of its own."""
     facts = {name: (value, "as it was trained") for name, value in spec.facts().items() if name != "config"}
     if speculative_tokens is not None:
         facts[TOKENS_FACT] = (speculative_tokens, "the steps of its training")
@@ -94,12 +94,12 @@ def _facts(spec: DraftSpec, speculative_tokens: int | None) -> tuple[FactOrigin,
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """What `save_draft` wrote."""
+    """The tensors of a draft that `save_draft` wrote."""
     return {name: handle.load() for name, handle in read_draft(folder).tensors.items()}
 
 
 _log = logging.getLogger(__name__)
-CONFIG_FILE = "train.yaml"  # beside every checkpoint, as the next
+CONFIG_FILE = "train.yaml"  # in every checkpoint, as the next file is
 INPUTS_FILE = "inputs.json"
 STATE_FILE = "trainer_state.json"  # the last file of a checkpoint to be written
 # Settings that may change on the way: for how long, where and how fast the run computes, what it saves and says.
@@ -118,7 +118,8 @@ def newest_checkpoint(out: Path) -> Path | None:
 
 
 def inputs_of(config: TrainConfig, target: OpenedTarget, draft: Draft | None, processes: int) -> dict[str, object]:
-    """What a run is of besides its settings, some of them under the name of the setting that says where it lies.
+    """The weights, data and number of processes of a run, each under the name of the setting that names it, if one
+    does.
 
     All of the target's weights are read. `draft`: the one that is gone on with. `processes`: how many train together.
     """
@@ -172,7 +173,7 @@ def _other_settings(
 
 
 def _too_short(checkpoint: Path, config: TrainConfig) -> Iterator[str]:
-    """That less is asked for than is done."""
+    """What is wrong with a run that asks for fewer steps or epochs than the checkpoint has done."""
     state, settings = read_object(checkpoint / STATE_FILE), config.optimization
     name, asked, done = "max_steps", float(settings.max_steps), state.get("global_step")
     if not settings.max_steps:

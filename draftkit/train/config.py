@@ -164,7 +164,7 @@ def by_current_names(settings: Mapping[str, object], within: str = "") -> dict[s
 
 
 def _nested(name: str, value: object) -> dict[str, object]:
-    """`optimization.lr` and its value as the object in an object that they stand for."""
+    """The nested object that a dotted name and its value stand for, as `optimization.lr`."""
     for part in reversed(name.split(".")):
         value = {part: value}
     return cast("dict[str, object]", value)

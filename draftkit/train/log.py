@@ -157,7 +157,7 @@ class TrainingCurve:
         if lowest is None:
             return f"{best}; the run did not record the loss on held-out answers."
         if lowest.loss == longest.loss:
-            return f"{best}, where the loss is lowest too: the two do not part."
+            return f"{best}, where the loss is lowest too: the two agree."
         if lowest.length.mean == longest.length.mean:
             return (
                 f"{best}; the loss is lowest at step {lowest.step:,}, where the length is the same and the chance that "
@@ -167,7 +167,7 @@ class TrainingCurve:
         sure = ("; the intervals overlap" if lowest.length.overlaps(longest.length) else "") if known else ""
         return (
             f"{best}; the loss is lowest at step {lowest.step:,}, where the length is {_interval(lowest.length)}: "
-            f"they part, and the lowest loss would have cost {longest.length.mean - lowest.length.mean:.3f}{sure}."
+            f"they disagree, and the lowest loss would have cost {longest.length.mean - lowest.length.mean:.3f}{sure}."
         )
 
 

@@ -186,7 +186,7 @@ def judging(recipe: Recipe) -> Iterator[None]:
     was_training = recipe.training
     recipe.eval()
     if isinstance(recipe, FSDPModule):
-        recipe.unshard()  # its forward would, but chains and tensors are asked for by name
+        recipe.unshard()  # its forward would do so, but chains and tensors are methods of their own
     try:
         yield
     finally:

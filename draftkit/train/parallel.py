@@ -71,12 +71,12 @@ def check_mask_token(token: int, vocab_size: int) -> None:
 
 
 ROWS_AT_ONCE = 4096  # mask rows of a pass that has to cover every chain
-SMALLEST_SUM = 1e-6  # of weights that are divided by
+SMALLEST_SUM = 1e-6  # the least that a sum of weights is taken as where it divides
 
 
 @dataclass(frozen=True)
 class ConditionalDrop:
-    """Which chains go how deep (COD): depth d keeps max(retention^d, least) of the A chains, of A − d of them.
+    """How deep each chain is trained (COD): depth d keeps a share max(retention^d, least) of A − d of the A chains.
 
     `max_anchors`: how many chains of a batch go beyond depth 0, chosen at random; None for all.
     """

@@ -58,7 +58,7 @@ from draftkit.version import __version__
 
 VERSIONS_FILE = "versions.json"
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors")
-ADAPTER_FOLDER = "adapter"  # where the run trains one: the checkpoint's own weights have it merged
+ADAPTER_FOLDER = "adapter"  # only where the run trains an adapter, which is merged into the checkpoint's own weights
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Trained:
     stopped_by: int | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """As `train --json` prints it."""
+        """The result as `train --json` prints it."""
         draft = None if self.draft is None else str(self.draft)
         return {"draft": draft, "checkpoint": str(self.checkpoint), "metrics": self.metrics}
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """The result as a notebook shows it."""
         rows = ((name.removeprefix("eval_"), f"{value:.4g}") for name, value in self.metrics.items())
         said = f"stopped at {self.checkpoint}" if self.draft is None else str(self.draft)
         return said_html(said) + table_html(("held out", ""), rows)
@@ -162,7 +162,7 @@ def train_draft(
     """
     load = load_training_target if config.states == "" and config.stream is None else load_target_ends
     with ExitStack() as stack:
-        if os.environ.get("RANK", "0") == "0":  # for all processes of the run
+        if os.environ.get("RANK", "0") == "0":  # the first process holds it for all of the run
             stack.enter_context(sole_writer(Path(config.out), folder=True))
         ready = stack.enter_context(set_up(config, resume, load, target, draft))
         recipe, stream = ready.recipe, None
@@ -170,7 +170,9 @@ def train_draft(
             stream = stack.enter_context(
                 open_stream(config, config.stream, ready.opened, recipe.aux_layers, ready.samples)
             )
-        if ready.arguments.process_index == 0:  # which writes; found now, as files may be replaced while it trains
+        if (
+            ready.arguments.process_index == 0
+        ):  # the process that writes; digests are taken now, as files may be replaced while it trains
             ready.inputs()
         save = partial(_save_checkpoint, config=config, ready=ready)
         trainer = DraftTrainer(
@@ -272,7 +274,7 @@ def _finish(trainer: DraftTrainer, config: TrainConfig, ready: ReadyRun) -> Trai
     state = trainer.state
     out = Path(config.out)
     last = out / f"checkpoint-{state.global_step}"
-    trainer.accelerator.wait_for_everyone()  # or one process may look before another has written
+    trainer.accelerator.wait_for_everyone()  # one process could look before another has written
     if newest_checkpoint(out) != last:
         trainer.save_checkpoint()
     if trainer.signals.received is not None and state.global_step < state.max_steps:

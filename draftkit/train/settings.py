@@ -19,12 +19,12 @@ Finite = Annotated[float, Bounds()]
 Weight = Annotated[float, Bounds(least=0)]
 Positive = Annotated[float, Bounds(above=0)]
 Size = Annotated[int, Bounds(least=1, most=MAX_SIZE)]
-SizeOrNone = Annotated[int, Bounds(least=0, most=MAX_SIZE)]  # 0: none of it, or the default
+SizeOrNone = Annotated[int, Bounds(least=0, most=MAX_SIZE)]  # 0 means none of it, or the default
 Index = SizeOrNone
-Repeats = Annotated[int, Bounds(least=1, most=MAX_REPEATS)]  # of a layer, head or step
+Repeats = Annotated[int, Bounds(least=1, most=MAX_REPEATS)]  # how often there is a layer, head or step
 RepeatsOrDefault = Annotated[int, Bounds(least=0, most=MAX_REPEATS)]
 Seed = Annotated[int, Bounds(least=0, below=2**32)]  # what numpy takes
-# Those of transformers that need no numbers of their own.
+# The schedules of transformers that need no numbers of their own.
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]

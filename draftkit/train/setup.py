@@ -157,7 +157,7 @@ class OneDevice(TrainingArguments):
         return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" else found
 
     def to_dict(self) -> dict[str, Any]:
-        """Which the trackers of transformers record."""
+        """The settings that the trackers of transformers record."""
         return super().to_dict() if self.told is None else dict(self.told)
 
 

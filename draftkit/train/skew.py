@@ -162,7 +162,7 @@ def _states(batch: TrainingBatch, served: Tensor, recipe: Recipe) -> Iterator[tu
 
 
 def _facts(recipe: Recipe, drafter: Drafter) -> tuple[Mapping[str, object], Mapping[str, object]] | None:
-    """Of draft and checkpoint, where their modules are built from them."""
+    """The facts of draft and checkpoint, where their modules are built from facts."""
     mine, theirs = (getattr(model, "spec", None) for model in (recipe.draft, drafter.module))
     if not isinstance(mine, Architecture) or not isinstance(theirs, Architecture):
         return None

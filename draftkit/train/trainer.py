@@ -41,7 +41,9 @@ from draftkit.train.skew import Skew, show_skew
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 
-TORCH_WRITER = "inline_container.cc"  # in what torch.save raises where a file cannot be written: no OSError
+TORCH_WRITER = (
+    "inline_container.cc"  # part of what torch.save raises, which is no OSError, where a file cannot be written
+)
 StatesOf = Callable[[PackedRow], States]
 SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
@@ -80,7 +82,7 @@ class DraftTrainer(Trainer):
             callbacks=[signals := StopSignals(), AsNowSet(), *callbacks],
         )
         self.signals = signals
-        for other in (PrinterCallback, ProgressCallback):  # they write to stdout, which is for results
+        for other in (PrinterCallback, ProgressCallback):  # both write to stdout, which is for results
             self.remove_callback(other)
         a_row = sum(len(rows.samples[number]) for number in rows.numbers) / max(len(rows), 1)
         self.add_callback(LogLines(a_row * arguments.gradient_accumulation_steps * arguments.world_size))
@@ -213,7 +215,8 @@ class DraftTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # the folder appears whole; what other processes add comes after it
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As transformers does, but a checkpoint that the disk does not take is a `DraftkitError`, and goes."""
+        """Save as transformers does; where the disk takes no more, remove the half checkpoint and raise
+        `DraftkitError`."""
         folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         self.state: TrainerState = WholeState(**vars(self.state))
         try:

@@ -48,7 +48,7 @@ class SimulatedAcceptance:
 
     @cached_property
     def length(self) -> Interval:
-        """With the 95 % interval of a bootstrap over samples; NaN without any round."""
+        """The mean length with the 95 % interval of a bootstrap over samples; NaN without any round."""
         return bootstrap_length(list(self.sums.values()))
 
     @cached_property
@@ -171,7 +171,7 @@ class DraftTuner:
         return TrainingBatch(tokens, positions, sample_ids, row["loss_mask"].to(device), states.features, states.last)
 
     def _autocast(self) -> torch.autocast | nullcontext[None]:
-        """As in training: bfloat16 on a GPU."""
+        """The precision of training: bfloat16 on a GPU."""
         device = self.target.device.type
         return nullcontext() if device == "cpu" else torch.autocast(device, dtype=torch.bfloat16)
 

@@ -23,7 +23,7 @@ Mode = Literal["greedy", "sampled"]
 
 
 class SimulatedRound(NamedTuple):
-    """A round: how many draft tokens stood, of those that still were in the text, and how many drafts were possible.
+    """A round: how many draft tokens were accepted, of those that still were in the text, and how many were possible.
 
     `anchor`: the position in the batch whose state is the newest that the drafts read.
     """
@@ -42,11 +42,11 @@ def simulate_rounds(
     within it.
     """
     if mode == "greedy":
-        stands = chains.agree
+        accepted = chains.agree
     else:
         coins = torch.rand(chains.ratio.shape, generator=generator)
-        stands = coins < chains.ratio.cpu()
-    hits = (stands.cpu() & chains.drafted.cpu()).long().cumprod(0).sum(0).tolist()
+        accepted = coins < chains.ratio.cpu()
+    hits = (accepted.cpu() & chains.drafted.cpu()).long().cumprod(0).sum(0).tolist()
     possible = chains.drafted.cpu().sum(0).tolist()
     sample_ids = batch.sample_ids[0].tolist()
     rounds: dict[int, list[SimulatedRound]] = {}
@@ -60,7 +60,7 @@ def simulate_rounds(
 
 
 def _spans(batch: TrainingBatch) -> Iterator[tuple[int, int]]:
-    """[begin, end) of the stretches of the loss mask, each within one sample."""
+    """The stretches [begin, end) of the loss mask, each within one sample."""
     sample_ids, inside = batch.sample_ids[0].tolist(), batch.loss_mask[0].tolist()
     begin = None
     for i, sample in enumerate([*sample_ids, -1]):
@@ -113,7 +113,7 @@ def held_out_loss(recipe: Recipe, batch: TrainingBatch) -> float:
     devices = [batch.tokens.device] if batch.tokens.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
-        return float(recipe.forward(batch).loss)  # not called: that would take FSDP's weights apart again
+        return float(recipe.forward(batch).loss)  # calling the recipe itself would take FSDP's weights apart again
 
 
 def acceptance(judged: Iterable[Judged]) -> Interval:
@@ -122,8 +122,9 @@ def acceptance(judged: Iterable[Judged]) -> Interval:
 
 
 def metrics(judged: Sequence[Judged], categories: Sequence[str], k: int) -> dict[str, float]:
-    """By name: the acceptance length and its interval, per position the share of rounds in which that draft stood, the
-    length of each category, and of first drafts the mean acceptance probability and mass out of the vocabulary.
+    """The metrics of a validation by name: the acceptance length and its interval, per position the share of rounds in
+    which that draft was accepted, the length of each category, and of first drafts the mean acceptance probability and
+    the mass out of the vocabulary.
 
     `categories[i]` is that of sample number i.
     """

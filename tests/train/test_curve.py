@@ -74,14 +74,14 @@ def test_the_longest_acceptance_is_kept_not_the_lowest_loss(
     assert (curve.longest.step, curve.lowest and curve.lowest.step) == (4, 8)
     assert "longest at step 4" in curve.verdict
     assert "lowest at step 8" in curve.verdict
-    assert "they part, and the lowest loss would have cost 1.000." in curve.verdict
+    assert "they disagree, and the lowest loss would have cost 1.000." in curve.verdict
 
 
 @pytest.mark.parametrize(
     ("alphas", "kept", "said"),
     [
         ({2: 0.1, 4: 0.3, 6: 0.3, 8: 0.2}, 6, "lowest at step 8, where the length is the same and the chance"),
-        ({2: 0.3, 4: 0.3, 6: 0.3, 8: 0.3}, 8, "where the loss is lowest too: the two do not part."),
+        ({2: 0.3, 4: 0.3, 6: 0.3, 8: 0.3}, 8, "where the loss is lowest too: the two agree."),
     ],
 )
 def test_equal_lengths_are_told_apart_by_the_expected_acceptance_and_then_by_the_loss(
@@ -135,7 +135,7 @@ def curve(*steps: tuple[int, float, float | None]) -> TrainingCurve:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([(2, 2.0, 3.0), (4, 2.5, 2.0)], "where the loss is lowest too: the two do not part."),
+        ([(2, 2.0, 3.0), (4, 2.5, 2.0)], "where the loss is lowest too: the two agree."),
         ([(2, 2.5, 3.0), (4, 2.45, 2.0)], "would have cost 0.050; the intervals overlap."),
         ([(2, 2.5, 3.0), (4, 2.0, 2.0)], "would have cost 0.500."),
         ([(2, 2.5, None)], "did not record the loss"),
@@ -152,7 +152,7 @@ def test_the_page_draws_both(draftkit: Command, parting: None, pico_folder: Path
     train_draft(config(pico_folder, data, out, **EVERY))
     ran = draftkit("report", out, "--out", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert ran.code == 0, ran.err
-    assert "they part" in ran.err
+    assert "they disagree" in ran.err
     page = (tmp_path / "page.html").read_text()
     assert page == training_page(read_curve(out))
     assert page.count("<svg") == 2

@@ -64,7 +64,7 @@ class OfflineStates:
         return row_states(found, self._columns, size, self.manifest.hidden_size, self.dtype)
 
     def _read(self, number: int) -> Tensor:
-        """[T, S, H] of a sample."""
+        """The states [T, S, H] of a sample."""
         if not 0 <= number < self.manifest.num_documents:
             raise DraftkitError(
                 f"sample {number} has no states", where=self.folder, expected=f"{self.manifest.num_documents} of them"
@@ -112,7 +112,8 @@ class OfflineStates:
 
 
 def places_of(aux_layers: AuxLayers | None, manifest: Manifest, folder: Path) -> list[int] | None:
-    """Where the aux_layers lie among the states of a folder. Raises `DraftkitError` for one that is not there."""
+    """Where the states of `aux_layers` lie among the states of a folder. Raises `DraftkitError` for one that is not
+    there."""
     if aux_layers is None:
         return None
     stored = (*manifest.layers, FINAL)
@@ -128,7 +129,7 @@ def places_of(aux_layers: AuxLayers | None, manifest: Manifest, folder: Path) ->
 
 
 def read_sample(path: Path, offsets: Sequence[int], place: int, encoding: Encoding, dtype: torch.dtype) -> Tensor:
-    """[T, S, H] of a sample in a shard with these `offsets` [D + 1], in `dtype`."""
+    """The states [T, S, H] of a sample in a shard with these `offsets` [D + 1], in `dtype`."""
     run = slice(offsets[place], offsets[place + 1])
     with safe_open(path, "pt") as file:  # closed each time: what an open one has read would stay in memory
         values, scales = file.get_slice("states")[run], None

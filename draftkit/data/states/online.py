@@ -99,7 +99,8 @@ class OnlineStates:
 
     @torch.no_grad()
     def states(self, tokens: Tensor, positions: Tensor, sample_ids: Tensor) -> States:
-        """Of a row, all int64 [1, N]: `sample_ids` 0, 0, 1, … in order, then −1 for padding, whose states mean nothing.
+        """The states of a row, whose arguments are int64 [1, N]: `sample_ids` 0, 0, 1, … in order, then −1 for padding,
+        whose states mean nothing.
 
         Raises `TargetError` for states that are not finite.
         """
@@ -193,7 +194,7 @@ def attention_masks(config: PretrainedConfig, sample_ids: Tensor, dtype: torch.d
 
 
 def visible_within(sample_ids: Tensor, dtype: torch.dtype, window: int | None = None) -> Tensor:
-    """[1, 1, N, N]: what is added to the scores of positions over positions."""
+    """What is added to the scores of positions over positions: [1, 1, N, N]."""
     size = sample_ids.shape[1]
     at = torch.arange(size, device=sample_ids.device)
     seen = (sample_ids[0][:, None] == sample_ids[0]) & (at <= at[:, None])

@@ -35,7 +35,7 @@ MANIFEST = "manifest.json"
 SCHEMA = 2
 SAMPLED = 1  # the schema whose `target_sha256` is of the first bytes of each tensor; such folders are still read
 SAMPLE_BYTES = 4096
-NAMES = ("target", "target_revision", "data")  # for people; the digests beside them say what is the same
+NAMES = ("target", "target_revision", "data")  # keys for people: the digests beside them decide what is the same
 AGAIN = "draftkit data states writes shards that are missing and keeps the others"
 
 
@@ -222,5 +222,5 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def offsets_of(lengths: Sequence[int]) -> Tensor:
-    """int64 [D + 1]."""
+    """Where each sample begins, and the last one ends: int64 [D + 1]."""
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)

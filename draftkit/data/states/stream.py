@@ -216,9 +216,9 @@ def _is_answered(folder: Path, key: str) -> bool:
     return (folder / ROWS / f"{key}.safetensors").exists() or (folder / FAILED / f"{key}.json").exists()
 
 
-LOG_LINES = 30  # of a worker that has failed
-ATTEMPTS = 3  # of a worker that ends soon after it was started
-SOON = 600.0  # seconds
+LOG_LINES = 30  # how many lines of the log of a failed worker are shown
+ATTEMPTS = 3  # how often in a row a worker may end soon after it was started
+SOON = 600.0  # seconds after its start within which a worker ends soon
 
 
 def run_worker(

@@ -41,7 +41,7 @@ class VllmExtractor:
             yield place, torch.cat((states[:, self._columns], last[:, None]), dim=1)
 
     def _read(self, path: Path, sample: Sample) -> Tensor:
-        """[T, ids, H] of a file, which is then removed. Raises `FormatError` unless it is the sample's."""
+        """The states [T, ids, H] of a file, which is then removed. Raises `FormatError` unless it is the sample's."""
         try:
             with safe_open(path, "pt") as file:
                 tokens, states = file.get_tensor("token_ids"), file.get_tensor("hidden_states")

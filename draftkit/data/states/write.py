@@ -42,11 +42,11 @@ from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 from draftkit.targets.states import AuxLayers
 
 ON_GPU, ON_CPU = 4096, 1024  # tokens of a row
-FILE_BYTES = 4096  # at most, of a shard's header and its line in the manifest
+FILE_BYTES = 4096  # what a shard's header and its line in the manifest take at most
 
 
 class Extractor(Protocol):
-    """Computes states."""
+    """What computes the states of samples: the target in this process, or vLLM."""
 
     def __call__(self, samples: Sequence[Sample], /) -> Iterator[tuple[int, Tensor]]:
         """The states [T, S, H] of every sample, by its place among them, in any order."""
@@ -67,7 +67,7 @@ class TargetExtractor:
             yield from zip(row, states.split([lengths[place] for place in row]), strict=True)
 
     def _row(self, samples: Sequence[Sample]) -> Tensor:
-        """[N, S, H] of samples one after the other. Raises `TargetError` naming the one that fails alone."""
+        """The states [N, S, H] of samples one after the other. Raises `TargetError` naming the one that fails alone."""
         try:
             return self._forward(samples)
         except TargetError as error:
@@ -156,7 +156,7 @@ def _run(extractor: Extractor, samples: Sequence[Sample]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """On the disk that a folder lies on, or will."""
+    """The bytes that are free on the disk that a folder lies on, or will lie on."""
     parents = (folder.absolute(), *folder.absolute().parents)
     return shutil.disk_usage(next(path for path in parents if path.exists())).free
 

@@ -1,4 +1,4 @@
-"""A training run as a page: how the acceptance length and the loss went, and where they part."""
+"""A training run as a page: how the acceptance length and the loss went, and where they disagree."""
 
 from __future__ import annotations
 

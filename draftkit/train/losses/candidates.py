@@ -39,7 +39,7 @@ class Candidates:
         self.best = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def likeliest(self, logits: Tensor) -> Likeliest:
-        """Of the draft's logits [n, Vd]."""
+        """The largest of the draft's logits [n, Vd]."""
         return Likeliest(*logits.topk(self.k))
 
     def put(self, rows: Tensor, likeliest: Likeliest, target: Tensor, whole: RowDistribution) -> None:
@@ -54,7 +54,9 @@ class Candidates:
 
 
 class CandidateLoss(NamedTuple):
-    """As `LinearLoss`, of the distribution that `scores` are the logits of; a draft is always a candidate."""
+    """The loss of the distribution that the scores of candidates are logits of; its fields are those of `LinearLoss`,
+    and
+    a draft is always a candidate."""
 
     value: Tensor
     loss: Tensor

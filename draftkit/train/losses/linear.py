@@ -135,7 +135,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Statistics(NamedTuple):
-    """Those of `LinearLoss`, of the rows [n] of a chunk."""
+    """The fields of `LinearLoss` of the rows [n] of a chunk."""
 
     weights: Tensor
     loss: Tensor
@@ -189,7 +189,7 @@ class _Task:
         return result, (by_hidden, _like(head.weight, by_weight), _like(head.bias, by_bias))
 
     def _whole(self, parts: tuple[Tensor | None, ...], size: int) -> Tensor | None:
-        """[N] of one statistic's chunks."""
+        """One statistic of all rows, [N], from its chunks."""
         present = [part for part in parts if part is not None]
         if not present:
             return None
@@ -262,13 +262,13 @@ class _Task:
 
 
 def _log_ratio(token: Tensor, draft: Tensor, target: Tensor) -> Tensor:
-    """[n]: the difference of both logits [n, Vd] of one token per row, −∞ where it is −1."""
+    """The difference of the draft's and the target's logits [n, Vd] of one token per row: [n], −∞ where it is −1."""
     known = token.clamp(min=0)
     return torch.where(token < 0, -torch.inf, _of(draft, known) - _of(target, known))
 
 
 def _of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """[n] of logits [n, Vd]: those of one token per row."""
+    """The logit of one token per row: [n] of logits [n, Vd]."""
     return logits.gather(-1, tokens[:, None])[:, 0]
 
 

@@ -183,7 +183,7 @@ class Loss:
 def parse_loss(text: str) -> Loss:
     """Read a weighted sum of the table's losses, each at most once. Raises `DraftkitError`."""
     terms: list[Term] = []
-    end = -1  # of the last term; a plus follows it
+    end = -1  # where the last term ends; a plus follows it
     while end < len(text):
         found = _TERM.match(text, end + 1)
         if not found or text[found.end() : found.end() + 1] not in ("", "+"):

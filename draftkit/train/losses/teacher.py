@@ -49,7 +49,7 @@ def widened(dtype: torch.dtype) -> torch.dtype:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Of two matrices in one `compute_dtype`; a sum is never rounded to bfloat16."""
+    """The product of two matrices in one `compute_dtype`, whose sums are never rounded to bfloat16."""
     if left.dtype == torch.bfloat16:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left @ right
@@ -146,7 +146,8 @@ class Teacher:
     positions: Tensor | None = None
 
     def at(self, positions: Tensor) -> Teacher:
-        """The same for rows taught by `positions` int64 [N], as the rows of all steps of a training-time test."""
+        """The teacher of rows that are taught by `positions` int64 [N], as the rows of all steps of a training-time
+        test."""
         return replace(self, positions=positions)
 
     def of(self, rows: Tensor) -> Tensor:

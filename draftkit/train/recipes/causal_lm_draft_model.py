@@ -63,7 +63,7 @@ def require_own_names(recipe: Recipe) -> None:
         )
 
 
-# Of a draft of which nothing else is said, for a target that is not itself small.
+# The sizes of a new draft that the options leave open, for a target that is not itself small.
 NUM_LAYERS = 4
 WIDTH = 512
 HEAD_SIZE = 64
@@ -126,7 +126,8 @@ class DraftModel(Recipe):
 
     @torch.no_grad()
     def chains(self, batch: TrainingBatch, k: int) -> Chains:
-        """With the true tokens as prefix a row is the same in every chain: step t is the row 1 + t later."""
+        """The chains, in which a row is always the same with the true tokens as prefix: step t is the row 1 + t
+        later."""
         drafted = batch.drafted(k)
         needed = drafted[0].roll(1)
         found = self.compare(batch, needed.float(), parse_loss("tv"))
@@ -152,7 +153,7 @@ class DraftModel(Recipe):
         )
 
     def states(self, batch: TrainingBatch) -> Tensor:
-        """[1, N, H] of the draft, before its output layer; no sample sees another."""
+        """The draft's states before its output layer, [1, N, H]; no sample sees another."""
         return (
             self.draft.get_decoder()(
                 input_ids=batch.tokens,
@@ -167,7 +168,7 @@ class DraftModel(Recipe):
         return self.options.on_policy > 0
 
     def resample(self, samples: Sequence[Sample], seed: int) -> Sequence[Sample]:
-        """In a share λ of the seeds, the samples in the draft's own words."""
+        """The samples, in a share λ of the seeds in the draft's own words."""
         if random.Random(seed).random() >= self.options.on_policy:
             return samples
         return continued(samples, self.draft, SamplingParameters(self.options.sampling_temperature, seed=seed))
@@ -204,7 +205,7 @@ def draft_model_spec(origin: Origin, options: DraftModelOptions) -> CausalLMSpec
 
 
 def _num_heads(width: int) -> int:
-    """As many heads of at least `HEAD_SIZE` numbers as divide the width into even parts."""
+    """The largest number of heads of at least `HEAD_SIZE` numbers that divides the width into even parts."""
     return next(heads for heads in range(max(1, width // HEAD_SIZE), 0, -1) if width % (2 * heads) == 0)
 
 

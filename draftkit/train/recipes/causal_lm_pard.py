@@ -124,7 +124,8 @@ class Pard(Recipe):
         return torch.stack(steps).cumprod(0)
 
     def _without(self, batch: TrainingBatch) -> Tensor | None:
-        """bool [N]: by a sample's number, whether its features are dropped; by torch's random numbers of the CPU."""
+        """Whether the features of each sample are dropped, bool [N] by its number; drawn by torch's generator of the
+        CPU."""
         if self.features is None or self.options.feature_dropout == 0:
             return None
         return torch.rand(batch.tokens.shape[1]) < self.options.feature_dropout

@@ -15,8 +15,8 @@ from draftkit.train.recipes.recipe import Origin
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashOptions(BlockOptions):
-    """Those of all block drafters, with the published defaults, but for how a draft begins: as the target's last layers
-    its loss is lower after equal steps (benchmarks/training.md)."""
+    """The options of all block drafters, with the published defaults except for how a draft begins: its loss is lower
+    after equal steps where that is as the target's last layers (benchmarks/training.md)."""
 
 
 class DFlash(BlockRecipe):

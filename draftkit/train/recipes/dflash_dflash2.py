@@ -30,7 +30,7 @@ from draftkit.train.settings import Positive, Repeats, Size
 
 @dataclass(frozen=True, kw_only=True)
 class DFlash2Options(BlockOptions):
-    """Those of all block drafters, and the parts of a new draft or of a DFlash draft to start from.
+    """The options of all block drafters, and the parts of a new draft or of a DFlash draft to start from.
 
     - `conv_taps`, `conv_group_size`: as in `BlockConvolution`. `selector_rank`, `selector_top_k`: as in
       `CandidateSelector`. A draft that begins without them drafts the same with them to begin with.
@@ -83,7 +83,9 @@ class DFlash2(BlockRecipe):
         reach: Reach | None = None,
         candidates: Candidates | None = None,
     ) -> LinearLoss:
-        """With the selector's loss, and its drafts in place of the rows' own."""
+        """The comparison of a block drafter with the selector's loss added, and the selector's drafts in place of the
+        rows'
+        own."""
         selector, layer, temperature = self.draft.candidate_selector, self.draft.lm_head, self.options.temperature
         assert selector is not None
         assert isinstance(layer, nn.Linear)

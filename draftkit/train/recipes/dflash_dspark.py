@@ -15,7 +15,7 @@ from draftkit.train.settings import Repeats, Size
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkOptions(BlockOptions):
-    """Those of all block drafters, and the heads of a new draft or of a DFlash draft to start from.
+    """The options of all block drafters, and the heads of a new draft or of a DFlash draft to start from.
 
     - `loss`: DeepSpec's 0.1·CE + 0.9·‖p − q‖₁, which is twice `tv`.
     - `markov_type`, `markov_rank`: as in `MarkovHead`. `confidence`: whether there is a confidence head, with what

@@ -26,7 +26,7 @@ from draftkit.train.recipes.bases.initialization import fresh_decoder
 from draftkit.train.recipes.recipe import Origin, StepOutcome, step_statistics
 from draftkit.train.settings import Positive, Repeats, Weight
 
-NOISE_LENGTH = 512  # of the samples that the published noise was chosen for
+NOISE_LENGTH = 512  # tokens of the samples for which the published noise was chosen
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def smooth_l1(draft: Tensor, target: Tensor) -> Tensor:
 def sample_lengths(sample_ids: Tensor) -> Tensor:
     """How long the sample of each position is: int64 [1, N], of padding how long that is."""
     numbers = sample_ids + 1
-    counts = numbers.new_zeros(numbers.shape[1] + 1)  # as many samples as there can be
+    counts = numbers.new_zeros(numbers.shape[1] + 1)  # for as many samples as there can be
     return counts.index_add_(0, numbers[0], torch.ones_like(numbers[0]))[numbers]
 
 

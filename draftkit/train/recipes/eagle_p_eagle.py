@@ -49,8 +49,8 @@ class PEagleOptions:
     - `partitions`: parts of a batch whose activations are kept one at a time and computed twice; the gradient is the
       same. For samples so long that their rows do not fit.
     - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
-    - `reached` α: a row counts the chance that the drafts before it stand, so that serving gets to it, from the draft's
-      own probabilities p ← (1 − α)·p + α; None for 1.
+    - `reached` α: a row counts the chance that the drafts before it are accepted, so that serving gets to it, from the
+      draft's own probabilities p ← (1 − α)·p + α; None for 1.
     - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
     - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them. A
       new draft has an embedding of its own only if it does, or if its EAGLE-3 has one.

@@ -27,7 +27,7 @@ from draftkit.train.recipes.bases.chain import ChainRows
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import Positive, Repeats, SizeOrNone
 
-PREFIX = "speculator."  # of the names in the unified layout
+PREFIX = "speculator."  # what the names in the unified layout begin with
 CANDIDATES = (4, 3, 2)  # a head's branches in IBM's tree of candidates; the last holds for all further heads
 NUM_CANDIDATES = 5
 
@@ -106,7 +106,7 @@ class MlpSpeculator(Recipe):
         sizes = counted.sum(1).tolist()
         before, states = torch.arange(len(state), device=state.device), []
         for t, positions in enumerate(places.split(sizes)):
-            kept = torch.searchsorted(before, positions)  # of a chain that goes on, every step was drafted
+            kept = torch.searchsorted(before, positions)  # a chain that goes on was drafted at every step before
             tokens = batch.tokens[0, positions + 1 + t]
             state = self.draft.advance(t, state.index_select(0, kept), tokens)
             states.append(state)

@@ -79,7 +79,7 @@ class Recipe(nn.Module, ABC):
     `draft`: its parameters carry the names of the unified layout, the target's on loan aside; `spec` describes it.
     """
 
-    name: ClassVar[str]  # as users name it: from that of its file
+    name: ClassVar[str]  # what users call it, from the name of its file
     options_type: ClassVar[type]  # a frozen dataclass: what can be set of the recipe, with defaults
     needs_draft: ClassVar[bool] = False  # whether there has to be one to start from
     starts_from: ClassVar[str] = ""  # the draft that it starts from where the run names none
@@ -103,7 +103,7 @@ class Recipe(nn.Module, ABC):
         checked: object = from_dict(
             cls.options_type, to_dict(options), f"recipe {cls.name}", "the configuration", "options"
         )
-        return cls(origin, checked)  # type: ignore[arg-type]  # so are all recipes made
+        return cls(origin, checked)  # type: ignore[arg-type]  # all recipes are made of these two
 
     def follow(self, target: PreTrainedModel) -> None:
         """Take the target's output layer anew, after its weights have changed."""
@@ -138,7 +138,7 @@ class Recipe(nn.Module, ABC):
         return self.stored(merged_state(self.draft))
 
     def stored(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of the draft's `state_dict`, what belongs to it and not to the target."""
+        """The part of the draft's `state_dict` that belongs to it and not to the target."""
         return {name: tensor for name, tensor in state.items() if name in self.stored_names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

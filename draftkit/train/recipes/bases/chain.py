@@ -110,7 +110,7 @@ class ChainRecipe(Recipe):
         )
 
     def drawable(self, teacher: Teacher, drafted: Tensor) -> Tensor:
-        """bool [K, N]: the draft vocabulary has the target's choice for token i + 2 + t."""
+        """Whether the draft vocabulary has the target's choice for token i + 2 + t: bool [K, N]."""
         if teacher.distribution is None:
             return torch.ones_like(drafted)
         known = self.head.to_draft(teacher.distribution.best) >= 0

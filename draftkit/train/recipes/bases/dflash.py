@@ -35,7 +35,7 @@ from draftkit.train.recipes.bases.initialization import INITIAL_STD, begin_as_ta
 from draftkit.train.recipes.recipe import Chains, Origin, Recipe, StepOutcome, step_statistics
 from draftkit.train.settings import Index, Positive, Repeats, Share, Size
 
-ROWS_AT_ONCE = 2048  # of blocks, in a pass that has to cover every anchor
+ROWS_AT_ONCE = 2048  # how many rows of blocks a pass has that covers every anchor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,9 @@ class BlockRecipe(Recipe):
         return self.draft.markov_head.markov_w1(previous).detach()
 
     def _latents(self, previous: Tensor, output: Tensor) -> Tensor:
-        """[M, K, r] of the tokens before each row int64 [M, K] and the rows' outputs; of width 0 without a head."""
+        """What the Markov head's second table reads, [M, K, r], of the tokens before each row int64 [M, K] and the
+        rows'
+        outputs; of width 0 without such a head."""
         head = self.draft.markov_head
         if head is None:
             return output[..., :0]
@@ -229,8 +231,9 @@ class BlockRecipe(Recipe):
         )
 
     def taught(self, batch: TrainingBatch, rows: BlockRows) -> tuple[Tensor, Tensor]:
-        """Of each row, the position of the token before, whose state teaches it, and the token that the target emitted
-        there: int64 [R] each."""
+        """The position of the token before each row, whose state teaches it, and the token that the target emitted
+        there:
+        int64 [R] each."""
         taught = (rows.anchors + 1 + rows.steps) % batch.tokens.shape[1]
         return taught, shifted(batch.tokens[0], 1)[taught]
 
@@ -268,8 +271,9 @@ class BlockRecipe(Recipe):
 
 
 def _some(anchors: Tensor, most: int | None, weights: Tensor | None) -> Tensor:
-    """At most so many of the anchors, ascending: at random, by torch's own generator, whose state the Trainer saves;
-    before others those with a draft that counts more than 1."""
+    """A random choice of at most so many of the anchors, ascending; those with a draft that counts more than 1 are
+    taken
+    first. It is drawn by torch's own generator, whose state the Trainer saves."""
     if most is None or len(anchors) <= most:
         return anchors
     order = torch.randperm(len(anchors)).to(anchors.device)

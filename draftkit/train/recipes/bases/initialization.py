@@ -24,7 +24,11 @@ from draftkit.targets.states import decoder_layers, decoder_of
 
 INITIAL_STD = 0.02
 HEAD_SIZE, KV_HEADS = 128, 8
-PARTIAL = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")  # of a target's rope
+PARTIAL = (
+    "partial_rotary_factor",
+    "mrope_section",
+    "mrope_interleaved",
+)  # keys of a target's rope that drafts do not have
 NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 has them, Llama has not
 CONVOLUTIONS = ("attention_conv.", "mlp_conv.")  # only drafts have them
 
@@ -112,7 +116,7 @@ def begin_as_target(draft: DFlashModel, target: PreTrainedModel) -> bool:
 
 
 def _last_layers(model: PreTrainedModel, draft: DFlashModel) -> Sequence[nn.Module]:
-    """As many of the last layers as the draft has, and the norm behind them; nothing where there are too few."""
+    """The last layers, as many as the draft has, and the norm behind them; nothing where there are too few."""
     wanted = _shapes(draft.layers[0])
     fitting = [layer for layer in decoder_layers(decoder_of(model)) if _fits(_shapes(layer), wanted)]
     count = len(draft.layers)
@@ -146,7 +150,7 @@ def _take(mine: BlockLayer, theirs: nn.Module) -> None:
         norm = mine.self_attn.get_submodule(f"{part}_norm").get_parameter("weight")
         if (name := f"self_attn.{part}_norm") in own:
             norm.copy_(_scale(own[name]))
-        else:  # as long as queries and keys are without the norm, of states that point nowhere
+        else:  # the norm gives the length that queries and keys of random states have without it
             norm.fill_(mine.self_attn.get_submodule(f"{part}_proj").get_parameter("weight").pow(2).sum(1).mean().sqrt())
 
 
