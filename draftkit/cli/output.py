@@ -97,7 +97,8 @@ def counted_progress(name: str, total: int | None, *, in_bytes: bool = False) ->
             done += count
             show(name, done, total)
 
-        show(name, 0, total)
+        if sys.stderr.isatty():
+            show(name, 0, total)
         yield advance
 
 

@@ -114,7 +114,7 @@ def test_progress_off_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch, capsy
         on_progress("eagle3", 1, 8, 2.5)
         on_progress("eagle3", 2, 8, math.nan)
     assert capsys.readouterr().err.splitlines() == [
-        "rows: 0", "rows: 1,000", "rows: 1,500", "convert: 0.0 GB of 4.0 GB", "convert: 1.0 GB of 4.0 GB",
+        "rows: 1,000", "rows: 1,500", "convert: 1.0 GB of 4.0 GB",
         "eagle3: 1 of 8, acceptance length 2.50", "eagle3: 2 of 8",
     ]  # fmt: skip
 
