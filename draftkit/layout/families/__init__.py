@@ -26,6 +26,15 @@ def families() -> dict[str, type[Architecture]]:
     return {name.replace("_", "-"): class_in(f"{__name__}.{name}", Architecture) for name in family_names()}
 
 
+def name_of_file(file: str) -> str | None:
+    """The name that users have for one of several files of a family, as recipes of training: the suffix of
+    `FAMILY_SUFFIX`, or the family where there is none. None for a file that is not named after a family."""
+    for family in family_names():
+        if file == family or file.startswith(f"{family}_"):
+            return (file.removeprefix(family).removeprefix("_") or family).replace("_", "-")
+    return None
+
+
 def named(source: str) -> Architecture | None:
     """The draft without a checkpoint that a user's words name, as `ngram:2-4`; None for any other source.
 

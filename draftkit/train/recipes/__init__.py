@@ -10,7 +10,7 @@ import functools
 import pkgutil
 from typing import TYPE_CHECKING
 
-from draftkit.layout.families import class_in, family_names
+from draftkit.layout.families import class_in, name_of_file
 
 if TYPE_CHECKING:
     from draftkit.train.recipes.recipe import Recipe
@@ -29,15 +29,7 @@ def recipe_class(name: str) -> type[Recipe]:
     return class_in(f"{__name__}.{_files()[name]}", Recipe)
 
 
-def name_of(file: str) -> str | None:
-    """The name for users of a recipe's file; None for a file that is no recipe."""
-    for family in family_names():
-        if file == family or file.startswith(f"{family}_"):
-            return (file.removeprefix(family).removeprefix("_") or family).replace("_", "-")
-    return None
-
-
 @functools.cache
 def _files() -> dict[str, str]:
     files = (module.name for module in pkgutil.iter_modules(__path__))
-    return {name: file for file in files if (name := name_of(file)) is not None}
+    return {name: file for file in files if (name := name_of_file(file)) is not None}

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from draftkit.data.samples import Sample
 from draftkit.io.records import from_dict, to_dict
+from draftkit.layout.families import name_of_file
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
 from draftkit.targets.states import AuxLayers
@@ -23,7 +24,6 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.lora import merged_state
 from draftkit.train.losses.linear import LinearLoss
 from draftkit.train.losses.teacher import OutputHead, TargetHead
-from draftkit.train.recipes import name_of
 
 
 class StepOutcome(NamedTuple):
@@ -87,7 +87,7 @@ class Recipe(nn.Module, ABC):
     weighs_drafts: ClassVar[bool] = False  # whether its loss counts drafts by `TrainingBatch.weights`
 
     def __init_subclass__(cls) -> None:
-        cls.name = name_of(cls.__module__.rpartition(".")[2]) or cls.__name__
+        cls.name = name_of_file(cls.__module__.rpartition(".")[2]) or cls.__name__
 
     def __init__(self, draft: nn.Module, spec: DraftSpec):
         super().__init__()
