@@ -60,9 +60,6 @@ FIELDS = {
 }  # fmt: skip
 
 
-of_the_zoo = pytest.mark.xdist_group("the zoo's result")
-
-
 class WithoutPlain(OwnEngine):
     """draftkit's own engine, where nothing is asked of plain decoding: a third of the time of a measurement."""
 
@@ -83,14 +80,12 @@ def recorded(
 
 @lru_cache
 def zoo_result() -> Any:
-    """Measured once: what reads it is marked, so that one worker has it all."""
     drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
     return draftkit.evaluate_draft(
         "zoo:target", drafts, Settings(concurrency=20, limit=40, max_new_tokens=40, repeats=0)
     )
 
 
-@of_the_zoo
 def test_zoo_drafts_reach_their_acceptance_length() -> None:
     measured = {c.draft: c.acceptance_length.mean for c in zoo_result().cells}
     assert measured["zoo:eagle"] >= 1.8
@@ -100,12 +95,10 @@ def test_zoo_drafts_reach_their_acceptance_length() -> None:
         assert measured[f"zoo:{name}"] >= 1.5
 
 
-@of_the_zoo
 def test_output_equals_plain_greedy_decoding() -> None:
     assert all(cell.matches_greedy for cell in zoo_result().cells)
 
 
-@of_the_zoo
 def test_result_has_the_documented_fields() -> None:
     result = zoo_result()
     assert result.to_dict()["schema"] == 1
@@ -123,7 +116,6 @@ def test_result_has_the_documented_fields() -> None:
         assert name in result.provenance
 
 
-@of_the_zoo
 def test_a_result_reads_back_as_it_was_made() -> None:
     result = zoo_result()
     stored = json.loads(result_json(result.to_dict()))
@@ -131,7 +123,6 @@ def test_a_result_reads_back_as_it_was_made() -> None:
     assert result_from(stored, Path("result.json")) == replace(result, path="result.json", provenance=named)
 
 
-@of_the_zoo
 def test_samples_spell_the_output() -> None:
     cell = zoo_result().cells[0]
     for sample in cell.samples:
@@ -167,7 +158,6 @@ def test_synthetic_acceptance_has_the_length_asked_for() -> None:
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
 
 
-@of_the_zoo
 def test_latencies_are_consistent() -> None:
     """Gaps between chunks carry as many tokens as rounds emit, so their ratio to the time per token is about that."""
     cell = zoo_result().cells[0]

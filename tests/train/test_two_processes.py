@@ -50,8 +50,6 @@ WITHOUT_CHANCE: dict[str, dict[str, object]] = {
     "draft-model": {"hidden_size": 32, "num_heads": 4, "num_key_value_heads": 4},
 }
 STEPS = 3
-# The runs of all recipes in two processes are made once, by one worker of the tests.
-pytestmark = pytest.mark.xdist_group("two processes")
 
 
 @pytest.fixture(scope="module")
