@@ -28,10 +28,10 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters import family_of
 from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.targets.chat import load_tokenizer
-from draftkit.targets.ends import TargetEnds, load_ends
+from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.pretrained import load_pretrained, read_config, read_model_config
-from draftkit.targets.spreading import spreads_targets
 from draftkit.targets.target import end_token_ids, read_target_config
+from draftkit.targets.tokens import TargetEnds, load_ends
 from draftkit.version import __version__
 
 OWN_HEAD = "mtp"  # what users call the multi-token prediction head of the target

@@ -18,9 +18,8 @@ from draftkit.io.html import is_as_written, signed
 from draftkit.io.jsonfile import dump
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import Draft, read_draft
-from draftkit.report.card.card import CardInput, render_card, target_of
-from draftkit.report.card.license import find_license
-from draftkit.report.card.measured import EVAL_FOLDER, own_part, with_sure_speeds
+from draftkit.report.card.card import EVAL_FOLDER, CardInput, own_part, render_card, target_of, with_sure_speeds
+from draftkit.report.card.model_index import find_license
 from draftkit.report.page.figures import all_figures, figure_files
 from draftkit.report.page.series import join
 from draftkit.results.record import Result

@@ -126,8 +126,15 @@ def inspect(
     """Show what a checkpoint is, and its known defects. Format, tensors, every fact that is stated, assumed or missing;
     of a target its multi-token prediction heads."""
     from draftkit.convert.api import Reading, describe_checkpoint, target_with_heads
-    from draftkit.report.terminal.conversion import draft_json, reading_json, show_draft, show_reading
-    from draftkit.report.terminal.mtp_heads import findings_of_heads, heads_json, show_heads
+    from draftkit.report.terminal.conversion import (
+        draft_json,
+        findings_of_heads,
+        heads_json,
+        reading_json,
+        show_draft,
+        show_heads,
+        show_reading,
+    )
 
     if format is None and (target_and_heads := target_with_heads(source, revision=revision)):
         seen = findings_of_heads(*target_and_heads, read=check)

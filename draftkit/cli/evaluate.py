@@ -305,7 +305,7 @@ def certify(
     if as_json:
         print_json(as_file)
     else:
-        from draftkit.report.terminal.certificate import certificate
+        from draftkit.report.terminal.engines import certificate
 
         for one in certificates:
             console().print(certificate(one))

@@ -144,7 +144,7 @@ def settled_dtype(dtype: DtypeName | None, device: str | None) -> DtypeName | No
 
 
 def _trust(context: typer.Context, trusted: bool) -> bool:
-    from draftkit.targets.remote_code import trust_remote_code
+    from draftkit.targets.pretrained import trust_remote_code
 
     context.with_resource(trust_remote_code(trusted))
     return trusted
@@ -182,7 +182,7 @@ StrictOption = Annotated[
 
 
 def _spread(context: typer.Context, kind: str | None) -> str | None:
-    from draftkit.targets.spreading import spread_targets
+    from draftkit.targets.device_map import spread_targets
 
     context.with_resource(spread_targets(kind is not None))
     return kind

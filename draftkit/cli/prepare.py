@@ -50,7 +50,7 @@ def transplant(
     """Give a small causal LM the tokenizer of a target. It can then draft for it."""
     quiet_transformers()
     from draftkit.prepare.causal_lm_transplant import plan_transplant
-    from draftkit.prepare.coverage import measure_coverage
+    from draftkit.prepare.matching import measure_coverage
     from draftkit.report.terminal.prepare import show_transplant
 
     plan = plan_transplant(donor, tokenizer_of, weighting=weighting, layers=layers, intermediate=intermediate)
@@ -135,7 +135,7 @@ def prune_vocab(
     quiet_transformers()
     from draftkit.engines.vllm.serve import method_note
     from draftkit.prepare.prune import plan_pruning
-    from draftkit.report.terminal.vocabulary import show_pruning
+    from draftkit.report.terminal.prepare import show_pruning
 
     if not plan and (size is None or out is None):
         raise DraftkitError("pruning takes --size and --out", hint="--plan shows what sizes allow")

@@ -108,7 +108,7 @@ def _check(run: TrainConfig, resume: bool) -> None:
 
 
 def _plan_vocabulary(run: TrainConfig, as_json: bool) -> None:
-    from draftkit.report.terminal.vocabulary import vocabulary_table
+    from draftkit.report.terminal.prepare import vocabulary_table
     from draftkit.train.run import plan_draft_vocabulary
 
     ceilings = plan_draft_vocabulary(run)
@@ -186,7 +186,7 @@ def adapt(
 ) -> None:
     """Adapt a draft to a target or to traffic that has changed. Says what was lost, and what is regained."""
     quiet_transformers()
-    from draftkit.report.terminal.adapt import adaptation_table
+    from draftkit.report.terminal.data import adaptation_table
     from draftkit.train.adapt import AdaptSettings, adapt_draft
     from draftkit.train.config import parse_lora
 

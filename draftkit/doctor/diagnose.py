@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
+from typing import Literal
 
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import checks_of_family, findings
 from draftkit.convert.api import Reading
-from draftkit.doctor.audit import Audited, audit
-from draftkit.doctor.decay import Decay, classify
 from draftkit.doctor.experiments import all_experiments
 from draftkit.doctor.measure import TEMPERATURE, TrialProgress, Tried, compare
 from draftkit.doctor.patient import Patient, runnable
@@ -26,9 +26,10 @@ from draftkit.loading import OpenedDraft, OpenedTarget, open_target
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results import metrics
 from draftkit.results.cell import Interval
-from draftkit.results.statistics import expected_acceptance_length
+from draftkit.results.statistics import expected_acceptance_length, expected_sums, gain
 from draftkit.runtime.drafters import refusal_to_run
 from draftkit.runtime.engine import check_draft_tokens
+from draftkit.runtime.records import Generation, Round
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
 
 SHOWN_ALIKE = 5  # changes that help as much as the one that is recommended
@@ -241,3 +242,129 @@ def _examine(
         not_applicable={e.name: e.needs for e in experiments if e.name not in {name for name, _ in trials}},
         settings=settings,
     )
+
+
+Use = Literal["once", "shared", "ignored"]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One tensor. `remark` says where it comes from, why it is ignored, or what is wrong with it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    use: Use
+    finite: bool
+    plausible: bool
+    remark: str
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def audit(patient: Patient, reading: Reading | None, findings: Sequence[Finding]) -> tuple[Audited, ...]:
+    """Look at every tensor of a draft, beside what was found of it, and at those that its conversion left out."""
+    audited = []
+    for name, handle in patient.original.tensors.items():
+        faults = [finding for finding in findings if finding.where == name]
+        use, remark = _use(patient, name)
+        remark = "; ".join(fault.message.removeprefix(f"{name}: ") for fault in faults) or remark
+        finite = all(fault.name != "not-finite" for fault in faults)
+        audited.append(Audited(name, handle.dtype, handle.shape, use, finite, not faults, remark))
+    return (*audited, *_borrowed(patient), *_ignored(reading))
+
+
+def _use(patient: Patient, name: str) -> tuple[Use, str]:
+    if patient.facts.get("tied"):
+        return "shared", "by the steps"
+    if name == "model.embed_tokens.weight" and "lm_head.weight" not in patient.draft.tensors:
+        return "shared", "embedding and head"
+    if name in ("embed_tokens.weight", "lm_head.weight") and _is_targets(patient, name.removesuffix(".weight")):
+        return "once", "the same as the target's"
+    return "once", ""
+
+
+def _is_targets(patient: Patient, table: str) -> bool:
+    theirs = patient.table(table)
+    handle = patient.original.tensors[f"{table}.weight"]
+    return handle.shape == tuple(theirs.shape) and bool((handle.load().float() - theirs).abs().max() < 1e-2)
+
+
+def _borrowed(patient: Patient) -> Iterator[Audited]:
+    for table in ("embed_tokens", "lm_head"):
+        if patient.facts.get(table) == "target":
+            dtype = str(patient.model.dtype).removeprefix("torch.")
+            yield Audited(f"{table}.weight", dtype, tuple(patient.table(table).shape), "shared", True, True, "target's")
+
+
+def _ignored(reading: Reading | None) -> Iterator[Audited]:
+    for move in reading.plan.moves if reading is not None else ():
+        if move.operation == "drop":
+            yield Audited(", ".join(move.sources), move.dtype, move.shape, "ignored", True, True, move.reason)
+
+
+FIRST_LOW = 0.35  # of first draft tokens accepted; sound drafts of any kind have more on text of their kind
+COLLAPSE = 0.5  # conditional rate of the second against the first
+MARGIN = 0.15  # tokens a round, by which acceptance must fall to be called falling
+MIN_ROUNDS = 20  # that a share must be of
+
+
+@dataclass(frozen=True)
+class Decay:
+    """`rates[i]`: of the rounds that accepted the first i drafts, the share that accepted the next, and of how many.
+
+    `over_context`: by how much the acceptance length of long prompts exceeds that of short ones, from the first half
+    of each answer; `over_answer`: that of the second half of answers that of the first. `patterns`: what that says.
+    """
+
+    rates: tuple[float, ...]
+    rounds: tuple[int, ...]
+    over_context: Interval | None
+    over_answer: Interval | None
+    patterns: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def classify(generations: Sequence[Generation], k: int) -> Decay:
+    """Name the ways in which acceptance falls."""
+    stood = [[r.expected[i] for g in generations for r in g.rounds if r.accepted >= i] for i in range(k)]
+    before = tuple(map(len, stood))
+    rates = tuple(fmean(expected) if expected else 0.0 for expected in stood)
+    answers = [g for g in generations if len(g.rounds) >= 2]
+    halves = [(g.rounds[: len(g.rounds) // 2], g.rounds[len(g.rounds) // 2 :]) for g in answers]
+    first, second = [a for a, _ in halves], [b for _, b in halves]
+    over_answer = gain(expected_sums(first), expected_sums(second), 1) if halves else None
+    over_context = _over_context(answers, first)
+    return Decay(rates, before, over_context, over_answer, tuple(_patterns(rates, before, over_context, over_answer)))
+
+
+def _patterns(
+    rates: Sequence[float], rounds: Sequence[int], over_context: Interval | None, over_answer: Interval | None
+) -> Iterator[str]:
+    if rates[0] < FIRST_LOW:
+        yield f"the first token is accepted in {rates[0]:.0%} of rounds: inputs (features, layers, norms) or weights"
+    if len(rates) > 1 and rounds[1] >= MIN_ROUNDS and rates[1] < COLLAPSE * rates[0]:
+        yield f"the second token collapses, {rates[0]:.0%} to {rates[1]:.0%}: feedback, rope, or the masks"
+    if _falls(over_context):
+        yield "acceptance falls with the length of the prompt: rope, or max_position_embeddings"
+    if _falls(over_answer):
+        yield "acceptance falls over an answer: the draft's cache, or text unlike that of training"
+
+
+def _falls(difference: Interval | None) -> bool:
+    return difference is not None and difference.mean < -MARGIN and difference.below(0)
+
+
+def _over_context(answers: Sequence[Generation], early: Sequence[Sequence[Round]]) -> Interval | None:
+    """Long prompts against short ones: every prompt is in one of the two, and resampled in both alike."""
+    if not answers:
+        return None
+    middle = median(len(g.request.prompt) for g in answers)
+    short = [rounds if len(g.request.prompt) <= middle else [] for g, rounds in zip(answers, early, strict=True)]
+    long = [rounds if len(g.request.prompt) > middle else [] for g, rounds in zip(answers, early, strict=True)]
+    if not any(long):
+        return None
+    return gain(expected_sums(short), expected_sums(long), 1)

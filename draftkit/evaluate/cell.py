@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from draftkit.data.categories import THOUGHT, language_of
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.interleaved import speedup_interval
-from draftkit.evaluate.measure import Run
+from draftkit.evaluate.measure import Run, speedup_interval
 from draftkit.evaluate.prompts import Prompt
 from draftkit.results.cell import Cell, Heading, Interval, PromptRecord, Slice, Transcript, TranscriptRound
 from draftkit.results.settings import Settings

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from draftkit.errors import DraftkitError, NonFiniteError, UnsupportedTarget
-from draftkit.evaluate.job import Job
+from draftkit.evaluate.job import Job, environment
 from draftkit.evaluate.measure import Conversations, Lane, Progress, ReferenceAnswers, Report, Run
-from draftkit.evaluate.provenance import environment
 from draftkit.finding import Finding
 from draftkit.io.settings import with_values
 from draftkit.layout.families import named

@@ -17,12 +17,10 @@ from draftkit.evaluate.cell import cell_of, with_slices
 from draftkit.evaluate.engine import BaseEngine, able
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import vllm_here
-from draftkit.evaluate.interleaved import interleaved, sides
-from draftkit.evaluate.job import Job
-from draftkit.evaluate.measure import Conversations, Progress, Run
+from draftkit.evaluate.job import Job, seen_by
+from draftkit.evaluate.job import asked as asked_of
+from draftkit.evaluate.measure import Conversations, Progress, Run, interleaved, sides
 from draftkit.evaluate.notebook import notebook_progress
-from draftkit.evaluate.provenance import asked as asked_of
-from draftkit.evaluate.provenance import seen_by
 from draftkit.finding import Finding
 from draftkit.io.lock import sole_writer
 from draftkit.layout.folder import Draft

@@ -19,13 +19,12 @@ from draftkit.runtime.drafters import family_of
 from draftkit.runtime.fusion.packing import kept_twice
 from draftkit.runtime.memory import available_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
-from draftkit.targets.device_map import room_from
+from draftkit.targets.device_map import room_from, spreads_targets
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import Footprint, footprint
 from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.quantized import stays_quantized
-from draftkit.targets.spreading import spreads_targets
 from draftkit.targets.target import read_target_config
 
 

@@ -19,9 +19,8 @@ from statistics import fmean
 import torch
 from transformers import PretrainedConfig
 
-from draftkit.evaluate.job import Job
+from draftkit.evaluate.job import Job, processor
 from draftkit.evaluate.planning import weight_bytes
-from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import Draft
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep

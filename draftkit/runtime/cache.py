@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ from torch import Tensor
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
-from draftkit.runtime.recurrent import SlotStates, StateRows
 from draftkit.runtime.rows import SlotRows
 from draftkit.targets.attention import Latents
+from draftkit.targets.recurrent import StateKey
 
 
 class SlotCache:
@@ -136,3 +137,55 @@ class CacheRows:
 
     def _write(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
         write(keys, values, key, value, self.rows.on(key.device))
+
+
+class SlotStates:
+    """Pools [S · R + 1, …], one for each kind of state, made when it is first kept.
+
+    The last entry is that of all rows that are not there.
+    """
+
+    def __init__(self, num_slots: int, k: int):
+        self.num_slots = num_slots
+        self.size = k + 1
+        self.pools: dict[StateKey, Tensor] = {}
+
+    def pool(self, key: StateKey, like: Tensor) -> Tensor:
+        """The pool for states shaped as `like` [B, …]."""
+        if key not in self.pools:
+            self.pools[key] = like.new_zeros(self.num_slots * self.size + 1, *like.shape[1:])
+        return self.pools[key]
+
+    def entries(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where the states after `positions` int64 [B] of `slots` int64 [B] lie; −1 for what is not there."""
+        return torch.where((slots >= 0) & (positions >= 0), slots * self.size + positions % self.size, -1)
+
+
+class StateRows:
+    """The states before and after the rows of one forward (`targets.recurrent.KeptStates`), among those `kept`.
+
+    Rows that are not there come last in their sequence.
+    """
+
+    def __init__(self, kept: SlotStates, rows: SlotRows):
+        self.kept = kept
+        self._rows = rows
+
+    @cached_property
+    def at_once(self) -> bool:
+        return self._rows.prompt and self._rows.complete
+
+    @cached_property
+    def begins(self) -> bool:
+        return self.at_once and not bool(self._rows.positions[:, 0].any())
+
+    def load(self, key: StateKey) -> Tensor | None:
+        if key not in self.kept.pools:
+            return None
+        first = self._rows.positions[:, 0]
+        states = self.kept.pools[key][self.kept.entries(self._rows.slots, first - 1)]
+        return states.masked_fill_((first == 0).view(-1, *[1] * (states.dim() - 1)), 0)
+
+    def keep(self, key: StateKey, state: Tensor, row: int) -> None:
+        entries = self.kept.entries(self._rows.slots, self._rows.positions[:, row])
+        self.kept.pool(key, state)[entries] = state

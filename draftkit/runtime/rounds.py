@@ -22,9 +22,13 @@ from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, Proposa
 from draftkit.runtime.drawing import RoundDraw
 from draftkit.runtime.ops.row_peaks import best_token
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
-from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
-from draftkit.runtime.verification_block import verify_block
-from draftkit.runtime.verification_synthetic import verify_synthetic
+from draftkit.runtime.verification import (
+    verify_block,
+    verify_coupled,
+    verify_greedy,
+    verify_rejection,
+    verify_synthetic,
+)
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 

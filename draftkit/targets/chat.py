@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from draftkit.errors import FormatError, TargetError, native_failures
 from draftkit.layout.target import require_whole_model
-from draftkit.targets.remote_code import remote_code_hint, trusts_remote_code
+from draftkit.targets.pretrained import remote_code_hint, trusts_remote_code
 
 RENDER_SECONDS = 10.0  # of processor time for one conversation, which takes milliseconds
 RENDER_CHARACTERS = 100_000_000

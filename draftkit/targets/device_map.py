@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import nn
@@ -96,3 +98,20 @@ def _outside(model: nn.Module, layers: set[nn.Module], names: Mapping[nn.Module,
 def is_spread(model: nn.Module) -> bool:
     """Whether a model's parts are in more than one place."""
     return len(set(getattr(model, "hf_device_map", {}).values())) > 1
+
+
+_asked: ContextVar[bool] = ContextVar("device_map", default=False)
+
+
+@contextmanager
+def spread_targets(asked: bool = True) -> Iterator[None]:
+    """Let targets that are loaded in the body to be run spread over all devices from theirs on."""
+    token = _asked.set(asked)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def spreads_targets() -> bool:
+    return _asked.get()

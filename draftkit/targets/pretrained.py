@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,15 +26,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from transformers.utils import quantization_config
 
 from draftkit.errors import TargetError, UnsupportedTarget
+from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
-from draftkit.io.tensors import gguf_file
+from draftkit.io.tensors import gguf_file, open_checkpoint
 from draftkit.layout.mtp import head_patterns
 from draftkit.layout.target import language_model, require_whole_model
 from draftkit.targets.device_map import map_layers, room_from
 from draftkit.targets.devices import use_device
 from draftkit.targets.finite import require_finite
 from draftkit.targets.quantized import SCALES, settle_quantization, stays_quantized
-from draftkit.targets.remote_code import remote_code_hint, trusts_remote_code
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -215,3 +217,63 @@ def _register_own_class(config: PretrainedConfig, folder: Path) -> None:
 def _said(error: Exception) -> str:
     first_line = str(error).strip().split("\n", 1)[0]
     return f"transformers cannot load the target: {first_line}"
+
+
+def load_parts(
+    folder: Path, choose: Callable[[PreTrainedModel], Sequence[nn.Module]], dtype: torch.dtype
+) -> Sequence[nn.Module]:
+    """The modules that `choose` finds in the target, on the CPU; only their weights are read.
+
+    Raises `TargetError` where the checkpoint lacks one of them, `UnsupportedTarget` for quantized ones and
+    `NonFiniteError` for weights with NaN or infinity.
+    """
+    model = empty_model(read_model_config(folder, whole=False), dtype)
+    tensors = open_checkpoint(folder)
+    stored = stored_names(model, tensors)
+    names = {part: name for name, part in model.named_modules()}
+    parts = choose(model)
+    for part in parts:
+        found = {}
+        for own in part.state_dict():
+            name = f"{names[part]}.{own}"
+            if name not in stored:
+                raise TargetError(f"the target's checkpoint has no tensor {name}", where=folder)
+            found[own] = tensors[stored[name]]
+        require_plain(found.values(), tensors, folder)
+        weights = {own: handle.load().to(dtype) for own, handle in found.items()}
+        require_finite(((found[own].name, weight) for own, weight in weights.items()), folder)
+        part.load_state_dict(weights, strict=True, assign=True)
+        part.eval().requires_grad_(False)
+    return parts
+
+
+def require_plain(weights: Iterable[TensorHandle], names: Iterable[str], folder: Path) -> None:
+    """Raise `UnsupportedTarget` for quantized weights, whose scales are stored beside them."""
+    modules = tuple(f"{handle.name.rpartition('.')[0]}." for handle in weights)
+    if scales := [name for name in names if name.startswith(modules) and name.endswith(SCALES)]:
+        raise UnsupportedTarget(f"a weight of it that is needed is quantized ({min(scales)})", where=folder)
+
+
+_trusted: ContextVar[bool] = ContextVar("trust_remote_code", default=False)
+
+
+@contextmanager
+def trust_remote_code(trusted: bool = True) -> Iterator[None]:
+    """Let models and tokenizers that are loaded in the body run the Python code of their repository."""
+    token = _trusted.set(trusted)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def trusts_remote_code() -> bool:
+    """What transformers' `trust_remote_code` shall be."""
+    return _trusted.get()
+
+
+def remote_code_hint(error: Exception) -> str | None:
+    """What to do about an error of transformers, where it is that code was not run."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return "it brings Python code of its own: read that code, and pass --trust-remote-code to run it"

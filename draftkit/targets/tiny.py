@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from draftkit.targets.pretrained import auto_class, of_language_model
-from draftkit.targets.remote_code import trusts_remote_code
+from draftkit.targets.pretrained import auto_class, of_language_model, trusts_remote_code
 
 VOCABULARY = 128
 TEXT = range(4, 96)  # tokens that stand for text; those of images and other special ones are above

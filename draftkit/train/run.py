@@ -35,7 +35,7 @@ from draftkit.hub.local_paths import copy_named
 from draftkit.io.html import said_html, table_html
 from draftkit.io.lock import sole_writer
 from draftkit.loading import OpenedDraft, OpenedTarget, open_target
-from draftkit.targets.pace import token_seconds
+from draftkit.targets.cost import token_seconds
 from draftkit.targets.pretrained import empty_model
 from draftkit.targets.states import FINAL, TappedModel
 from draftkit.train.checkpoint import (

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from draftkit.evaluate.provenance import processor
+from draftkit.evaluate.job import processor
 from draftkit.layout.architecture import Rope
 from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec

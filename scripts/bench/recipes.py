@@ -27,8 +27,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from draftkit.evaluate.job import processor
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
 from draftkit.requests import Request

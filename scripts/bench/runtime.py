@@ -39,8 +39,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftkit.engines.vllm.serve import speculative_config
+from draftkit.evaluate.job import processor
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.evaluate.provenance import processor
 from draftkit.hub.locate import locate
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft

@@ -53,8 +53,8 @@ from draftkit.data.samples import held_out, read_training_samples
 from draftkit.data.states.online import load_training_target
 from draftkit.data.vocabulary import choose_vocabulary, token_counts
 from draftkit.engines.vllm.serve import speculative_config
+from draftkit.evaluate.job import processor
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
-from draftkit.evaluate.provenance import processor
 from draftkit.layout.folder import read_draft
 from draftkit.results.cell import Interval
 from draftkit.results.metrics import length

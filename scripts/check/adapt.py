@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from draftkit import AdaptSettings, adapt_draft, simulate_acceptance
-from draftkit.report.terminal.adapt import adaptation_table
+from draftkit.report.terminal.data import adaptation_table
 from draftkit.results.metrics import length
 from draftkit.results.statistics import gain
 from scripts.bench.train import training_questions

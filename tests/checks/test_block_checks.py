@@ -32,7 +32,7 @@ from draftkit.models.dflash import load_dflash
 from draftkit.results.record import Result
 from draftkit.results.settings import Settings
 from draftkit.targets.chat import load_tokenizer
-from draftkit.targets.ends import TargetEnds, load_ends
+from draftkit.targets.tokens import TargetEnds, load_ends
 
 JETSPEC = dflash.dflash_config({"causal": True})
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with_heads
 from draftkit.errors import DraftkitError
-from draftkit.report.terminal.mtp_heads import findings_of_heads
+from draftkit.report.terminal.conversion import findings_of_heads
 
 FILE = "model.safetensors"
 EXPERTS = "deepseek_v3"

@@ -17,7 +17,7 @@ from draftkit.convert.api import convert_checkpoint, put_heads_back, target_with
 from draftkit.errors import LayoutError
 from draftkit.layout.folder import read_draft
 from draftkit.layout.mtp import COUNTS
-from draftkit.report.terminal.mtp_heads import findings_of_heads
+from draftkit.report.terminal.conversion import findings_of_heads
 from draftkit.runtime.drafters import check_runs
 
 FILE = "model.safetensors"

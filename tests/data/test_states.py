@@ -41,8 +41,8 @@ from draftkit.engines.vllm.states import layer_ids
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import is_empty
 from draftkit.io.safetensors_file import read_safetensors
-from draftkit.targets.ends import load_ends
 from draftkit.targets.states import FINAL, AuxLayers
+from draftkit.targets.tokens import load_ends
 
 LAYERS = (2, 4, 5)
 LENGTHS = (40, 7, 61, 1, 23, 64, 12)

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 from draftkit.data.samples import SamplesOrigin, write_samples
 from draftkit.data.states.encoding import costs_of_states
 from draftkit.data.states.shards import read_manifest
-from draftkit.targets.pace import _active_parameters, token_seconds
+from draftkit.targets.cost import _active_parameters, token_seconds
 from draftkit.targets.pretrained import empty_model
 
 SAMPLES = samples(30)

@@ -19,13 +19,11 @@ from rich.console import Console
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import findings
 from draftkit.convert.unified import write_draft
-from draftkit.doctor.audit import audit
-from draftkit.doctor.decay import classify
-from draftkit.doctor.diagnose import Diagnosis, diagnose_draft
+from draftkit.doctor.diagnose import Diagnosis, audit, classify, diagnose_draft
 from draftkit.doctor.experiments import all_experiments
+from draftkit.doctor.experiments.weights import find_rotation, rotate_blocks
 from draftkit.doctor.measure import Tried, compare
 from draftkit.doctor.patient import changed, runnable, target_ids, with_target_ids
-from draftkit.doctor.rotation import find_rotation, rotate_blocks
 from draftkit.doctor.trial import Trial, as_override
 from draftkit.errors import DraftkitError
 from draftkit.finding import Finding

@@ -22,7 +22,7 @@ from draftkit.evaluate.certificate import APART, Certificate, CertificateRequest
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.measure import Lane, Run
 from draftkit.evaluate.two_samples import homogeneity, rank_test
-from draftkit.report.terminal.certificate import certificate
+from draftkit.report.terminal.engines import certificate
 from draftkit.requests import Request, SamplingParameters
 from draftkit.results.settings import Settings, Sweep
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import draftkit
-from draftkit.evaluate.interleaved import NARROW, block_sizes, interleaved, pace_error, speedup_interval
+from draftkit.evaluate.measure import NARROW, block_sizes, interleaved, pace_error, speedup_interval
 from draftkit.requests import SamplingParameters
 from draftkit.results.cell import PromptRecord
 from draftkit.results.settings import Settings

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from draftkit.errors import FormatError, UnsafeFileError
-from draftkit.io import pickle_scan
+from draftkit.io import torch_file
 from draftkit.io.tensors import open_checkpoint
 
 
@@ -282,7 +282,7 @@ def test_tuples_that_take_forever_to_hash(source: Path) -> None:
 
 
 def test_a_pickle_of_endless_instructions(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickle_scan, "MAX_OPCODES", 10_000)
+    monkeypatch.setattr(torch_file, "MAX_OPCODES", 10_000)
     for form in (plain, zipped):
         (source / "pytorch_model.bin").write_bytes(form(b"\x80\x02" + b"N" * 10_000 + b"."))
         assert "more than 10,000 instructions" in str(attempt(source))

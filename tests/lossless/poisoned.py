@@ -10,8 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from draftkit.runtime.cache import CacheRows
-from draftkit.runtime.recurrent import SlotStates
+from draftkit.runtime.cache import CacheRows, SlotStates
 from draftkit.targets.attention import KeyValues
 from draftkit.targets.target import Target, TargetOutput
 

@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 
 from draftkit.cli.prepare import app
 from draftkit.errors import DraftkitError
-from draftkit.prepare.candidates import Survey, find_candidates, overlap
-from draftkit.prepare.speedup import MAX_K, best_speed_up
+from draftkit.prepare.candidates import MAX_K, Survey, best_speed_up, find_candidates, overlap
 from draftkit.targets.cost import read_cost
 
 BIG = {"hidden_size": 128, "num_hidden_layers": 12}

@@ -40,10 +40,9 @@ from draftkit.prepare.head import open_head
 from draftkit.prepare.prune import plan_pruning, prune_vocabulary
 from draftkit.prepare.vocabulary import open_vocabulary
 from draftkit.requests import Request
-from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, SharedVocabulary
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.protocol import Drafter
-from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.target import Target

@@ -28,10 +28,16 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.tensors import open_checkpoint
 from draftkit.layout.folder import read_draft
 from draftkit.loading import load_drafter, load_model
-from draftkit.prepare.causal_lm_transplant import plan_transplant, transplant_tokenizer
-from draftkit.prepare.causal_lm_trim import evenly_spread, parse_layers
+from draftkit.prepare.causal_lm_transplant import (
+    BLOCK_ROWS,
+    evenly_spread,
+    parse_layers,
+    plan_transplant,
+    shares,
+    transplant_tokenizer,
+    transplanted_rows,
+)
 from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
-from draftkit.prepare.rows import BLOCK_ROWS, shares, transplanted_rows
 from draftkit.prepare.segmenter import Segmenter
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter

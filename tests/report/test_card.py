@@ -24,8 +24,7 @@ from draftkit.errors import DraftkitError
 from draftkit.layout.digest import draft_sha256
 from draftkit.layout.folder import read_draft
 from draftkit.publish import write_card
-from draftkit.report.card.card import TEMPLATE
-from draftkit.report.card.measured import EVAL_FOLDER
+from draftkit.report.card.card import EVAL_FOLDER, TEMPLATE
 
 
 @pytest.fixture(autouse=True)

@@ -32,13 +32,11 @@ from draftkit.errors import DraftkitError
 from draftkit.report.format import size
 from draftkit.report.memory_cost import MemoryCost, memory_cost, tensor_parallel
 from draftkit.report.page import figures as figures_module
-from draftkit.report.page.chart import Chart, linear, logarithmic
+from draftkit.report.page.chart import MOST_SERIES, PALETTE, SERIES_COLORS, Chart, linear, logarithmic
 from draftkit.report.page.figures import all_figures, measured_speedups, short
-from draftkit.report.page.page import labelled, page, prediction_rows, provenance_table
-from draftkit.report.page.palette import MOST_SERIES, PALETTE, SERIES_COLORS
+from draftkit.report.page.page import labelled, page, prediction_rows, provenance_table, show_round
 from draftkit.report.page.series import Series, join
 from draftkit.report.page.svg import Frame, svg, svg_file
-from draftkit.report.page.tokens import show_round
 from draftkit.report.terminal.csv import PROVENANCE, cells_csv, columns
 from draftkit.results.cell import Cell, Interval, Predicted, PromptRecord, TranscriptRound
 from draftkit.results.comparison import compare, summary

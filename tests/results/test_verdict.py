@@ -13,7 +13,7 @@ from rich.console import Console
 
 from draftkit.checks.evidence import Evidence
 from draftkit.checks.registry import findings
-from draftkit.report.card.measured import with_sure_speeds
+from draftkit.report.card.card import with_sure_speeds
 from draftkit.report.page.series import join
 from draftkit.report.terminal.tables import show_evaluation
 from draftkit.results.cell import Cell, Interval, Predicted

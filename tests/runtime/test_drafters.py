@@ -38,12 +38,11 @@ from draftkit.layout.families.suffix import SuffixSpec
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime import prefill
 from draftkit.runtime.cache import CacheRows, SlotCache
-from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
+from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, SharedVocabulary
 from draftkit.runtime.drafters.dflash import DFlashDrafter
 from draftkit.runtime.drafters.eagle import EagleDrafter
 from draftkit.runtime.drafters.ngram import NgramDrafter
 from draftkit.runtime.drafters.protocol import Committed, Drafter, NewSequence, Proposal
-from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.drafters.suffix import SuffixDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation

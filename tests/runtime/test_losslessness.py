@@ -21,8 +21,7 @@ from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.ops.random import Stream, acceptance_stream, draft_stream
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
-from draftkit.runtime.verification import recover_token, verify_coupled, verify_rejection
-from draftkit.runtime.verification_block import verify_block
+from draftkit.runtime.verification import recover_token, verify_block, verify_coupled, verify_rejection
 
 torch.set_num_threads(1)
 
@@ -200,7 +199,7 @@ def test_block_verification_with_noise_of_the_last_round_is_noticed(monkeypatch:
     def by_position(stream: Stream) -> Stream:
         return stream._replace(origins=torch.zeros_like(stream.origins))
 
-    block = "draftkit.runtime.verification_block"
+    block = "draftkit.runtime.verification"
     monkeypatch.setattr("draftkit.runtime.drawing.draft_stream", lambda *key: by_position(draft_stream(*key)))
     monkeypatch.setattr(f"{block}.acceptance_stream", lambda *key: by_position(acceptance_stream(*key)))
     case = CASES["plain"]

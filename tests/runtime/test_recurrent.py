@@ -22,11 +22,10 @@ from draftkit.report.memory_cost import cost_of
 from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.architecture_check import Known
 from draftkit.runtime.attention import NAME
-from draftkit.runtime.cache import SlotCache
+from draftkit.runtime.cache import SlotCache, SlotStates
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter, PardDrafter
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
-from draftkit.runtime.recurrent import SlotStates
 from draftkit.targets.target import Target, load_target
 
 torch.set_num_threads(1)

@@ -34,9 +34,13 @@ from draftkit.runtime.ops.random import (
 )
 from draftkit.runtime.ops.sample import sample
 from draftkit.runtime.verdict import Drafted, Verdict, Verify
-from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
-from draftkit.runtime.verification_block import verify_block
-from draftkit.runtime.verification_synthetic import verify_synthetic
+from draftkit.runtime.verification import (
+    verify_block,
+    verify_coupled,
+    verify_greedy,
+    verify_rejection,
+    verify_synthetic,
+)
 
 torch.set_num_threads(1)
 

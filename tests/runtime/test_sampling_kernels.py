@@ -25,9 +25,13 @@ from draftkit.runtime.ops import row_statistics as statistics
 from draftkit.runtime.ops.distribution import Distribution, distribution, probabilities
 from draftkit.runtime.ops.random import Purpose, Stream, acceptance_stream, target_stream
 from draftkit.runtime.ops.row_peaks import best_token
-from draftkit.runtime.verification import verify_coupled, verify_greedy, verify_rejection
-from draftkit.runtime.verification_block import verify_block
-from draftkit.runtime.verification_synthetic import verify_synthetic
+from draftkit.runtime.verification import (
+    verify_block,
+    verify_coupled,
+    verify_greedy,
+    verify_rejection,
+    verify_synthetic,
+)
 
 pytest.importorskip("triton")
 import triton

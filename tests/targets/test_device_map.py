@@ -19,9 +19,8 @@ from draftkit.errors import DraftkitError, UnsupportedTarget
 from draftkit.loading import load_model
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.graphs import capturable
-from draftkit.targets.device_map import DISK, is_spread, map_layers, room_from
+from draftkit.targets.device_map import DISK, is_spread, map_layers, room_from, spread_targets
 from draftkit.targets.pretrained import empty_model
-from draftkit.targets.spreading import spread_targets
 from draftkit.targets.states import FINAL, AuxLayers
 from draftkit.targets.target import Target
 

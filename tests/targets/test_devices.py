@@ -29,7 +29,7 @@ from draftkit.evaluate.evaluate import evaluate_draft
 from draftkit.loading import open_target
 from draftkit.requests import SamplingParameters
 from draftkit.results.settings import Settings
-from draftkit.targets import ends
+from draftkit.targets import tokens as stored_tokens
 from draftkit.targets.devices import device_named, fast_dtype, use_device
 from draftkit.train import setup
 from draftkit.train.config import read_config
@@ -165,7 +165,7 @@ def loading_on(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         raise Loading
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    monkeypatch.setattr(ends, "open_checkpoint", load)
+    monkeypatch.setattr(stored_tokens, "open_checkpoint", load)
     return found
 
 

@@ -20,8 +20,8 @@ from draftkit.evaluate.planning import plan_memory
 from draftkit.loading import open_draft, open_target
 from draftkit.runtime.attention import NAME
 from draftkit.runtime.engine import Engine
-from draftkit.targets.ends import load_ends
 from draftkit.targets.target import Target, load_target, read_target_config
+from draftkit.targets.tokens import load_ends
 
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5], [40, 41, 42, 43])
 BLOCK = 32

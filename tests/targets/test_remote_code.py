@@ -15,8 +15,7 @@ from transformers import dynamic_module_utils
 import draftkit as package
 from draftkit.runtime import architecture_check
 from draftkit.runtime.architecture_check import Decoding, decoding_of
-from draftkit.targets.pretrained import read_config
-from draftkit.targets.remote_code import trust_remote_code
+from draftkit.targets.pretrained import read_config, trust_remote_code
 
 TOKENIZER_CODE = """
 from pathlib import Path

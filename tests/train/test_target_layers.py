@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from draftkit.models.dflash import DFlashModel
-from draftkit.targets.ends import load_ends
+from draftkit.targets.tokens import load_ends
 from draftkit.train.attention import Blocks
 from draftkit.train.recipes.bases.dflash import BlockHeads, block_spec, fresh_block_draft
 from draftkit.train.recipes.bases.initialization import begin_as_target

@@ -52,7 +52,7 @@ from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import to_dict
 from draftkit.loading import open_target
 from draftkit.targets.devices import DTYPES
-from draftkit.targets.remote_code import trusts_remote_code
+from draftkit.targets.pretrained import trusts_remote_code
 from draftkit.targets.states import AuxLayers
 
 WANTED, ROWS, FAILED, DONE = "wanted", "rows", "failed", "done"

@@ -18,7 +18,7 @@ from draftkit.engines.vllm.process import vllm_process
 from draftkit.engines.vllm.states import extracting_arguments, layer_ids, write_states
 from draftkit.errors import FormatError
 from draftkit.io.atomic import scratch_folder
-from draftkit.targets.remote_code import trusts_remote_code
+from draftkit.targets.pretrained import trusts_remote_code
 
 Ask = Callable[[Sequence[list[int]]], list[Path]]  # prompts → the files that vLLM has written, as `write_states`
 

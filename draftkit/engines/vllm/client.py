@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from draftkit.engines.http import Api, Event
-from draftkit.engines.records import Answer, DraftCounts, whole_number, whole_numbers
+from draftkit.engines.prometheus import MetricSample, by_position, total
+from draftkit.engines.records import Answer, Counters, DraftCounts, whole_number, whole_numbers
 from draftkit.engines.stream import answer_of, choice_of, chunks_of, path_of
 from draftkit.engines.vllm.request import completion_body
 from draftkit.errors import SourceError
@@ -66,3 +68,18 @@ def _counts(events: list[Event]) -> DraftCounts | None:
                 most = sum(steps) * (len(steps) - 1)
                 return DraftCounts.of_histogram(steps, whole_number(drafted, "num_draft_tokens", most))
     return None
+
+
+def counters_of(samples: Sequence[MetricSample]) -> Counters:
+    """What a measurement needs of vLLM's counters, summed over its engines."""
+    finished, tokens = (total(samples, f"vllm:{name}") for name in ("request_success", "generation_tokens"))
+    return Counters(draft_counts(samples), finished, tokens)
+
+
+def draft_counts(samples: Sequence[MetricSample]) -> DraftCounts | None:
+    """The counters of speculative decoding; None of a server without it."""
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    drafts, drafted, accepted = (total(samples, f"vllm:spec_decode_{name}") for name in names)
+    if drafts is None or drafted is None or accepted is None:
+        return None
+    return DraftCounts(drafts, drafted, accepted, by_position(samples, "vllm:spec_decode_num_accepted_tokens_per_pos"))

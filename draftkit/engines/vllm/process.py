@@ -15,7 +15,7 @@ from pathlib import Path
 
 from draftkit.engines.prometheus import MetricSample
 from draftkit.engines.records import Counters
-from draftkit.engines.vllm.metrics import counters_of
+from draftkit.engines.vllm.client import counters_of
 from draftkit.engines.vllm.worker import PromptTokens, Samples, WorkerAnswer
 from draftkit.errors import DraftkitError
 from draftkit.io.atomic import temporary_folder

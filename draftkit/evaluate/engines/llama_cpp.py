@@ -17,10 +17,9 @@ from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.engines.server import served_heading, server_lane
-from draftkit.evaluate.job import Job
+from draftkit.evaluate.job import Job, made_by
 from draftkit.evaluate.measure import Conversations, Lane, Progress, Report
 from draftkit.evaluate.options import LlamaCppSettings
-from draftkit.evaluate.provenance import made_by
 from draftkit.hub.locate import Located
 from draftkit.io.atomic import temporary_folder
 from draftkit.io.settings import with_values

@@ -17,10 +17,9 @@ from draftkit.engines.servers.server import Server
 from draftkit.engines.vllm.request import warm_up
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.evaluate.engine import BaseEngine
-from draftkit.evaluate.job import Job
+from draftkit.evaluate.job import Job, made_by
 from draftkit.evaluate.measure import Conversations, Lane, Report, Run
 from draftkit.evaluate.options import ServerSettings
-from draftkit.evaluate.provenance import made_by
 from draftkit.requests import Request
 from draftkit.results.cell import Cell, Heading
 from draftkit.results.settings import AS_STARTED, Settings

@@ -22,7 +22,7 @@ from draftkit.loading import OpenedDraft
 from draftkit.requests import Request
 from draftkit.results.settings import VLLM, Settings
 from draftkit.targets.devices import device_named, dtype_named
-from draftkit.targets.remote_code import trusts_remote_code
+from draftkit.targets.pretrained import trusts_remote_code
 
 
 def vllm_here() -> VllmEngine | None:

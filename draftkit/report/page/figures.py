@@ -14,8 +14,7 @@ from pathlib import Path
 from rich.cells import cell_len, set_cell_size
 
 from draftkit.io.html import is_as_written
-from draftkit.report.page.chart import Axis, Chart, Line, Point, linear, logarithmic, shares
-from draftkit.report.page.palette import MOST_SERIES
+from draftkit.report.page.chart import MOST_SERIES, Axis, Chart, Line, Point, linear, logarithmic, shares
 from draftkit.report.page.series import Series
 from draftkit.report.page.svg import MARKERS, svg_file
 from draftkit.results.cell import Cell, Interval

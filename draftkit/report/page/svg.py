@@ -13,8 +13,7 @@ from markupsafe import Markup
 from rich.cells import cell_len
 
 from draftkit.io.html import signed
-from draftkit.report.page.chart import Chart, Line, Point, Tick
-from draftkit.report.page.palette import PALETTE
+from draftkit.report.page.chart import PALETTE, Chart, Line, Point, Tick
 
 TEMPLATES = Path(__file__).with_name("templates")
 WIDTH, TOP, ROW = 400, 30, 18

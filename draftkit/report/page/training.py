@@ -9,8 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftkit.io.html import signed
-from draftkit.report.page.chart import Chart, Line, linear
-from draftkit.report.page.palette import PALETTE
+from draftkit.report.page.chart import PALETTE, Chart, Line, linear
 from draftkit.report.page.svg import svg
 from draftkit.train.log import TrainingCurve, ValidatedStep
 from draftkit.version import __version__

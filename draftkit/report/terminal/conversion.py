@@ -10,14 +10,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from draftkit.checks.checkpoint import findings_of_draft, findings_of_reading
+from draftkit.checks.evidence import Evidence, Stored
+from draftkit.checks.registry import findings
 from draftkit.convert.api import UNKNOWN, Conversion, Reading
+from draftkit.convert.checkpoint import Checkpoint
 from draftkit.convert.destinations import UNIFIED, VLLM, destination_of, remedy_for_vllm
 from draftkit.convert.detect import all_formats
+from draftkit.convert.formats.mtp.heads import TargetHeads
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan
-from draftkit.engines.serving import serve_commands
+from draftkit.engines.serving import serve_commands, uses_of_heads
 from draftkit.engines.vllm.accepts import refusal_by_vllm
 from draftkit.engines.vllm.serve import loaded_wrongly, method_note
+from draftkit.errors import command
 from draftkit.finding import Finding
 from draftkit.io.handles import TensorHandle
 from draftkit.io.records import excerpt, to_dict
@@ -62,8 +67,8 @@ def report_conversion(console: Console, conversion: Conversion, out: Path) -> No
         console.print("This is the target itself: pass it with --target where its drafts are converted and measured.")
         return
     commands = serve_commands(draft, out, layout=conversion.destination.name, target=target, local=True)
-    for engine, command in commands.items():
-        console.print(f"{engine}: {command}", soft_wrap=True, markup=False)
+    for engine, serving in commands.items():
+        console.print(f"{engine}: {serving}", soft_wrap=True, markup=False)
     for note in method_note(draft.spec, conversion.destination.name):
         console.print(note, soft_wrap=True)
 
@@ -214,3 +219,66 @@ def _show_losses(console: Console, losses: Sequence[str]) -> None:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def findings_of_heads(checkpoint: Checkpoint, heads: TargetHeads, *, read: bool) -> list[Finding]:
+    """What is wrong with the heads; `read` looks at the numbers in their tensors too."""
+    evidence = Evidence(config=checkpoint.config, heads=heads, stored=Stored(checkpoint.tensors) if read else None)
+    return findings(evidence, "target_heads")
+
+
+def show_heads(
+    console: Console, checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding], *, read: bool
+) -> None:
+    """Print what `heads_json` has; `read` as in `findings_of_heads`."""
+    source = checkpoint.source.name
+    size = sum(handle.nbytes for handle in heads.tensors.values())
+    console.print(
+        f"{source}: a target ({checkpoint.config.get('model_type')}) whose config promises {heads.promised} "
+        f"multi-token prediction head(s); its weights hold {heads.count}: {len(heads.tensors)} tensors, "
+        f"{size / 1e6:,.1f} MB",
+        soft_wrap=True,
+    )
+    if heads.trunk and heads.tensors:
+        console.print(f"compared with the target's own layer {heads.trunk.removesuffix('.')}")
+    table = Table("engine", "what it does with them", title="engines")
+    for engine, use in _uses(checkpoint, heads).items():
+        table.add_row(engine, use)
+    console.print(table)
+    if found:
+        table = Table("severity", "finding", "what it costs", "what to do", title="findings")
+        for finding in found:
+            table.add_row(finding.severity, finding.message, finding.cost, finding.fix)
+        console.print(table)
+    elif heads.tensors:
+        console.print("nothing is missing, nothing is stored otherwise than in the target's own layers")
+    if heads.tensors and not read:
+        told = "told from names, shapes and dtypes; to read the numbers too"
+        console.print(f"{told}: {command('draftkit', 'inspect', source, '--check')}", soft_wrap=True)
+    if heads.tensors:
+        take = command("draftkit", "convert", source, "HEADS", "--part", "mtp")
+        console.print(f"to take them out: {take}", soft_wrap=True)
+    whole = command("draftkit", "inspect", source, "--from", "causal-lm")
+    console.print(f"to see the whole model as a draft: {whole}", soft_wrap=True)
+
+
+def heads_json(checkpoint: Checkpoint, heads: TargetHeads, found: Sequence[Finding]) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "source": checkpoint.source.name,
+        "revision": checkpoint.source.revision,
+        "format": "target",
+        "promised": heads.promised,
+        "held": heads.count,
+        "prefixes": list(heads.prefixes),
+        "like": heads.trunk,
+        "tensors": {
+            name: {"dtype": handle.dtype, "shape": list(handle.shape)} for name, handle in heads.tensors.items()
+        },
+        "engines": _uses(checkpoint, heads),
+        "findings": [to_dict(finding) for finding in found],
+    }
+
+
+def _uses(checkpoint: Checkpoint, heads: TargetHeads) -> dict[str, str]:
+    return uses_of_heads(heads.kind, max(heads.promised, 1), str(checkpoint.config.get("model_type")))

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftkit.report.format import severity
+from draftkit.results.metrics import length
+from draftkit.train.adapt import Adaptation
 
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
@@ -78,3 +80,23 @@ def masked_text(pieces: Iterable[tuple[str, bool]]) -> Text:
     for piece, masked in pieces:
         text.append(f"⟦{piece}⟧" if masked else piece, style="green" if masked else "dim")
     return text
+
+
+def adaptation_table(adapted: Adaptation, k: int) -> Table:
+    """One row for each slice of the answers held out."""
+    table = Table(
+        "slice", "answers", "before", "against general", "after", "gained",
+        title=f"acceptance length at K={k} on held-out answers, trained on {adapted.answers:,}",
+        caption="lost: before, less was accepted than of general text, beyond chance",
+    )  # fmt: skip
+    for found in adapted.slices:
+        behind = "" if found.behind is None else length(found.behind, signed=True) + (" lost" if found.lost else "")
+        table.add_row(
+            found.name,
+            f"{found.samples:,}",
+            length(found.before),
+            behind,
+            length(found.after),
+            length(found.gained, signed=True),
+        )
+    return table

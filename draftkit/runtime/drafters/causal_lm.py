@@ -8,6 +8,7 @@ sees them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,7 +24,6 @@ from draftkit.models.causal_lm import Pard2Model, load_causal_lm, load_pard2
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
-from draftkit.runtime.drafters.shared_vocabulary import SharedVocabulary
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import Rows, expand_rows
 from draftkit.runtime.prefill import parts_of_prompts
@@ -31,7 +31,7 @@ from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.footprint import footprint
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target, read_target_config
-from draftkit.targets.tokens import TOKENIZERS, same_vocabulary
+from draftkit.targets.tokens import TOKENIZERS, same_vocabulary, token_names
 
 
 class CausalLMDrafter:
@@ -226,3 +226,44 @@ def _shared_vocabulary(
 def slot_bytes(draft: Draft, dtype: torch.dtype) -> SlotBytes:
     """The model's keys, values and states are kept."""
     return partial(footprint(read_target_config(draft.path)).slot_bytes, dtype)
+
+
+@dataclass(frozen=True)
+class SharedVocabulary:
+    """S shared tokens of V target and Vd draft tokens.
+
+    `draft_ids`, `target_ids` int64 [S]: their ids. `to_draft` int64 [V]: the draft's id of each target token.
+    """
+
+    draft_ids: Tensor
+    target_ids: Tensor
+    to_draft: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        target: PreTrainedTokenizerBase,
+        draft: PreTrainedTokenizerBase,
+        *,
+        vocab_size: int,
+        draft_vocab_size: int,
+        device: torch.device,
+    ) -> SharedVocabulary:
+        """Match two tokenizers; ids at or beyond a model's vocabulary do not count.
+
+        Raises `TargetError` where nothing is shared, or the draft has neither an unknown nor an end token.
+        """
+        theirs, own = token_names(target, vocab_size), token_names(draft, draft_vocab_size)
+        pairs = sorted((own[name], token) for name, token in theirs.items() if name in own)
+        fallback = draft.eos_token_id if draft.unk_token_id is None else draft.unk_token_id
+        if not pairs or fallback is None:
+            raise TargetError(
+                "the draft's tokenizer has neither an unknown nor an end token for what it lacks"
+                if pairs
+                else "the tokenizers of draft and target have no token in common",
+                hint="pass a draft with the target's tokenizer",
+            )
+        draft_ids, target_ids = torch.tensor(pairs, device=device).unbind(1)
+        to_draft = torch.full((vocab_size,), fallback, device=device)
+        to_draft[target_ids] = draft_ids
+        return cls(draft_ids.contiguous(), target_ids.contiguous(), to_draft)

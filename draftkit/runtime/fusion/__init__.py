@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftkit.runtime.fusion.angles import angles, angles_reference
 from draftkit.runtime.fusion.layers import SAMPLE, FusedAttention, FusedDecoder, FusedLayer, FusedMLP, Joints, same
 from draftkit.runtime.fusion.norms import FusedNorm, norm_form
 from draftkit.runtime.fusion.packing import joint_of
-from draftkit.runtime.fusion.rotation import rotate, rotate_reference
+from draftkit.runtime.fusion.rotation import angles, angles_reference, rotate, rotate_reference
 from draftkit.runtime.ops.backend import uses_triton
 
 ROTATION = "apply_rotary_pos_emb"  # what modules of transformers call their function

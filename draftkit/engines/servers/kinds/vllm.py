@@ -9,8 +9,7 @@ from __future__ import annotations
 from draftkit.engines.prometheus import parse_samples
 from draftkit.engines.records import Answer, Counters
 from draftkit.engines.servers.server import Server, told
-from draftkit.engines.vllm.client import CompletionsClient
-from draftkit.engines.vllm.metrics import counters_of
+from draftkit.engines.vllm.client import CompletionsClient, counters_of
 from draftkit.requests import Request
 
 

@@ -18,9 +18,9 @@ from draftkit.errors import LayoutError, TargetError
 from draftkit.layout.architecture import Rope
 from draftkit.layout.decoder import Decoder, rope_of_config
 from draftkit.models.dflash import BlockLayer, DFlashModel
-from draftkit.targets.ends import TargetEnds
-from draftkit.targets.parts import load_parts
+from draftkit.targets.pretrained import load_parts
 from draftkit.targets.states import decoder_layers, decoder_of
+from draftkit.targets.tokens import TargetEnds
 
 INITIAL_STD = 0.02
 HEAD_SIZE, KV_HEADS = 128, 8
