@@ -15,10 +15,10 @@ demo: $(VENV)/installed
 # Where Triton interprets its kernels: a process has one way to run them. tests/test_house.py keeps the list whole.
 INTERPRETED := tests/runtime/test_expand_rows.py tests/runtime/test_fusion.py tests/runtime/test_rounds.py \
 	tests/runtime/test_sampling_kernels.py tests/runtime/test_slot_attention.py tests/train/test_row_loss.py
-# Each worker has a run of neighbors, so that what the tests of a file share is made once.
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
 
-# Everything but the long proofs: at most 8 minutes on two quiet cores.
+# Everything but the long proofs: at most 8 minutes on two quiet cores. Each worker has a run of neighbors, so that what
+# the tests of a file share is made once.
 test: $(VENV)/installed-dev browser
 	$(PYTEST)
 	TRITON_INTERPRET=1 $(PYTEST) $(INTERPRETED)

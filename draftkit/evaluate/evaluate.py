@@ -132,8 +132,8 @@ def evaluate_draft(
 
 def _default_engines(job: Job) -> Sequence[BaseEngine]:
     """draftkit's own, and vLLM where that does not run the target and vLLM is here."""
-    vllm = None if job.target is None or job.opened_target.refusal is None else vllm_here()
-    return [OwnEngine()] if vllm is None else [OwnEngine(), vllm]
+    refused = job.target is not None and job.opened_target.refusal is not None
+    return [OwnEngine(), *([here] if refused and (here := vllm_here()) is not None else [])]
 
 
 def _of_prompts(job: Job) -> list[Finding]:
