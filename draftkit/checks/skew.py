@@ -85,7 +85,7 @@ def states(replay: SkewReplay) -> Iterator[Finding]:
 
 @check_unless("rope", "text", "states")
 def mask(replay: SkewReplay) -> Iterator[Finding]:
-    """Serving drafts where training counts."""
+    """Serving drafts only where training counts a loss."""
     missed = []
     for drafted, generation in zip(replay.drafted, replay.generations, strict=True):
         # The round's drafts begin at its position; the feature that they come from lies two before.

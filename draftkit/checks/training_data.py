@@ -211,7 +211,7 @@ def beginning(data: Data) -> Iterator[Finding]:
 
 @check
 def loops(data: Data) -> Iterator[Finding]:
-    """Few answers go round in circles."""
+    """Few answers repeat themselves."""
     survey = data.survey
     if data.is_large(survey.looping):
         yield Finding(

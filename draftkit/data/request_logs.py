@@ -26,7 +26,7 @@ class Logged(NamedTuple):
     own: bool
 
 
-def read_traffic(source: Path, own: Container[str] = (), left_out: LeftOutRows | None = None) -> Iterator[Logged]:
+def read_request_logs(source: Path, own: Container[str] = (), left_out: LeftOutRows | None = None) -> Iterator[Logged]:
     """The requests of a file or folder of logs, each once; `own`: the model names whose answers are the target's own.
 
     A row's id tells its messages, so that a request is on the same side of any split wherever it occurs again; its

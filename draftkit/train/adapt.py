@@ -20,7 +20,7 @@ from draftkit.data.loss_mask import Renderer
 from draftkit.data.packing import pack
 from draftkit.data.prepare import samples_of
 from draftkit.data.regenerate import regenerate
-from draftkit.data.request_logs import Logged, read_traffic
+from draftkit.data.request_logs import Logged, read_request_logs
 from draftkit.data.responses import EndpointResponder, Responder, ResponseFile, Sampling, engine_responder
 from draftkit.data.rows import LeftOutRows, Row, read_rows
 from draftkit.data.samples import RowCounts, Sample, SamplesOrigin, held_out, write_samples
@@ -269,7 +269,7 @@ def _requests(settings: AdaptSettings, target: OpenedTarget, said: Said) -> _Req
     """
     left_out, general_left_out = LeftOutRows(), LeftOutRows()
     requests = _Requests(
-        list(itertools.islice(read_traffic(Path(settings.traffic), settings.own, left_out), settings.limit)),
+        list(itertools.islice(read_request_logs(Path(settings.traffic), settings.own, left_out), settings.limit)),
         Renderer(load_tokenizer(target)),
     )
     if not requests.logged:

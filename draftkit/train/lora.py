@@ -112,7 +112,7 @@ def save_adapter(draft: nn.Module, out: Path) -> None:
 
 
 def load_adapter(draft: nn.Module, folder: Path) -> None:
-    """Go on with what `save_adapter` wrote."""
+    """Take over the adapter that `save_adapter` wrote."""
     # Adapters of earlier releases have no prefix.
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     own = dict(draft.named_parameters())

@@ -37,7 +37,7 @@ from draftkit.train.batch import TrainingBatch
 from draftkit.train.log import LogLines, best_of, validated_steps
 from draftkit.train.on_policy import RejectionStage, judging
 from draftkit.train.recipes.recipe import Recipe, StepOutcome
-from draftkit.train.skew import Skew, show_skew
+from draftkit.train.skew import SaveDraft, Skew, show_skew
 from draftkit.train.streaming import Prefetch
 from draftkit.train.validation import Mode, held_out_loss, judge, metrics
 
@@ -45,7 +45,6 @@ TORCH_WRITER = (
     "inline_container.cc"  # part of what torch.save raises, which is no OSError, where a file cannot be written
 )
 StatesOf = Callable[[PackedRow], States]
-SaveDraft = Callable[[Path, dict[str, Tensor]], None]
 
 
 class DraftTrainer(Trainer):
@@ -207,7 +206,7 @@ class DraftTrainer(Trainer):
         self._save_draft(Path(output_dir or self.args.output_dir), tensors)
 
     def save_checkpoint(self) -> None:
-        """Save now what a step would save that is due."""
+        """Save a checkpoint now, as after a step at which one is due."""
         self._save_checkpoint(self.model, trial=None)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

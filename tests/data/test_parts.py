@@ -15,7 +15,7 @@ from draftkit.checks.evidence import Asked, Data, Evidence
 from draftkit.checks.registry import findings, run_checks
 from draftkit.checks.training_data import survey
 from draftkit.data.loss_mask import Renderer
-from draftkit.data.request_logs import read_traffic
+from draftkit.data.request_logs import read_request_logs
 from draftkit.data.rows import Conversation, LeftOutRows, NotText, parse_row, read_rows, strict_rows
 from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
@@ -154,12 +154,12 @@ def test_requests_with_images_are_left_out_of_a_log(tmp_path: Path) -> None:
     answered = {"request": {"messages": [user("Draw.")]}, "response": {"model": "m", "choices": [{"message": None}]}}
     answered["response"]["choices"] = [{"message": {"role": "assistant", "content": [IMAGE]}}]
     path, left_out = written(tmp_path, *WITH_IMAGES, answered), LeftOutRows()
-    found = list(read_traffic(path, ("m",), left_out))
+    found = list(read_request_logs(path, ("m",), left_out))
     assert [entry.row.content.messages[0]["content"] for entry in found] == ["What is it?", "Why?"]  # type: ignore[union-attr]
     assert left_out.rows == 3
-    assert len(list(read_traffic(path, (), LeftOutRows()))) == 3  # whose answer nobody wants may be an image
+    assert len(list(read_request_logs(path, (), LeftOutRows()))) == 3  # whose answer nobody wants may be an image
     with pytest.raises(NotText):
-        list(read_traffic(path))
+        list(read_request_logs(path))
 
 
 def test_an_adaptation_says_what_it_leaves_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fixtures.checkpoints import templates
 from fixtures.checkpoints.templates import tokenizer
 
 from draftkit.data.categories import sliced
-from draftkit.data.request_logs import read_traffic
+from draftkit.data.request_logs import read_request_logs
 from draftkit.data.rows import Conversation
 from draftkit.data.samples import Sample
 from draftkit.errors import FormatError
@@ -36,11 +36,11 @@ def written(path: Path, *records: object) -> Path:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chats(shape: str, tmp_path: Path) -> None:
     path = written(tmp_path / "logs.jsonl", SHAPES[shape])
-    (foreign,) = read_traffic(path)
+    (foreign,) = read_request_logs(path)
     assert not foreign.own
     assert foreign.row.content == Conversation(tuple(USER))
     assert foreign.row.category == "language=en tools=no"
-    (own,) = read_traffic(path, ("m",))
+    (own,) = read_request_logs(path, ("m",))
     assert own.own
     assert own.row.content == Conversation((*USER, ANSWER))
     assert own.row.id == foreign.row.id
@@ -56,7 +56,7 @@ def test_other_records(tmp_path: Path) -> None:
         SHAPES["one object"],
         SHAPES["request and response"],  # the same request
     )
-    found = list(read_traffic(path, ("m",)))
+    found = list(read_request_logs(path, ("m",)))
     assert [entry.own for entry in found] == [False, False, False, False, True]
     assert found[0].row.content == "def f("
     assert [entry.row.category for entry in found] == [
@@ -64,7 +64,7 @@ def test_other_records(tmp_path: Path) -> None:
         "language=en tools=no",
     ]  # fmt: skip
     again = written(tmp_path / "others.jsonl", {"messages": USER, "tools": TOOLS})
-    assert [entry.row.id for entry in read_traffic(again)] == [found[2].row.id]
+    assert [entry.row.id for entry in read_request_logs(again)] == [found[2].row.id]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_other_records(tmp_path: Path) -> None:
 )
 def test_what_is_no_request_is_named_by_its_line(record: object, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"logs\.jsonl, line 2"):
-        list(read_traffic(written(tmp_path / "logs.jsonl", SHAPES["one object"], record)))
+        list(read_request_logs(written(tmp_path / "logs.jsonl", SHAPES["one object"], record)))
 
 
 @pytest.mark.parametrize(

@@ -77,17 +77,17 @@ class Manifest:
 
     @property
     def num_states(self) -> int:
-        """S: the layers' and the last."""
+        """The number S of states of a token: those of the layers, and the last."""
         return len(self.layers) + 1
 
     @property
     def token_bytes(self) -> int:
-        """What a token takes."""
+        """The bytes that the states of a token take."""
         return self.num_states * vector_bytes(self.hidden_size, self.encoding)
 
     @property
     def sample_bytes(self) -> int:
-        """What a sample takes besides its tokens: where it begins, and its scales."""
+        """The bytes that a sample takes besides its tokens: where it begins, and its scales."""
         return torch.int64.itemsize + self.num_states * channel_bytes(self.hidden_size, self.encoding)
 
 

@@ -50,12 +50,12 @@ class LossRows:
 
     @cached_property
     def alpha_slope(self) -> Tensor:
-        """∂ α / ∂ log q_v."""
+        """The slope of α, ∂ α / ∂ log q_v: [n, V]."""
         return torch.where(self.log_q <= self.log_p, self.q, 0)
 
 
 class Contribution(NamedTuple):
-    """`value` [n] and `slope` [n, V] of a loss."""
+    """What a loss gives: its `value` [n] and its `slope` [n, V]."""
 
     value: Tensor
     slope: Tensor

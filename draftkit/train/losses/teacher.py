@@ -19,7 +19,7 @@ from draftkit.train.kernels.row_loss import RowDistribution, row_distribution
 
 
 class OutputHead(NamedTuple):
-    """`weight` [V, H], `bias` [V] or None."""
+    """An output layer: `weight` [V, H], `bias` [V] or None."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -103,7 +103,7 @@ class TargetHead:
         return ids if self.d2t_ids is None else torch.full_like(ids, -1).scatter_(0, self.d2t_ids, ids[: len(self)])
 
     def __len__(self) -> int:
-        """Vd."""
+        """The size Vd of the draft vocabulary."""
         return len(self.head.weight if self.d2t_ids is None else self.d2t_ids)
 
     def to_draft(self, tokens: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class TargetHead:
         return tokens if self.d2t_ids is None else self.d2t_ids[tokens]
 
     def scale(self, logits: Tensor) -> Tensor:
-        """Divide by the temperature, in place."""
+        """Divide logits by the temperature, in place."""
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class Teacher:
         return rows if self.positions is None else self.positions[rows]
 
     def whole_distribution(self, positions: Tensor) -> RowDistribution | None:
-        """`distribution` at positions int64 [n]."""
+        """The target's distribution over its whole vocabulary at positions int64 [n]; None where it is not kept."""
         return (
             None if self.distribution is None else RowDistribution(*(values[positions] for values in self.distribution))
         )

@@ -142,7 +142,7 @@ class Recipe(nn.Module, ABC):
         return {name: tensor for name, tensor in state.items() if name in self.stored_names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with the tensors of a checkpoint."""
+        """Take over the tensors of a checkpoint."""
         state = self.draft.state_dict()
         for name, tensor in tensors.items():
             state[name].copy_(tensor)
