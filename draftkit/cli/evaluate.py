@@ -235,7 +235,7 @@ def _show(result: Result, details: bool, as_json: bool, as_csv: bool) -> None:
     if as_json:
         print_json(result.to_dict())
     elif as_csv:
-        from draftkit.report.terminal.csv import cells_csv
+        from draftkit.report.terminal.tables import cells_csv
 
         print_csv(cells_csv(result))
     else:

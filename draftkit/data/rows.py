@@ -16,7 +16,7 @@ from typing import Any
 
 from draftkit.data.samples import Span, parse_tokens
 from draftkit.errors import FormatError, SourceError
-from draftkit.hub.token import keep_token
+from draftkit.hub.locate import keep_token
 from draftkit.io.jsonfile import decoded
 from draftkit.io.jsonl import read_lines
 from draftkit.io.records import excerpt

@@ -1,7 +1,7 @@
 """What a release of an engine has, row by row with its evidence, and what a draft lacks in it.
 
 An engine's own rows are in `engines/NAME/releases.py`. They name no family of drafts: a family says what it needs by
-the names of capabilities (`layout/capabilities.py`). What no row tells, draftkit does not know.
+the names of capabilities (`layout/architecture.py`). What no row tells, draftkit does not know.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 from draftkit.targets.device_map import room_from, spreads_targets
 from draftkit.targets.devices import device_named, dtype_named
 from draftkit.targets.footprint import Footprint, footprint
-from draftkit.targets.positions import Positions
-from draftkit.targets.pretrained import empty_model
-from draftkit.targets.quantized import stays_quantized
+from draftkit.targets.pretrained import empty_model, stays_quantized
+from draftkit.targets.rope import Positions
 from draftkit.targets.target import read_target_config
 
 

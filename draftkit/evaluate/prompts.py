@@ -17,7 +17,7 @@ from draftkit import zoo
 from draftkit.data.categories import category_of
 from draftkit.data.rows import SHAPES, SUFFIXES, Conversation, LeftOutRows, read_file, strict_rows, undecoded
 from draftkit.errors import FormatError, SourceError, TargetError
-from draftkit.hub.token import keep_token
+from draftkit.hub.locate import keep_token
 from draftkit.io.records import did_you_mean
 from draftkit.targets.chat import TemplateRejection, render, token_ids
 from draftkit.version import with_extra

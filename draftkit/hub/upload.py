@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftkit.errors import SourceError
-from draftkit.hub.locate import MALFORMED, is_bad_token
-from draftkit.hub.token import keep_token
+from draftkit.hub.locate import MALFORMED, is_bad_token, keep_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

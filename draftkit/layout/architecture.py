@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
 
 from draftkit.errors import LayoutError
-from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import TensorSchema
 from draftkit.layout.target import default_aux_layer_ids
 
@@ -210,3 +210,29 @@ def check_range(record: object, most: int, *names: str) -> None:
         value = getattr(record, name)
         if not 1 <= value <= most:
             raise LayoutError(f"{name} is {value}", expected=f"1 to {most:,}")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One row of a family's `NEEDS`.
+
+    - `name`: by which the tables of releases (`engines/NAME/releases.py`) say whether an engine has it. What takes two
+      facts at once is a capability of its own.
+    - `what`: the thing that the draft has, in words after "runs".
+    - `without`: what an engine without the capability does instead, beginning with the verb: the engine puts its own
+      name before it. `{draft.FACT}` stands for a fact of the draft.
+    - `needed`: whether a draft of the family needs it.
+    - `layout`: the only layout, as `--to` names it, whose folders ask for it; None for all.
+    """
+
+    name: str
+    what: str
+    without: str
+    needed: Callable[[Any], bool]
+    layout: str | None = None
+
+
+ACTIVATION = Capability(
+    "draft-activation", "another activation than silu", "has silu in its draft layers, not {draft.decoder.hidden_act}",
+    lambda draft: draft.decoder.hidden_act != "silu",
+)  # fmt: skip

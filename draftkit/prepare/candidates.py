@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.hub.locate import Located, locate
 from draftkit.io.records import to_dict
-from draftkit.prepare.segmenter import check_kind
+from draftkit.prepare.matching import check_kind
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 from draftkit.targets.cost import Cost, read_cost
 from draftkit.targets.tokens import Name, same_vocabulary

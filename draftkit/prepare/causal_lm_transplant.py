@@ -27,8 +27,7 @@ from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.folder import Draft, tokenizer_files
 from draftkit.layout.provenance import FactOrigin
 from draftkit.prepare.causal_lm import vocabulary_tensors
-from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
-from draftkit.prepare.segmenter import check_kind
+from draftkit.prepare.matching import Match, check_kind, count_kinds, match_vocabularies
 from draftkit.prepare.vocabulary import TOKEN_KEYS, Vocabulary, open_vocabulary
 
 

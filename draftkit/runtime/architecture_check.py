@@ -35,8 +35,8 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.memory_plan import SlotBytes
-from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import model_class
+from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target, TargetOutput
 from draftkit.targets.tiny import TEXT, random_model, tiny_config

@@ -35,10 +35,9 @@ from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.packing import pack
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
-from draftkit.runtime.non_finite import explained
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled
 from draftkit.runtime.records import FinishReason, Generation, Round, TextStream, Tokenizer
-from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, outcomes
+from draftkit.runtime.rounds import Broken, Outcome, Rounds, SlotState, explained, outcomes
 from draftkit.targets.finite import has_finite_peak
 from draftkit.targets.target import Target
 

@@ -25,9 +25,7 @@ from draftkit.targets.attention import (
     leave_temperatures,
 )
 from draftkit.targets.footprint import Footprint, footprint
-from draftkit.targets.positions import Positions
-from draftkit.targets.pretrained import load_pretrained, model_class, read_config
-from draftkit.targets.quantized import settle_quantization
+from draftkit.targets.pretrained import load_pretrained, model_class, read_config, settle_quantization
 from draftkit.targets.recurrent import (
     NOTHING_KEPT,
     Recurrence,
@@ -38,7 +36,7 @@ from draftkit.targets.recurrent import (
     run_row_by_row,
     sizes_of,
 )
-from draftkit.targets.rope import give_rows_their_rope, sequences_of
+from draftkit.targets.rope import Positions, give_rows_their_rope, sequences_of
 from draftkit.targets.states import AuxLayers, TappedModel
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *NOTHING_KEPT}

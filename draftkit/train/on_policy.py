@@ -30,7 +30,7 @@ from draftkit.requests import DraftSampling, Request, SamplingParameters
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
-from draftkit.targets.positions import Positions
+from draftkit.targets.rope import Positions
 from draftkit.targets.target import Target
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.checkpoint import draft_in_memory

@@ -36,8 +36,8 @@ from fixtures.servers.speaking import Dialect, SpeakingServer, simulated
 from draftkit.data import responses
 from draftkit.engines.http import Limits
 from draftkit.engines.records import Answer
-from draftkit.engines.servers import connect
-from draftkit.engines.servers.connect import server_at
+from draftkit.engines.servers import server
+from draftkit.engines.servers.server import server_at
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.evaluate.engines import server as served
 from draftkit.requests import Request
@@ -343,7 +343,7 @@ def completion(body: dict[str, object]) -> tuple[int, dict[str, object]]:
 
 
 def cases(corpus: Path) -> Iterator[Case]:
-    connect.LIMITS = responses.LIMITS = Limits(silence=1.0, page=1.5, answer=2.0, bytes=1 << 20, events=2000)
+    server.LIMITS = responses.LIMITS = Limits(silence=1.0, page=1.5, answer=2.0, bytes=1 << 20, events=2000)
     responses.PAUSES = (0.0, 0.0, 0.0)
     served.SETTLING = 0.1
     found = [*_evaluations(corpus), *_redirections(corpus), *_answers(corpus), *_regenerations(corpus), *_hubs()]

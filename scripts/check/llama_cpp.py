@@ -39,8 +39,8 @@ from transformers import PreTrainedModel
 from draftkit.convert.api import convert_checkpoint, put_heads_back
 from draftkit.engines.llama_cpp import draft_arguments
 from draftkit.engines.llama_cpp.process import EXACT, llama_server
-from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
+from draftkit.engines.servers.server import server_of
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.layout.folder import Draft
 from draftkit.loading import load_drafter, load_model, open_draft

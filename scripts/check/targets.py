@@ -50,8 +50,8 @@ from draftkit.runtime.attention import NAME
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
-from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import auto_class
+from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers
 from draftkit.targets.target import Target, load_target, read_target_config
 from draftkit.targets.tiny import TEXT, draw_weights, tiny_config

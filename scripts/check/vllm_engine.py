@@ -18,7 +18,7 @@ import sys
 from rich.console import Console
 
 import draftkit
-from draftkit.engines.vllm.request import SERVER_DEFAULTS
+from draftkit.engines.vllm.client import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.evaluate.engines.own import OwnEngine
 from draftkit.evaluate.engines.vllm import VllmEngine

@@ -33,8 +33,8 @@ from draftkit.checks.checkpoint import findings_of_reading
 from draftkit.convert.api import Reading, convert_checkpoint, describe_checkpoint
 from draftkit.engines.llama_cpp.process import EXACT, llama_server
 from draftkit.engines.records import DraftCounts
-from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
+from draftkit.engines.servers.server import server_of
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.prompts import encode_prompt, load_prompts
 from draftkit.io.gguf_file import GgufTensor, Typed, read_gguf, read_typed, write_gguf

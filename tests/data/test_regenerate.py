@@ -30,13 +30,13 @@ from draftkit.data.responses import EndpointResponder, EngineResponder, Refusal,
 from draftkit.data.rows import Conversation, Row, Served, read_rows
 from draftkit.data.samples import Reason, RowCounts, read_samples
 from draftkit.data.tokenizer import load_tokenizer
-from draftkit.engines.vllm.request import SERVER_DEFAULTS
+from draftkit.engines.vllm.client import SERVER_DEFAULTS
 from draftkit.errors import DraftkitError, FormatError, SourceError
 from draftkit.io.jsonl import dump_line
 from draftkit.loading import load_model
 from draftkit.requests import Request, SamplingParameters
 from draftkit.runtime.engine import Engine
-from draftkit.targets.positions import UNLIMITED, Positions
+from draftkit.targets.rope import UNLIMITED, Positions
 from draftkit.targets.target import Target
 
 TARGET = tokenizer(templates.CHATML)

@@ -13,7 +13,7 @@ from fixtures.servers.llama_program import write_program
 
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_cpp.process import llama_server
-from draftkit.engines.servers.connect import server_at
+from draftkit.engines.servers.server import server_at
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.requests import Request
 

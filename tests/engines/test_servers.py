@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftkit.engines.records import DraftCounts
-from draftkit.engines.servers.connect import kinds_of_servers, server_at
+from draftkit.engines.servers.server import kinds_of_servers, server_at
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engines import server as lane
 from draftkit.evaluate.engines.server import ServerEngine

@@ -31,9 +31,8 @@ from draftkit.convert.unified import write_draft
 from draftkit.doctor.patient import changed
 from draftkit.engines.prometheus import MetricSample, parse_samples, total
 from draftkit.engines.records import DraftCounts
-from draftkit.engines.vllm.client import draft_counts
+from draftkit.engines.vllm.client import SERVER_DEFAULTS, draft_counts
 from draftkit.engines.vllm.process import visible_devices
-from draftkit.engines.vllm.request import SERVER_DEFAULTS
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.errors import DraftkitError, FormatError, UnsupportedTarget
 from draftkit.evaluate.certificate import certify_draft

@@ -37,8 +37,7 @@ from draftkit.prepare.causal_lm_transplant import (
     transplant_tokenizer,
     transplanted_rows,
 )
-from draftkit.prepare.matching import Match, count_kinds, match_vocabularies
-from draftkit.prepare.segmenter import Segmenter
+from draftkit.prepare.matching import Match, Segmenter, count_kinds, match_vocabularies
 from draftkit.prepare.vocabulary import Vocabulary, open_vocabulary
 from draftkit.runtime.drafters.causal_lm import CausalLMDrafter
 from draftkit.targets.tokens import CHARACTER_OF, same_vocabulary, token_names

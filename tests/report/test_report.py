@@ -37,7 +37,7 @@ from draftkit.report.page.figures import all_figures, measured_speedups, short
 from draftkit.report.page.page import labelled, page, prediction_rows, provenance_table, show_round
 from draftkit.report.page.series import Series, join
 from draftkit.report.page.svg import Frame, svg, svg_file
-from draftkit.report.terminal.csv import PROVENANCE, cells_csv, columns
+from draftkit.report.terminal.tables import PROVENANCE, cells_csv, columns
 from draftkit.results.cell import Cell, Interval, Predicted, PromptRecord, TranscriptRound
 from draftkit.results.comparison import compare, summary
 from draftkit.results.record import Result, read_result, result_from, result_json
@@ -631,6 +631,6 @@ def test_the_command_replaces_nothing_unasked(command: Callable[..., int], files
 
 def test_reports_need_no_torch() -> None:
     code = "import sys; from draftkit.report.page import figures, page, series, svg"
-    code += "; from draftkit.report.terminal import csv, tables; from draftkit.results import record, saved, settings"
+    code += "; from draftkit.report.terminal import tables; from draftkit.results import record, saved, settings"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -22,8 +22,7 @@ from draftkit.report.card.model_index import eval_results
 from draftkit.report.page.figures import all_figures
 from draftkit.report.page.page import page
 from draftkit.report.page.series import join
-from draftkit.report.terminal.csv import cells_csv
-from draftkit.report.terminal.tables import details_table, evaluation_table
+from draftkit.report.terminal.tables import cells_csv, details_table, evaluation_table
 from draftkit.results.metrics import METRICS, Metric, View, kind_at, value_at
 from draftkit.results.record import Result, result_from
 

@@ -28,7 +28,6 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.fusion import FusedRotation, fuse
 from draftkit.runtime.fusion import layers as fused_layers
 from draftkit.runtime.fusion import norms as fused_norm
-from draftkit.runtime.fusion.gated import gated, gated_reference
 from draftkit.runtime.fusion.layers import (
     GATE_UP,
     QUERY_KEY_VALUE,
@@ -37,7 +36,7 @@ from draftkit.runtime.fusion.layers import (
     FusedLayer,
     FusedMLP,
 )
-from draftkit.runtime.fusion.norms import FusedNorm
+from draftkit.runtime.fusion.norms import FusedNorm, gated, gated_reference
 from draftkit.runtime.fusion.packing import joint_of
 from draftkit.runtime.fusion.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from draftkit.runtime.fusion.rotation import (

@@ -44,8 +44,8 @@ from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.engine import Engine
 from draftkit.runtime.records import Generation
 from draftkit.targets.footprint import footprint
-from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import model_class
+from draftkit.targets.rope import Positions
 from draftkit.targets.states import FINAL, AuxLayers, decoder_of
 from draftkit.targets.target import Target, check_class, load_target
 

@@ -19,8 +19,8 @@ from draftkit.errors import DraftkitError, TargetError, UnsupportedTarget
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.targets.device_map import spreads_targets
 from draftkit.targets.finite import HINT, first_non_finite
-from draftkit.targets.positions import Positions
 from draftkit.targets.pretrained import load_parts, load_pretrained
+from draftkit.targets.rope import Positions
 from draftkit.targets.states import AuxLayers, TappedModel, decoder_of
 
 MASKED = {"full_attention", "sliding_attention"}  # kinds of layers that a mask keeps from seeing other samples

@@ -12,8 +12,8 @@ from typing import Self
 from draftkit.convert.api import convert_checkpoint
 from draftkit.engines.llama_cpp import draft_arguments, loads
 from draftkit.engines.llama_cpp.process import llama_server
-from draftkit.engines.servers.connect import server_of
 from draftkit.engines.servers.kinds.llama_cpp import LlamaCppServer
+from draftkit.engines.servers.server import server_of
 from draftkit.errors import DraftkitError
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.engines.server import served_heading, server_lane

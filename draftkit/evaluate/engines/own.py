@@ -30,7 +30,7 @@ from draftkit.runtime.drafters.protocol import Drafter
 from draftkit.runtime.engine import check_draft_tokens
 from draftkit.runtime.memory_plan import GIB, MemoryPlan
 from draftkit.targets.devices import device_named, dtype_named, tune_for_cpu
-from draftkit.targets.positions import Positions
+from draftkit.targets.rope import Positions
 from draftkit.targets.target import Target
 
 BY_VLLM = "--engine vllm --vllm-python ENV/bin/python runs vLLM, --server URL takes a server of it"

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from draftkit.engines.records import MOST_COUNTED, Answer, Counters, DraftCounts
-from draftkit.engines.servers.connect import server_at
-from draftkit.engines.servers.server import Server
-from draftkit.engines.vllm.request import warm_up
+from draftkit.engines.servers.server import Server, server_at
+from draftkit.engines.vllm.client import warm_up
 from draftkit.errors import DraftkitError, SourceError
 from draftkit.evaluate.engine import BaseEngine
 from draftkit.evaluate.job import Job, made_by

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 from draftkit.engines.records import Answer, Counters, DraftCounts, Token
 from draftkit.engines.vllm.accepts import check_target, refusal_by_vllm
+from draftkit.engines.vllm.client import sampling_fields, warm_up
 from draftkit.engines.vllm.process import check_python, find_python, read_metrics, vllm_process
-from draftkit.engines.vllm.request import sampling_fields, warm_up
 from draftkit.engines.vllm.serve import speculative_config
 from draftkit.engines.vllm.settings import VllmSettings
 from draftkit.engines.vllm.worker import Output, PromptTokens

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from draftkit.errors import FormatError, LayoutError
-from draftkit.layout.architecture import Architecture, ParallelDrafting
-from draftkit.layout.capabilities import Capability
+from draftkit.layout.architecture import Architecture, Capability, ParallelDrafting
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema

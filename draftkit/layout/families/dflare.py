@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftkit.layout.architecture import Capability
 from draftkit.layout.block import BlockDraft
-from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 

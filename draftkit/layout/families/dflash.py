@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
-from draftkit.layout.architecture import MAX_SIZE, check_range
+from draftkit.layout.architecture import MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BODY_NEEDS, MASK_FILE, BlockConvolution, BlockDraft
-from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 TITLES = {

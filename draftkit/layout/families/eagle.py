@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
-from draftkit.layout.architecture import MAX_SIZE, Architecture, ParallelDrafting, Rope, check_range
-from draftkit.layout.capabilities import ACTIVATION, Capability
+from draftkit.layout.architecture import (
+    ACTIVATION,
+    MAX_SIZE,
+    Architecture,
+    Capability,
+    ParallelDrafting,
+    Rope,
+    check_range,
+)
 from draftkit.layout.decoder import Decoder, layer_keys, layer_tensors, rope_keys
 from draftkit.layout.positions import longest_sequence
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
-from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, Architecture, check_range
-from draftkit.layout.capabilities import Capability
+from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, Architecture, Capability, check_range
 from draftkit.layout.mtp import Concatenation, HiddenState
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, check_range
+from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BODY_NEEDS, BlockConvolution, BlockDraft
-from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 FEATURES = 5  # of a candidate: its log-probability, three forms of it, and its rank

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
-from draftkit.layout.capabilities import Capability
+from draftkit.layout.architecture import MAX_REPEATS, Architecture, Capability, check_range
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 
 # What vLLM's class leaves uninitialized, or its loader stops at (`medusa.py`).

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftkit.layout.architecture import MAX_SIZE, check_range
+from draftkit.layout.architecture import MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BlockDraft
-from draftkit.layout.capabilities import Capability
 from draftkit.layout.schema import Shape
 
 

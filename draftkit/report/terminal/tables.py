@@ -22,6 +22,13 @@ from draftkit.results.record import Result, SpeedModel
 if TYPE_CHECKING:
     from draftkit.evaluate.round_cost import PlannedRound
     from draftkit.runtime.memory_plan import MemoryPlan
+import csv
+import io
+import math
+
+from draftkit.hub.local_paths import names_of_paths
+from draftkit.results.cell import Times
+from draftkit.results.metrics import kind_at, value_at
 
 GIB = 1 << 30
 
@@ -301,3 +308,57 @@ def rounds_table(draft: str, rounds: Sequence[PlannedRound]) -> Table:
 
 def _kilobytes(target: int, draft: int, parts: int) -> str:
     return f"{target / parts / 1024:,.1f} + {draft / parts / 1024:,.1f}"
+
+
+# The columns of a metric that is a record: what comes after its name, and where in the record the value lies.
+PARTS: dict[type, dict[str, str]] = {
+    Interval: {"": ".mean", "_low": ".low", "_high": ".high"},
+    Times: {"_mean": ".mean", "_p50": ".p50", "_p99": ".p99"},
+}
+PROVENANCE = ("date", "hardware", "device", "dtype", "draftkit", "torch", "transformers")
+# Text that begins so is a formula to spreadsheets; after an apostrophe it is text.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def cells_csv(result: Result) -> str:
+    """A header and one row for each cell of a result.
+
+    A value that the cell lacks, or that is NaN or infinite, is empty. Text that a spreadsheet would run begins with an
+    apostrophe. Numbers for each position stand in one column, separated by spaces. Target, draft and prompts have names
+    instead of paths.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    places = columns()
+    writer.writerow([*places, *PROVENANCE])
+    provenance = [_plain(result.provenance.get(name)) for name in PROVENANCE]
+    names = names_of_paths([[cell.target, cell.draft, cell.dataset] for cell in result.cells])
+    for cell in result.cells:
+        found = [_plain(value_at(cell, path)) for path in places.values()]
+        writer.writerow([names.get(str(value), value) for value in found] + provenance)
+    return text.getvalue()
+
+
+def columns() -> dict[str, str]:
+    """Column by column of a cell, where its value lies."""
+    return {
+        metric.name + ending: metric.path + part
+        for metric in metrics_of("csv", ())
+        for ending, part in PARTS.get(kind_at(metric.path), {"": ""}).items()
+    }
+
+
+def _plain(value: object) -> object:
+    """What the writer turns into text: nothing for what is no number, a list as its items with spaces between, truth
+    values as in JSON, and no text that a spreadsheet would run."""
+    match value:
+        case list() | tuple():
+            return " ".join("" if item is None else str(item) for item in map(_plain, value))
+        case bool():
+            return str(value).lower()
+        case float() if not math.isfinite(value):
+            return None
+        case str() if value.startswith(FORMULA):
+            return f"'{value}"
+        case _:
+            return value
