@@ -30,6 +30,7 @@ quick: $(VENV)/installed-dev
 # The long proofs alone.
 test-long: $(VENV)/installed-dev
 	$(PYTEST) -m long
+	TRITON_INTERPRET=1 $(PYTEST) -m long $(INTERPRETED)
 
 # The report's tests look for a browser, and skip where there is none.
 browser:

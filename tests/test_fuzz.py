@@ -92,6 +92,7 @@ CAUSAL_LM_KEYS = possible_keys(CODE / "layout" / "decoder.py", CODE / "layout" /
 TARGET_KEYS = possible_keys(CODE / "layout" / "target.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_wrong_value_for_any_config_key(format: str, samples: dict[str, Sample]) -> None:
     sample = samples[format]
@@ -259,6 +260,7 @@ def test_an_index_of_more_shards_than_there_are(sharded: Path) -> None:
 # --- random cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [12, pytest.param(1000, marks=pytest.mark.long)])
 def test_random_cases_of_every_kind(cases: int, tmp_path: Path) -> None:
     done = subprocess.run(

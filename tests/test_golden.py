@@ -94,11 +94,13 @@ def measured(draftkit: Command, *arguments: object) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_the_own_engine(name: str, draftkit: Command) -> None:
     compare(f"{name}.json", measured(draftkit, *SHORT, *OWN[name]))
 
 
+@pytest.mark.slow
 def test_vllm_that_is_started_beside_the_own_engine(
     draftkit: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

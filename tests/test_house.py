@@ -48,6 +48,7 @@ def test_every_file_is_in_a_room() -> None:
     assert {room_of(path) for path in FILES} == set(ROOMS)
 
 
+@pytest.mark.slow
 def test_imports_run_downward() -> None:
     upward = [
         f"{path.relative_to(PACKAGE)} imports {module}"
@@ -74,6 +75,7 @@ def test_no_room_asks_which_family_a_draft_is_of() -> None:
     assert not asking, "\n".join(asking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name.replace("-", "_") for name in families()])
 def test_only_a_family_s_own_files_know_its_facts(family: str) -> None:
     """In every room the files of a family carry its name; no other imports its class of facts."""

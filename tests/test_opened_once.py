@@ -194,8 +194,8 @@ class Moving(HubServer):
         return super().commit(repo, "other" if moved else revision)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [pytest.param(4, marks=pytest.mark.long), 6, pytest.param(9, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("after", [4, 6, 9])
 def test_a_branch_that_moves_meanwhile_changes_nothing(after: int, tmp_path: Path) -> None:
     """It moves to weights of the same shapes, after the third request, whose answer says which commit `main` is.
 

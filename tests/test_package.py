@@ -81,6 +81,7 @@ def python_examples() -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", python_examples().values(), ids=python_examples())
 def test_examples_in_python_run_on_the_public_names(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "from draftkit." not in example

@@ -446,6 +446,7 @@ def process(*arguments: object, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
 def test_a_hub_repository_converts(safetensors: bool, tmp_path: Path) -> None:
     folder = pico.write_checkpoint(
@@ -495,6 +496,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "number"), [("convert", signal.SIGTERM), ("eval", signal.SIGHUP)])
 def test_a_signal_ends_a_command_and_leaves_nothing(command: str, number: int, tmp_path: Path) -> None:
     """A conversion in the middle of writing, and a measurement of a draft that was converted on the way."""

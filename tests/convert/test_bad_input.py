@@ -392,6 +392,7 @@ def test_models_that_do_not_fit_are_refused(
     assert sorted(models.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_libraries_add_nothing_to_the_message(models: Path, tmp_path: Path) -> None:
     """In a process of its own, where transformers' log and progress bars would reach stderr."""
     arguments: list[Any] = ["eval", "--target", models / "target", "--draft", models / "draft", "--prompts", "nothing"]

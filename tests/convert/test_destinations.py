@@ -256,6 +256,7 @@ def test_vllm_takes_a_draft_that_it_runs_as_it_is(eagle3: str, target: Path, tmp
 # --- tensors of the target
 
 
+@pytest.mark.slow
 def test_only_the_shards_that_are_needed_are_fetched(tmp_path: Path) -> None:
     """A target of two shards on the Hub: the embedding's is downloaded, the other is not."""
     repo = pico.save_llama(tmp_path / "repo")

@@ -59,6 +59,7 @@ def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
     assert [(cell.method, cell.matches_greedy) for cell in result.cells] == [("draft-model", True)]
 
 
+@pytest.mark.slow
 def test_a_parallel_draft_without_a_table_takes_the_targets(running_target: Path, tmp_path: Path) -> None:
     """As vLLM does: the same tokens are accepted as with a copy of that table in the file."""
     published = PUBLISHED["specforge-peagle-without-table"]

@@ -202,6 +202,7 @@ def wait_for_work(out: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.0005)
 
 
+@pytest.mark.long
 def test_kills_in_the_middle_of_writing(tmp_path: Path) -> None:
     """A real command with 25 MB to write, killed at moments spread over its writing and a little beyond."""
     vocabulary = 200_000

@@ -206,6 +206,7 @@ def own(draft: str = "zoo:eagle3", asked: Settings | Sweep = OWN) -> Certificate
     return found
 
 
+@pytest.mark.slow
 def test_draftkit_s_own_engine_is_certified_as_any_other() -> None:
     found = own(asked=OWN.sweep(temperature=(0.0, 1.0)))
     assert (found.verdict, found.engine, found.requests) == ("no difference seen", "draftkit", 5), found.failures
@@ -221,6 +222,7 @@ def test_draftkit_s_own_engine_is_certified_as_any_other() -> None:
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["reference"]["divergences"] == []
 
 
+@pytest.mark.slow
 def test_half_precision_is_no_bug_and_its_floor_is_wider() -> None:
     found = own(asked=replace(OWN, dtype="bfloat16"))
     assert found.verdict in ("no difference seen", "numerics only"), found.failures
@@ -236,6 +238,7 @@ def test_a_bug_with_a_draft_and_without_is_found(monkeypatch: pytest.MonkeyPatch
     assert any("without a draft, log-probabilities lie" in failure for failure in found.failures)
 
 
+@pytest.mark.slow
 def test_a_bug_with_a_draft_is_found_in_the_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_acceptance(monkeypatch)
     found = own()
@@ -244,6 +247,7 @@ def test_a_bug_with_a_draft_is_found_in_the_own_engine(monkeypatch: pytest.Monke
     assert found.reference.divergences == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialect", "planted"), [("vllm", "takes drafts for granted"), ("sglang", "")])
 def test_eval_certifies_servers(dialect: Dialect, planted: str, draftkit: Command) -> None:
     def run() -> tuple[int, dict[str, object], str]:

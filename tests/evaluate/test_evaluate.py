@@ -86,6 +86,7 @@ def zoo_result() -> Any:
     )
 
 
+@pytest.mark.slow
 def test_zoo_drafts_reach_their_acceptance_length() -> None:
     measured = {c.draft: c.acceptance_length.mean for c in zoo_result().cells}
     assert measured["zoo:eagle"] >= 1.8
@@ -138,6 +139,7 @@ def sampled_cell(engine: type[OwnEngine] = OwnEngine, **changes: Any) -> Any:
     return draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], settings, engines=[engine()]).cells[0]
 
 
+@pytest.mark.slow
 def test_expected_acceptance_agrees_with_the_measured_one() -> None:
     cell = sampled_cell(draft_sampling=DraftSampling("probabilistic"))
     measured, expected = cell.acceptance_length, cell.expected_acceptance_length
@@ -147,12 +149,14 @@ def test_expected_acceptance_agrees_with_the_measured_one() -> None:
     assert cell.matches_greedy is cell.num_matching_prompts is None
 
 
+@pytest.mark.slow
 def test_coupled_output_is_that_of_plain_decoding() -> None:
     cell = sampled_cell(verification="coupled", draft_sampling=DraftSampling("probabilistic"))
     assert cell.num_matching_prompts == cell.num_prompts
     assert cell.acceptance_length.mean > 1.2
 
 
+@pytest.mark.slow
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
     cell = sampled_cell(WithoutPlain, verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
@@ -207,6 +211,7 @@ def test_a_sweep_varies_k_concurrency_and_temperature() -> None:
     assert engine.ran == [(None, 0), ("zoo:eagle", 1), ("zoo:eagle", 3)] * 4  # plain decoding once for all K
 
 
+@pytest.mark.slow
 def test_what_is_accepted_does_not_depend_on_the_batch() -> None:
     sweep = QUICK.sweep(k=(1, 3), concurrency=(1, 4))
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, engines=[WithoutPlain()])
@@ -325,6 +330,7 @@ def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> No
     assert "first-turn-only" not in {w.name for w in result.warnings}
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_target_is_predicted_to_be_accepted_at_any_temperature() -> None:
     result = draftkit.evaluate_draft("zoo:target", ["zoo:target"], QUICK, engines=[WithoutPlain()], predict=True)
     (cell,) = result.cells
@@ -347,6 +353,7 @@ def test_a_look_up_is_certain_however_its_drafts_are_drawn() -> None:
     assert len({(p.temperature, p.num_speculative_tokens) for p in cell.predicted}) == len(cell.predicted) > 0
 
 
+@pytest.mark.long
 def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_measured_there() -> None:
     """From greedy text, 2.76 was predicted where 1.90 is measured."""
     settings = Settings(concurrency=24, limit=24, max_new_tokens=48, repeats=0)
@@ -362,6 +369,7 @@ def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_meas
     assert {p.num_speculative_tokens > 4 for p in source.predicted if p.extrapolated} == {True}
 
 
+@pytest.mark.slow
 def test_advice_agrees_with_its_own_measurements() -> None:
     sweep = replace(QUICK, repeats=1).sweep(concurrency=(1, 2))
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, advise=True)
@@ -678,6 +686,7 @@ def test_a_result_says_whether_the_template_was_applied() -> None:
 # Output that is not greedy
 
 
+@pytest.mark.slow
 def test_output_that_is_not_greedy_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lane = OwnEngine.lane
 
@@ -730,6 +739,7 @@ def test_an_output_that_ends_early_is_no_tie() -> None:
     assert near_ties(model, [whole], [whole], "draft") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [draftkit.evaluate_draft, plan_evaluation])
 def test_prompts_beyond_the_positions_are_refused_before_anything_is_loaded(plan: Any, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"

@@ -103,6 +103,7 @@ def test_a_speed_up_varies_with_the_prompts_and_with_the_machine() -> None:
     assert speedup_interval(1.7, prompts, inf) is speedup_interval(1.7, prompts[:1], 0.0) is None
 
 
+@pytest.mark.slow
 def test_a_measurement_by_turns_gives_the_tokens_of_one_at_once() -> None:
     """At a temperature, where a request's tokens hang on its own seed; in blocks of two prompts, twice over."""
     settings = Settings(limit=4, max_new_tokens=12, sampling=SamplingParameters(temperature=1.0, seed=5), repeats=2)

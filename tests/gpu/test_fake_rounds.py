@@ -93,6 +93,7 @@ def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
     check_rounds(pair, gpu, ROUNDS if isinstance(pair[1], EagleDrafter) else FEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
 def test_no_round_of_a_hybrid_waits_for_the_gpu(kind: str, request: pytest.FixtureRequest) -> None:
     """Whose states are kept beside keys and values, and whose norms may have a gate."""
@@ -129,6 +130,7 @@ def admit(made: Engine, chunk: int) -> None:
         made._admit(prompts)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its first token; in pieces, as a long one is run, and with another one in a forward."""
     made = engine(pair)
@@ -152,6 +154,7 @@ def test_no_mask_is_made_for_a_prompt(pair: Pair, gpu: Recorder, monkeypatch: py
     assert gpu.during(lambda: admit(made, 4)).launches
 
 
+@pytest.mark.slow
 def test_every_file_of_a_drafter_is_met(load: Load, tmp_path_factory: pytest.TempPathFactory) -> None:
     files = {f"{drafters.__name__}.{module.name}" for module in pkgutil.iter_modules(drafters.__path__)}
     families = {name for name in files if hasattr(import_module(name), "load_drafter")}

@@ -51,6 +51,7 @@ def test_double_precision_is_noticed() -> None:
     assert in_double("\n".join([*allowed, "add.rn.f64 %d3, %d1, %d2;"]))
 
 
+@pytest.mark.slow
 def test_the_table_is_of_these_kernels() -> None:
     known = json.loads(DIGESTS.read_text(encoding="utf-8"))
     if known.pop("triton") != triton.__version__:

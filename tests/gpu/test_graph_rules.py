@@ -112,6 +112,7 @@ def test_rounds_are_captured_anew_for_longer_sequences(drafter: Drafter, capture
         assert capture.captures == captures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["EAGLE-3"], indirect=True)
 def test_nothing_is_captured_in_a_timed_run(
     drafter: Drafter, capture: SimulatedCapture, monkeypatch: pytest.MonkeyPatch

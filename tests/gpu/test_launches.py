@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 KNOWN = Path(__file__).parents[2] / "benchmarks/launches.json"
 
 
+@pytest.mark.slow
 def test_rounds_launch_no_more_than_they_did() -> None:
     with fake_cuda() as gpu:
         found = counts(gpu)

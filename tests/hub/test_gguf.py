@@ -39,6 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
 def test_greedy_output_is_that_of_transformers(kind: str, files: dict[str, Path]) -> None:
     file = files[kind]
@@ -89,6 +90,7 @@ def test_digits_are_split_as_the_file_says(splits: str, apart: bool, tmp_path: P
     assert words == (["a", "ĊĊ", "1", "2", "Ġb"] if apart else ["a", "Ċ", "Ċ", "12", "Ġb"])
 
 
+@pytest.mark.slow
 def test_commands_take_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     file, data = files["F32"], tmp_path / "data.jsonl"
     command = ("eval", "--target", file, "--draft", "zoo:eagle3", "--limit", 2, "--max-new-tokens", 16, "--json")

@@ -71,6 +71,7 @@ def clean() -> Certificate:
     return certified(pico_pair(), SETTINGS)
 
 
+@pytest.mark.slow
 def test_a_lossless_engine_is_identical_in_float32() -> None:
     found = clean()
     assert (found.verdict, found.failures, found.first_bug) == ("no difference seen", (), None)
@@ -100,6 +101,7 @@ CUTS = CertificateSettings(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_is_tested() -> None:
     """Cuts, the drafts' own temperature, every K and every temperature."""
     found = certified(replace(pico_pair(), draft_sampling=CUTS.measured.draft_sampling), CUTS)

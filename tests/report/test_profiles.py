@@ -89,6 +89,7 @@ def test_dynamo_sglang_and_golden_lengths() -> None:
     assert yaml.safe_load(files()["golden_length.yaml"]) == {"org/target": {"temperature_0": {2: 1.9, 3: 2.05}}}
 
 
+@pytest.mark.slow
 def test_replayed_rates_give_the_length_back() -> None:
     """In draftkit's synthetic verification, which takes rates as vLLM does; vLLM's CPU build cannot replay them."""
     settings = Settings(concurrency=16, limit=48, max_new_tokens=32, repeats=0)

@@ -203,6 +203,7 @@ def test_rounds_are_reached_with_the_tab_key(show) -> None:
     assert shown.page.locator(".proposal >> visible=true").count() == 1
 
 
+@pytest.mark.slow
 def test_rejected_tokens_can_be_shown_in_the_text(show) -> None:
     shown = show(viewport=DESKTOP)
     rejected = shown.page.locator(".round > .rejected").first

@@ -504,6 +504,7 @@ def test_the_same_tokenizer_needs_no_map(load: Load) -> None:
     assert drafter.vocabulary is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, 5])
 def test_a_draft_with_fewer_words_equals_the_reference(mask: int | None, load: Load) -> None:
     """It reads its end token where it lacks a word, and proposes words that it shares only."""

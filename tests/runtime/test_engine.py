@@ -50,6 +50,7 @@ def plain(temperature: float) -> list[list[int]]:
     return tokens(run(sampled(temperature), None, verification="coupled"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_coupled_verification_gives_the_tokens_of_plain_decoding(name: str) -> None:
     most = zoo_drafter(name).max_tokens or 7
@@ -61,6 +62,7 @@ def test_coupled_verification_gives_the_tokens_of_plain_decoding(name: str) -> N
         assert any(r.accepted for g in generations for r in g.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rejection", "block", "coupled"])
 def test_a_request_does_not_depend_on_its_batch(mode: str) -> None:
     wanted = sampled(1.0, top_p=0.9)
@@ -93,11 +95,12 @@ def test_mixed_batches_keep_greedy_requests_greedy(mode: str) -> None:
     assert mixed[1].tokens == run((hot,), "eagle", verification=mode)[0].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize(
     "draft_sampling", [PROBABILISTIC, DraftSampling(mode="greedy")], ids=["probabilistic", "greedy"]
 )
-@pytest.mark.parametrize("name", ["eagle", "dspark"])
+@pytest.mark.parametrize("name", ["eagle", pytest.param("dspark", marks=pytest.mark.long)])
 def test_measured_acceptance_agrees_with_its_expectation(name: str, mode: str, draft_sampling: DraftSampling) -> None:
     """The number of accepted drafts and the sum of their probabilities differ by a martingale: within 4 deviations."""
     wanted = tuple(
@@ -139,20 +142,13 @@ def p_value(drafted: Counter[tuple[int, ...]]) -> float:
     return same_distribution(*(torch.tensor([counts[text] for text in texts]) for counts in (plainly, drafted)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        ("eagle3", "rejection"),
-        pytest.param("draft-model", "block", marks=pytest.mark.long),
-        pytest.param("dspark", "rejection", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "mode"), [("eagle3", "rejection"), ("draft-model", "block"), ("dspark", "rejection")])
 def test_the_first_three_tokens_have_the_distribution_of_plain_decoding(name: str, mode: str) -> None:
     assert p_value(first_three_tokens(name, SAMPLE, verification=mode)) > NO_ALARM
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_distribution_of_the_first_three_tokens_is_noticed() -> None:
     accepting = SyntheticAcceptance((1.0, 1.0))
     assert p_value(first_three_tokens("eagle3", SAMPLE, verification="synthetic", synthetic=accepting)) < NOTICED

@@ -116,6 +116,7 @@ def test_loading_the_target_reports_what_is_unexpected_but_the_head(
     assert saved.head.layer not in caplog.text
 
 
+@pytest.mark.slow
 def test_eval_takes_the_targets_own_head(saved: Saved, folder: Path) -> None:
     pico.save_tokenizer(saved.folder)
     settings = Settings(num_speculative_tokens=2, limit=2, max_new_tokens=6, device="cpu", dtype="float32")

@@ -156,12 +156,14 @@ def check_host(
     assert not watch.found
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
 def test_rounds_never_look_at_the_host(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_host(case.drafter, monkeypatch, CUTS, "rejection")
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
 @pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
@@ -172,6 +174,7 @@ def test_no_kind_of_round_looks_at_the_host(
     check_host(ngram(), monkeypatch, sampling, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
 @pytest.mark.parametrize("drafter", [None, suffix()], ids=["no draft", "suffix"])
@@ -179,6 +182,7 @@ def test_no_round_without_a_model_looks_at_the_host(drafter: Drafter | None, mon
     check_host(drafter, monkeypatch, CUTS, "rejection")
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
 def test_rounds_that_end_where_confidence_does_never_look_at_the_host(
@@ -247,9 +251,12 @@ def test_nothing_is_captured_in_a_timed_run(
             assert {r.beyond for g in generations for r in g.rounds} == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted
-@pytest.mark.parametrize("sampling", [SamplingParameters(), CUTS], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParameters(), pytest.param(CUTS, marks=pytest.mark.long)], ids=["greedy", "sampled"]
+)
 def test_nothing_is_compiled_in_a_timed_run(sampling: SamplingParameters, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds launched from the host, over texts that grow past other splits of attention, after prompts of other
     lengths than those of the warm-up."""

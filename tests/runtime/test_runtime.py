@@ -50,7 +50,8 @@ def generate(
     return Engine(target, drafter, num_speculative_tokens=k, num_slots=num_slots).generate(requests())
 
 
-@pytest.mark.parametrize("num_slots", [1, 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_slots", [pytest.param(1, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("name", [*DRAFTS, "p-eagle", "pard", "mlp-speculator", "dflash"])
 def test_output_equals_transformers(name: str, num_slots: int) -> None:
     generations = generate(zoo_drafter(name), 4, num_slots)
@@ -69,6 +70,7 @@ def test_plain_decoding_equals_transformers() -> None:
     assert {r.accepted for g in generations for r in g.rounds} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 8])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_end_of_sequence_inside_an_accepted_prefix(name: str, num_slots: int) -> None:

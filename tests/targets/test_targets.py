@@ -758,6 +758,7 @@ def run_poisoned(target: LlamaForCausalLM, make: MakeDrafter, poisoned: tuple[in
     return Trace(proposals, [g.tokens for g in generations], {r.accepted for g in generations for r in g.rounds})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [random_draft, noisy_draft, eagle_draft], ids=lambda make: make.__name__)
 def test_rollback_by_length_is_exact(make: MakeDrafter) -> None:
     """Nothing past a sequence's length is ever read: neither output nor drafts change when all of it is poisoned."""

@@ -77,6 +77,7 @@ def general(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_from_a_log_to_an_adapted_draft(draftkit: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = (
@@ -136,6 +137,7 @@ class Served:
         return 200, {"choices": [{"index": 0, "text": "x", "token_ids": answer, "prompt_token_ids": prompt}]}
 
 
+@pytest.mark.slow
 def test_an_endpoint_writes_prompts_and_answers(draftkit: Command, tmp_path: Path) -> None:
     """They are what training and judging read, and what is there is not asked for again after the server went away."""
     out, served = tmp_path / "out", Served(until=14)

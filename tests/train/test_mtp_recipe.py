@@ -191,7 +191,10 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert any(not torch.equal(one[name], before[name]) for name in one)
 
 
-@pytest.mark.parametrize("more", [[], ["--lora", "r=2,alpha=4"]], ids=["whole", "LoRA"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [[], pytest.param(["--lora", "r=2,alpha=4"], marks=pytest.mark.long)], ids=["whole", "LoRA"]
+)
 def test_from_the_target_and_back_into_it(more: list[str], saved: Saved, tmp_path: Path, draftkit: Command) -> None:
     """A run of two steps; its head is put into the target, which then drafts with it."""
     pico.save_tokenizer(saved.folder)

@@ -173,6 +173,7 @@ def test_blocks_stand_at_rejections_first(tmp_path: Path) -> None:
 STAGE = {"on_policy.share": 0.6, "validation.k": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", ["decoded", "simulated"])
 def test_a_run_is_resumed_bit_for_bit(rounds: str, pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811
     more = STAGE | {"on_policy.rounds": rounds, "keep": 0}

@@ -240,6 +240,7 @@ def manifest_of(config: TrainConfig) -> Manifest:
     return stream_manifest(config, config.stream, open_target(config.target), AuxLayers(LAYERS), SAMPLES)
 
 
+@pytest.mark.slow
 def test_the_draft_is_that_of_stored_states(
     target: Path, data: Path, extract: VllmExtractor, stored: Trained, tmp_path: Path
 ) -> None:

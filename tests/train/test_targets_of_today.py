@@ -55,6 +55,7 @@ def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_pat
     assert spec.aux_layer_ids == (1, 3, 5)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v3"])
 def test_from_prompts_to_a_measured_draft_in_draftkit_s_own_engine(
     kind: str, tmp_path: Path, draftkit: Command

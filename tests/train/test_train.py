@@ -134,6 +134,7 @@ def kill_at_step(step: int, target: Path, data: Path, out: Path, **more: object)
     train_until_killed(step, flags, list(map(str, settings(target, data, out, **more)))[9::2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", [False, pytest.param(True, marks=pytest.mark.long)], ids=["online", "offline"])
 def test_a_run_resumes_bit_for_bit(
     offline: bool, target: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -150,6 +151,7 @@ def test_a_run_resumes_bit_for_bit(
     assert_same(weights(out / "checkpoint-20"), weights(tmp_path / "whole" / "checkpoint-20"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_stop_signal_saves_and_ends_the_run(
     number: int, whole: Path, target: Path, data: Path, tmp_path: Path

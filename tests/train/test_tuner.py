@@ -80,6 +80,7 @@ def test_a_step_is_the_trainers_step(pico_folder: Path, data: Path, draft: Path,
             assert torch.equal(found[name], expected)
 
 
+@pytest.mark.slow
 def test_a_target_that_changes_is_followed(pico_folder: Path, draft: Path, tmp_path: Path) -> None:  # noqa: F811
     """As a loop of reinforcement learning has it: judge, update the target in place, judge again, train on."""
     target = load_training_target(str(pico_folder), device="cpu", dtype=torch.float32)
