@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import MISSING, replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -64,25 +62,15 @@ def _settings(kind: str) -> Iterator[Setting]:
         from draftkit.train.config import TrainConfig
         from draftkit.train.recipes import recipe_class, recipe_names
 
-        yield from _explained(settings_of(TrainConfig), "")
+        yield from settings_of(TrainConfig)
         for recipe in recipe_names():
             options = recipe_class(recipe).options_type
-            yield from _explained(settings_of(options, "options."), f"recipe {recipe}")
+            yield from (replace(one, where=f"recipe {recipe}") for one in settings_of(options, "options."))
     else:
         from draftkit.layout.families import families
 
         for family, cls in sorted(families().items()):
-            yield from _explained(settings_of(cls), f"drafts of the family {family}")
-
-
-def _explained(listed: Iterator[Setting], where: str) -> Iterator[Setting]:
-    """Settings with what the docstrings of their records say of those that do not say it themselves."""
-    for one in listed:
-        own = f"`{one.name.rpartition('.')[2]}`"
-        said = inspect.cleandoc(one.record.__doc__ or "").replace("\n  ", " ")
-        sentences = re.findall(r"[^\n]+?(?:\.(?=\s)|\n|$)", said)
-        about = " ".join(sentence.strip(" -\n") for sentence in sentences if own in sentence)
-        yield replace(one, help=one.help or about, where=where)
+            yield from (replace(one, where=f"drafts of the family {family}") for one in settings_of(cls))
 
 
 def _list(kind: str, listed: list[Setting]) -> None:

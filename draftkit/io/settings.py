@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from draftkit.errors import DraftkitError, SettingError
 from draftkit.io.jsonfile import parse
-from draftkit.io.records import Bounds, did_you_mean, read_as
+from draftkit.io.records import LATER, Bounds, did_you_mean, read_as
 from draftkit.io.yaml_text import read_yaml
 
 Record = TypeVar("Record")
@@ -31,14 +31,16 @@ def setting(
     unit: str | None = None,
     needs: str | None = None,
     reads: Callable[[str], object] | None = None,
+    later: bool = False,
 ) -> Any:
     """A field of a dataclass of settings.
 
     `help` says what it is for, `unit` what a number counts, `needs` what else has to be set for it to mean anything.
     `name`: what users call it, where that is not the field's own. `reads`: its value from text that is no JSON.
+    `later`: the field is younger than some of the files, as `LATER` says.
     """
     said = {"help": help, "name": name, "unit": unit, "needs": needs, "reads": reads}
-    metadata = {key: value for key, value in said.items() if value is not None}
+    metadata = {key: value for key, value in said.items() if value is not None} | (LATER if later else {})
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

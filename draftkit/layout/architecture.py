@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
 from draftkit.errors import LayoutError
+from draftkit.io.settings import setting
 from draftkit.layout.schema import TensorSchema
 from draftkit.layout.target import default_aux_layer_ids
 
@@ -21,28 +22,27 @@ Kind = TypeVar("Kind", bound="Architecture")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelDrafting:
-    """Drafting all K tokens in one pass: rows after the first hold the mask token.
+    """Drafting all K tokens in one pass: rows after the first hold the mask token."""
 
-    With `mask_state`, their hidden input is the learned vector `mask_hidden` of the checkpoint.
-    """
-
-    mask_token_id: int
-    mask_state: bool
+    mask_token_id: int = setting("The token in the rows after the first.")
+    mask_state: bool = setting("Whether their hidden input is a learned vector, `mask_hidden` of the checkpoint.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary position embedding, rotate-half layout.
+    """Rotary position embedding, rotate-half layout."""
 
-    `base` is the effective one, with which the weights were trained; `declared_base` is what the source's config
-    says (None: it says nothing). Several trainers ignore the number in the config, and engines believe it.
-    `scaling` holds the other rope parameters under the names of transformers (`rope_type`, `factor`, ...).
-    """
-
-    base: float
-    declared_base: float | None
-    scaling: dict[str, object] | None
-    max_position_embeddings: int
+    base: float = setting("The effective base, with which the weights were trained.")
+    declared_base: float | None = setting(
+        "The base that the source's config states, which engines believe though several trainers ignore it; "
+        "none where it states none."
+    )
+    scaling: dict[str, object] | None = setting(
+        "The other rope parameters under the names of transformers (rope_type, factor, …)."
+    )
+    max_position_embeddings: int = setting(
+        "The longest sequence that the position embedding is made for.", unit="tokens"
+    )
 
 
 class Architecture(ABC):

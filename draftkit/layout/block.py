@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import (
     ACTIVATION,
     MAX_SIZE,
@@ -63,11 +64,10 @@ BODY_NEEDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConvolution:
-    """DFlash2's convolutions around attention and MLP: over `conv_taps` rows, coefficients shared by `conv_group_size`
-    channels."""
+    """DFlash2's convolutions around attention and MLP."""
 
-    conv_taps: int
-    conv_group_size: int
+    conv_taps: int = setting("How far a convolution reaches.", unit="rows")
+    conv_group_size: int = setting("How many channels share coefficients.", unit="channels")
 
     def __post_init__(self) -> None:
         check_range(self, MAX_SIZE, "conv_taps", "conv_group_size")
@@ -94,36 +94,41 @@ class BlockConvolution:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDraft(Architecture):
-    """The body of a block drafter.
-
-    - `aux_layer_ids`: captured target layers in convention S, ascending: id i is the residual stream after i decoder
-      layers, 0 the embedding's output. `last_state`: whether the state after the last layer, where it is among them, is
-      read before or after the target's final norm.
-    - `slots`: what the rows of a block predict. `fill-in`: each mask the token in its own place, the anchor nothing.
-      `anchor-first`: each row, the anchor among them, the token after it.
-    - `block_size`: rows of a block in training. `parallel.mask_token_id`: the token in the place of masks.
-    - `causal_layers`: the layers in which a row does not see the later rows of its block. `window_rule`: where a
-      sliding window is counted from: each `row`, to both sides where the layer is not causal, as vLLM serves it; or the
-      `anchor` for all rows, backwards alone, as the speculators library trains it.
-    - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
-    """
+    """The body of a block drafter."""
 
     NEEDS: ClassVar[tuple[Capability, ...]] = BODY_NEEDS
     whole_head: ClassVar = "prepare does not cut the heads of block drafters yet, whose tables are as long"
 
     decoder: Decoder
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    aux_layer_ids: tuple[int, ...] = field()
-    last_state: Literal["before_norm", "after_norm"]
-    slots: Literal["fill-in", "anchor-first"]
-    block_size: int
+    vocab_size: int = setting("The tokens of the target's vocabulary.", unit="tokens")
+    draft_vocab_size: int = setting(
+        "The tokens that the draft proposes among, of the target's vocabulary.", unit="tokens"
+    )
+    target_hidden_size: int = setting("The width of the target's hidden states.", unit="features")
+    aux_layer_ids: tuple[int, ...] = setting(
+        "The target's layers whose states are read, ascending: i is the residual stream after i decoder "
+        "layers, 0 the embedding's output."
+    )
+    last_state: Literal["before_norm", "after_norm"] = setting(
+        "Whether the state after the target's last layer is read before or after the final norm."
+    )
+    slots: Literal["fill-in", "anchor-first"] = setting(
+        "What the rows of a block predict. fill-in: each mask the token in its own place; anchor-first: each "
+        "row, the anchor among them, the token after it."
+    )
+    block_size: int = setting("The rows of a block in training.", unit="rows")
     parallel: ParallelDrafting = field()
-    causal_layers: tuple[int, ...]
-    window_rule: Literal["row", "anchor"]
-    embed_tokens: Literal["draft", "target"]
-    lm_head: Literal["draft", "target"]
+    causal_layers: tuple[int, ...] = setting("The layers in which a row does not see the later rows of its block.")
+    window_rule: Literal["row", "anchor"] = setting(
+        "Where a sliding window is counted from: each row, as vLLM serves it, or backwards from the anchor "
+        "for all rows, as the speculators library trains it."
+    )
+    embed_tokens: Literal["draft", "target"] = setting(
+        "Whose embedding it is: the draft's own, or the target's, borrowed when loaded."
+    )
+    lm_head: Literal["draft", "target"] = setting(
+        "Whose output layer it is: the draft's own, or the target's, borrowed when loaded."
+    )
 
     def __post_init__(self) -> None:
         check_range(self, MAX_SIZE, "target_hidden_size", "draft_vocab_size")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from draftkit.errors import FormatError, LayoutError
-from draftkit.io.records import LATER
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, Rope, check_range
 from draftkit.layout.schema import Shape
 
@@ -16,27 +16,27 @@ DENSE_MODEL_TYPES = {"llama": (False, False), "mistral": (False, False), "qwen2"
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Sizes and options of the decoder layers of a draft. All widths are numbers of features.
+    """Sizes and options of the decoder layers of a draft. All widths are numbers of features."""
 
-    `sliding_window`: the tokens that a layer attends to, its own among them; None for all. `full_attention_layers`: the
-    layers that attend to all tokens where the others have a window.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    hidden_act: str
-    rms_norm_eps: float
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_window: int | None
+    hidden_size: int = setting("The width of the layers' input and output.", unit="features")
+    intermediate_size: int = setting("The width within the MLP.", unit="features")
+    num_hidden_layers: int = setting("How many decoder layers there are.")
+    num_attention_heads: int = setting("The heads of the queries.")
+    num_key_value_heads: int = setting("The heads of keys and values.")
+    head_dim: int = setting("The width of an attention head.", unit="features")
+    hidden_act: str = setting("The activation of the MLP, as transformers names it.")
+    rms_norm_eps: float = setting("What an RMSNorm adds to the mean square.")
+    qkv_bias: bool = setting("Whether the projections of queries, keys and values have a bias.")
+    output_bias: bool = setting("Whether the attention's output projection has a bias.")
+    mlp_bias: bool = setting("Whether the projections of the MLP have a bias.")
+    qk_norm: bool = setting("Whether each head's queries and keys are normed.")
+    sliding_window: int | None = setting(
+        "The tokens that a layer attends to, its own among them; none for all.", unit="tokens"
+    )
     rope: Rope
-    full_attention_layers: tuple[int, ...] = field(default=(), metadata=LATER)
+    full_attention_layers: tuple[int, ...] = setting(
+        "The layers that attend to all tokens where the others have a window.", (), later=True
+    )
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_hidden_layers")

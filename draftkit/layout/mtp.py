@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from draftkit.errors import LayoutError
 from draftkit.io.records import excerpt
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS
 from draftkit.layout.target import WRAPPERS, language_model
 
@@ -35,14 +36,17 @@ Modules = Literal["in_turn", "first"]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadParts:
-    """The names of a head's parts below its prefix. `block`: what stands before the names of its decoder layer, with
-    {index} for the number of the head where the other parts are there once for all heads."""
+    """The names of a head's parts below its prefix."""
 
-    embedding_norm: str
-    hidden_norm: str
-    projection: str
-    final_norm: str
-    block: str = ""
+    embedding_norm: str = setting("The name of the norm of the token's embedding.")
+    hidden_norm: str = setting("The name of the norm of the target's state.")
+    projection: str = setting("The name of the projection of both.")
+    final_norm: str = setting("The name of the norm before the output layer.")
+    block: str = setting(
+        "What stands before the names of its decoder layer, with {index} for the head's number where the "
+        "other parts are there once for all heads.",
+        "",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from draftkit.errors import DraftkitError
 from draftkit.io.records import did_you_mean, from_dict, to_dict
-from draftkit.io.settings import assignments, read_value
+from draftkit.io.settings import assignments, read_value, setting
 from draftkit.io.yaml_text import read_yaml_file, write_yaml
 from draftkit.train.recipes import recipe_class, recipe_names
 from draftkit.train.settings import (
@@ -38,36 +38,36 @@ OLD_NAMES = {
 class TrainConfig:
     """A training run.
 
-    - `recipe`, and its own `options`. `target`, `data` (a file that `draftkit data prepare` wrote), `out` (a folder).
-    - `draft`: a checkpoint to go on with, of any format. `draft_vocab_size`: 0 for the target's whole vocabulary.
-    - `states`: a folder that `draftkit data states` wrote; empty to run the target in this process.
-    - `tokens_per_row`: what a device computes on at once. `save_every`: steps, 0 for the end only; `keep`: checkpoints,
-      0 for all.
-    - `stream`: None unless states come from a worker while the run goes on.
-    - `report_to`: where the log goes besides the terminal. `on_policy`: None for no such steps.
+    `stream` is None unless states come from a worker while the run goes on, `on_policy` None for no such steps.
     """
 
-    recipe: str
-    target: str
-    data: str
-    out: str
-    draft: str = ""
-    draft_vocab_size: SizeOrNone = 0
-    states: str = ""
+    recipe: str = setting("The recipe of training, which has options of its own.")
+    target: str = setting("The model that the draft is for.")
+    data: str = setting("The file that `draftkit data prepare` wrote.")
+    out: str = setting("The folder of the run.")
+    draft: str = setting("A checkpoint to go on with, of any format.", "")
+    draft_vocab_size: SizeOrNone = setting(
+        "The tokens that a new draft proposes among; 0 for the target's whole vocabulary.", 0, unit="tokens"
+    )
+    states: str = setting("A folder that `draftkit data states` wrote; empty to run the target in this process.", "")
     stream: StreamSettings | None = None
-    tokens_per_row: Size = 2048
-    device: str = ""
-    target_dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    seed: Seed = 0
-    save_every: SizeOrNone = 0
-    keep: SizeOrNone = 2
-    log_every: Size = 10
-    report_to: tuple[Literal["trackio", "tensorboard", "wandb"], ...] = ()
+    tokens_per_row: Size = setting("What a device computes on at once.", 2048, unit="tokens")
+    device: str = setting("cpu, cuda or cuda:N; default: cuda where there is one.", "")
+    target_dtype: Literal["", "float32", "bfloat16", "float16"] = setting(
+        "The number format in which the target runs; empty for that of its checkpoint.", ""
+    )
+    seed: Seed = setting("The seed of all that is drawn.", 0)
+    save_every: SizeOrNone = setting("How far apart checkpoints are; 0 for the end only.", 0, unit="steps")
+    keep: SizeOrNone = setting("How many checkpoints are kept, 0 for all.", 2, unit="checkpoints")
+    log_every: Size = setting("How far apart lines of the log are.", 10, unit="steps")
+    report_to: tuple[Literal["trackio", "tensorboard", "wandb"], ...] = setting(
+        "Where the log goes besides the terminal.", ()
+    )
     optimization: Optimization = field(default_factory=Optimization)
     validation: Validation = field(default_factory=Validation)
     lora: LoraSettings | None = None
     on_policy: OnPolicy | None = None
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, object] = setting("The options of the recipe.", factory=dict)
 
     def check(self) -> None:
         """Raise `DraftkitError` for settings that no run can have."""

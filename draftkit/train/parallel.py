@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftkit.errors import DraftkitError, TargetError
 from draftkit.io.records import Bounds
+from draftkit.io.settings import setting
 from draftkit.targets.chat import load_tokenizer
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.weights import Reduction
@@ -76,14 +77,15 @@ SMALLEST_SUM = 1e-6  # the least that a sum of weights is taken as where it divi
 
 @dataclass(frozen=True)
 class ConditionalDrop:
-    """How deep each chain is trained (COD): depth d keeps a share max(retention^d, least) of A − d of the A chains.
+    """Which chains go how deep (COD): depth d keeps max(retention^d, least) of the A chains, of A − d of them."""
 
-    `max_anchors`: how many chains of a batch go beyond depth 0, chosen at random; None for all.
-    """
-
-    retention: Annotated[float, Bounds(above=0, most=1)] = 0.7
-    least: Share = 0.2
-    max_anchors: Size | None = None
+    retention: Annotated[float, Bounds(above=0, most=1)] = setting(
+        "The share of chains that go one depth further.", 0.7
+    )
+    least: Share = setting("The least share of chains that any depth keeps.", 0.2)
+    max_anchors: Size | None = setting(
+        "How many chains of a batch go beyond depth 0, chosen at random; none for all.", None, unit="chains"
+    )
 
     def keep(self, drafted: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The part of `drafted` bool [K, N] that is trained: depth 0 whole, and a random part of each further depth.

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from draftkit.data.states import AHEAD, Encoding
 from draftkit.errors import DraftkitError
 from draftkit.io.records import Bounds
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE
 
 Share = Annotated[float, Bounds(least=0, most=1)]
@@ -33,37 +34,36 @@ POLYNOMIAL_END = 1e-7  # the learning rate that transformers' polynomial schedul
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """Adapters instead of all weights (`peft`). `targets`: endings of module names, all linear layers where empty."""
+    """Adapters instead of all weights (`peft`)."""
 
-    r: Size = 16
-    alpha: Size = 32
-    dropout: ProperShare = 0.0
-    dora: bool = False
-    targets: tuple[str, ...] = ()
+    r: Size = setting("The rank of the adapters.", 16)
+    alpha: Size = setting("The scale of the adapters, which is divided by the rank.", 32)
+    dropout: ProperShare = setting("The share of an adapter's inputs that are zeroed in training.", 0.0)
+    dora: bool = setting("Whether the magnitude of weights is trained apart from their direction (DoRA).", False)
+    targets: tuple[str, ...] = setting(
+        "The endings of the names of adapted modules; all linear layers where empty.", ()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """Optimizer and schedule, in the terms of transformers' `TrainingArguments`.
+    """Optimizer and schedule, in the terms of transformers' `TrainingArguments`."""
 
-    `max_steps` goes before `epochs` where it is not 0. `warmup`: steps, or below 1 a share of them.
-    `clip`: the largest norm of the gradient, 0 for any. `recompute`: activations again in the backward pass, instead of
-    keeping them.
-    """
-
-    lr: Positive = 1e-4
-    schedule: Schedule = "cosine"
-    warmup: Weight = 0.02
-    weight_decay: Weight = 0.0
-    beta1: ProperShare = 0.9
-    beta2: ProperShare = 0.95
-    clip: Weight = 0.5
-    epochs: Positive = 1.0
-    max_steps: SizeOrNone = 0
-    accumulation: Size = 1
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    compile: bool = False
-    recompute: bool = False
+    lr: Positive = setting("The highest learning rate.", 1e-4)
+    schedule: Schedule = setting("How the learning rate changes, as transformers names it.", "cosine")
+    warmup: Weight = setting("The steps in which the learning rate rises, or below 1 the share of all steps.", 0.02)
+    weight_decay: Weight = setting("The weight decay of AdamW.", 0.0)
+    beta1: ProperShare = setting("The decay of AdamW's mean of gradients.", 0.9)
+    beta2: ProperShare = setting("The decay of AdamW's mean of squared gradients.", 0.95)
+    clip: Weight = setting("The largest norm of the gradient, 0 for any.", 0.5)
+    epochs: Positive = setting("Passes over the samples, where max_steps is 0.", 1.0)
+    max_steps: SizeOrNone = setting("How long to train, instead of epochs; 0 for the epochs.", 0, unit="steps")
+    accumulation: Size = setting("The batches whose gradients make one step.", 1, unit="batches")
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "The number format that the draft computes in; auto chooses by the device.", "auto"
+    )
+    compile: bool = setting("Whether torch compiles the draft.", False)
+    recompute: bool = setting("Whether activations are computed again in the backward pass instead of kept.", False)
 
     def __post_init__(self) -> None:
         if self.schedule == "polynomial" and self.lr <= POLYNOMIAL_END:
@@ -76,26 +76,28 @@ class Optimization:
 class Validation:
     """How drafts are judged while they train.
 
-    - `samples`: a prepared file, or empty for the `share` of the training samples that is held out.
-    - `k`: draft tokens a round. `mode`: how the samples were decoded, `greedy` or `sampled` at the `temperature`.
-    - `every`: steps between validations, 0 for the end only. `limit`: samples, at most.
-    - `keep`: which checkpoint the final draft is, that of the longest acceptance length (`best`), which is saved even
-      between those of `save_every`, or the `last`. Equal lengths are told apart by the chance that a draft token is
-      accepted, then by the loss.
-    - `patience`: validations in a row without a better draft after which the run ends; 0 for none.
-    - `decode`: held-out prompts that are decoded for real as well, 0 for none.
+    The best checkpoint is saved even between those of `save_every`. Equal lengths are told apart by the chance that a
+    draft token is accepted, then by the loss.
     """
 
-    samples: str = ""
-    share: Share = 0.05
-    k: Repeats = 4
-    mode: Literal["greedy", "sampled"] = "greedy"
-    temperature: Positive = 1.0
-    every: SizeOrNone = 0
-    limit: Size = 256
-    keep: Literal["best", "last"] = "best"
-    patience: SizeOrNone = 0
-    decode: SizeOrNone = 0
+    samples: str = setting("A prepared file of samples; empty for a share of the training samples.", "")
+    share: Share = setting(
+        "The share of the training samples that is held out where there is no file of samples.", 0.05
+    )
+    k: Repeats = setting("Draft tokens a round.", 4, unit="tokens")
+    mode: Literal["greedy", "sampled"] = setting("How the samples were decoded.", "greedy")
+    temperature: Positive = setting(
+        "The temperature at which the samples were decoded.", 1.0, needs="validation.mode sampled"
+    )
+    every: SizeOrNone = setting("How far apart validations are; 0 for the end only.", 0, unit="steps")
+    limit: Size = setting("The most samples that are used.", 256, unit="samples")
+    keep: Literal["best", "last"] = setting(
+        "Which checkpoint the final draft is: that of the longest acceptance length (best) or the last.", "best"
+    )
+    patience: SizeOrNone = setting(
+        "Validations in a row without a better draft after which the run ends; 0 for none.", 0, needs="validation.every"
+    )
+    decode: SizeOrNone = setting("The held-out prompts that are also decoded for real, 0 for none.", 0, unit="prompts")
 
     def __post_init__(self) -> None:
         if self.patience and not self.every:
@@ -109,35 +111,32 @@ class Validation:
 class OnPolicy:
     """Steps in which the drafts count more that serving, with the draft as it then is, rejects.
 
-    - `share` of the steps, chosen by the run's seed. `weight` of a rejected draft; the others count 1.
-    - `rounds`: `decoded` for real from the samples' last prompts on, so that the text is the target's own; or
-      `simulated` over the samples as they are, which takes answers of the target's own, but not the time of decoding
-      them again.
-
     K and how tokens are drawn are those of `validation`.
     """
 
-    share: Share = 0.5
-    weight: Positive = 4.0
-    rounds: Literal["decoded", "simulated"] = "decoded"
+    share: Share = setting("The share of such steps, which the run's seed chooses.", 0.5)
+    weight: Positive = setting("The weight of a rejected draft; the others count 1.", 4.0)
+    rounds: Literal["decoded", "simulated"] = setting(
+        "decoded for real from the samples' last prompts on, so that the text is the target's own; or walked "
+        "over the samples as they are, which have to be answers of the target's own.",
+        "decoded",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSettings:
-    """States that a worker computes with vLLM while the run uses them up.
+    """States that a worker computes with vLLM while the run uses them up."""
 
-    - `python`: the interpreter of an environment with vLLM, for a worker that the run keeps beside itself; empty where
-      one is started elsewhere, with `draftkit data stream FOLDER --target T`.
-    - `folder`: shared with the worker; empty for `stream` in the run's own. `ahead`: rows that wait there, at most, for
-      each process of the run.
-    - `encoding`: how states lie there. `dtype`: the one in which vLLM runs the target, on `tensor_parallel` GPUs from
-      `device` on.
-    """
-
-    python: str = ""
-    folder: str = ""
-    ahead: Size = AHEAD
-    encoding: Encoding = "bf16"
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    tensor_parallel: Size = 1
-    device: str = ""
+    python: str = setting(
+        "The interpreter of an environment with vLLM, for a worker that the run starts; empty where one is "
+        "started elsewhere, with `draftkit data stream FOLDER --target T`.",
+        "",
+    )
+    folder: str = setting("The folder that is shared with the worker; empty for stream in the run's own.", "")
+    ahead: Size = setting("The most rows that wait in the folder for each process of the run.", AHEAD, unit="rows")
+    encoding: Encoding = setting("How states are stored in the folder.", "bf16")
+    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+        "The number format in which vLLM runs the target.", "bfloat16"
+    )
+    tensor_parallel: Size = setting("The GPUs that share the target.", 1, unit="GPUs")
+    device: str = setting("The first GPU that the worker takes; empty for the first of all.", "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from draftkit.errors import FormatError, LayoutError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import Architecture, Capability, ParallelDrafting
 from draftkit.layout.decoder import DENSE_MODEL_TYPES, check_layers, decoder_of_config, layer_tensors
 from draftkit.layout.positions import longest_sequence
@@ -21,24 +22,23 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFeatures:
-    """PARD-2: target hidden states added to the embeddings of a causal LM.
+    """PARD-2: target hidden states added to the embeddings of a causal LM."""
 
-    `layer_ids` index the `hidden_states` of transformers, order kept, negative from the end (-1 is after the norm).
-    """
-
-    layer_ids: tuple[int, ...]
-    size: int
-    scale: float
-    projection_bias: bool
+    layer_ids: tuple[int, ...] = setting(
+        "The states that are read, as indexes of transformers' hidden_states in this order, negative from the"
+        " end (-1 is after the norm)."
+    )
+    size: int = setting("The width of the states together.", unit="features")
+    scale: float = setting("The factor on what is added to the embeddings.")
+    projection_bias: bool = setting("Whether the projection of the states has a bias.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMSpec(Architecture):
     """A causal language model as draft: standalone, PARD (`parallel`), PARD-2 (`target_features`).
 
-    `config` is its transformers configuration, verbatim. `head_ids`: the tokens that it proposes, ascending; None for
-    all. The tensors are those of the whole vocabulary all the same, so that engines load the folder and ignore this;
-    draftkit's runtime computes the logits of these tokens only.
+    With `head_ids` the tensors are those of the whole vocabulary all the same, so that engines load the folder and
+    ignore this; draftkit's runtime computes the logits of these tokens only.
     """
 
     SERVED_AS: ClassVar = {
@@ -55,11 +55,11 @@ class CausalLMSpec(Architecture):
     )  # fmt: skip
     own_model: ClassVar = True
 
-    config: dict[str, object]
-    vocab_size: int
+    config: dict[str, object] = setting("The draft's transformers configuration, verbatim.")
+    vocab_size: int = setting("The tokens of the vocabulary, which is the target's.", unit="tokens")
     parallel: ParallelDrafting | None = field()
     target_features: TargetFeatures | None
-    head_ids: tuple[int, ...] | None = None
+    head_ids: tuple[int, ...] | None = setting("The tokens that it proposes, ascending; none for all.", None)
 
     def __post_init__(self) -> None:
         ids = self.head_ids

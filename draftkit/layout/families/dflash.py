@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BODY_NEEDS, MASK_FILE, BlockConvolution, BlockDraft
 from draftkit.layout.schema import Shape
@@ -70,14 +71,12 @@ DFLASH_NEEDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class MarkovHead:
-    """A bias on the logits from the token before, through a table of `markov_rank` numbers per token.
+    """A bias on the logits from the token before (DeepSpec, `markov_head.py`)."""
 
-    `markov_type`: `vanilla` is that bias alone, `gated` weighs it by the row's output, `rnn` keeps a state over the
-    block (DeepSpec, `markov_head.py`).
-    """
-
-    markov_type: Literal["vanilla", "gated", "rnn"]
-    markov_rank: int
+    markov_type: Literal["vanilla", "gated", "rnn"] = setting(
+        "vanilla is that bias alone, gated weighs it by the row's output, rnn keeps a state over the block."
+    )
+    markov_rank: int = setting("The width of the table from which the bias is computed.", unit="features")
 
     def __post_init__(self) -> None:
         check_range(self, MAX_SIZE, "markov_rank")
@@ -85,11 +84,10 @@ class MarkovHead:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateSelector:
-    """DFlash2's walk over the `selector_top_k` likeliest tokens of each row, with scores of rank `selector_rank`
-    between neighbors."""
+    """DFlash2's walk over the likeliest tokens of each row, with scores between neighbors."""
 
-    selector_rank: int
-    selector_top_k: int
+    selector_rank: int = setting("The rank of the scores between candidates of neighboring rows.", unit="features")
+    selector_top_k: int = setting("The candidates of each row.", unit="tokens")
 
     def __post_init__(self) -> None:
         check_range(self, MAX_SIZE, "selector_rank", "selector_top_k")
@@ -103,12 +101,7 @@ class CandidateSelector:
 class DFlashSpec(BlockDraft):
     """A block drafter: DFlash, DSpark, DFlash2, JetSpec.
 
-    - `mask_embedding`: the embedding of the mask token is a tensor of the draft's own, not a row of the table.
-    - `attention_sinks`: one more score per head. `value_scale`: a factor on the values.
-    - `markov`, `confidence`: DSpark's heads. The latter tells the chance of acceptance of a row's draft from the row's
-      output (`hidden`), and from the token before (`hidden_and_token`).
-    - `convolution`, `selector`: DFlash2's parts.
-    - `embedding_scale`, `logit_scale`, `logit_softcap` (0: none): as applied to the tables' rows and the logits.
+    `markov` and `confidence` are DSpark's heads, `convolution` and `selector` are DFlash2's parts.
     """
 
     NEEDS: ClassVar = DFLASH_NEEDS
@@ -117,16 +110,21 @@ class DFlashSpec(BlockDraft):
         "llama.cpp": {"dflash": "draft-dflash", "dspark": "draft-dspark", "dflash2": "draft-dflash"},
     }
 
-    mask_embedding: bool
-    attention_sinks: bool
-    value_scale: float
+    mask_embedding: bool = setting(
+        "Whether the embedding of the mask token is a tensor of the draft's own, not a row of the table."
+    )
+    attention_sinks: bool = setting("Whether each head has one more score, which attends to nothing.")
+    value_scale: float = setting("The factor on the attention's values.")
     markov: MarkovHead | None
-    confidence: Literal["none", "hidden", "hidden_and_token"]
+    confidence: Literal["none", "hidden", "hidden_and_token"] = setting(
+        "What DSpark's head tells a draft's chance of acceptance from: the row's output (hidden), or also the"
+        " token before (hidden_and_token)."
+    )
     convolution: BlockConvolution | None
     selector: CandidateSelector | None
-    embedding_scale: float
-    logit_scale: float
-    logit_softcap: float
+    embedding_scale: float = setting("The factor on rows of the embedding.")
+    logit_scale: float = setting("The factor on the logits.")
+    logit_softcap: float = setting("The cap on the logits, by tanh; 0 for none.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BlockDraft
 from draftkit.layout.schema import Shape
@@ -17,9 +18,7 @@ from draftkit.layout.schema import Shape
 class DominoSpec(BlockDraft):
     """A Domino draft.
 
-    A recurrent network of `gru_hidden_dim` states reads the embeddings of the block's tokens; its state and the row's
-    output go through `emb_dim` features to a correction of the logits. `pure_draft_prefix_len`: the first predicting
-    rows, whose logits are not corrected.
+    A recurrent network reads the embeddings of the block's tokens; its state and the row's output correct the logits.
     """
 
     NEEDS: ClassVar = (
@@ -29,9 +28,9 @@ class DominoSpec(BlockDraft):
         ),
     )  # fmt: skip
 
-    gru_hidden_dim: int
-    emb_dim: int
-    pure_draft_prefix_len: int
+    gru_hidden_dim: int = setting("The width of the recurrent network's state.", unit="features")
+    emb_dim: int = setting("The features through which the correction of the logits goes.", unit="features")
+    pure_draft_prefix_len: int = setting("The first predicting rows, whose logits are not corrected.", unit="rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import (
     ACTIVATION,
     MAX_SIZE,
@@ -112,20 +113,9 @@ EAGLE_NEEDS = (
 class EagleSpec(Architecture):
     """A draft that reads the target's hidden states: EAGLE-1/2, HASS, EAGLE-3, P-EAGLE.
 
-    - `aux_layer_ids`: captured target layers in convention S, ascending: id i is the residual stream after i decoder
-      layers, before any norm. None: the target's last hidden state *after* its final norm.
-    - `token_entry`: where the token embedding joins. `fusion`: `fc` reads [embedding, hidden] at every step (EAGLE-1).
-      `attention`: layer 0's q/k/v read [embedding, hidden], and `fc` reads captured states only (EAGLE-3); without
-      captured layers there is no `fc`.
-    - `concatenation`: the order of those two halves.
-    - `fusion_bias`: `fc` has a bias. `feature_norm`: an RMSNorm before `fc`, one over all captured states (`joint`) or
-      one for each (`per_layer`).
-    - `embedding_norm`, `hidden_norm`: that half is normed where it joins: before `fc` (`enorm`, `hnorm`) or in layer 0
-      (`input_layernorm`, `hidden_norm`). `input_norm`: with `fusion`, layer 0 has the usual norm before attention
-      (EAGLE-1 has none). Deeper layers always have it.
-    - `norm_before_residual`: layer 0's residual is the normed hidden instead of the raw one.
-    - `final_norm`: a norm before the head. `feedback`: whether the next step gets the layer output before or after it.
-    - `embed_tokens`, `lm_head`: whose weights these are; `target` means borrowed when loaded.
+    Without `aux_layer_ids` it reads the target's last hidden state *after* its final norm; with `token_entry`
+    `attention` and without captured layers there is no `fc`. Layers after the first always have the usual norm before
+    attention.
     """
 
     NEEDS: ClassVar = EAGLE_NEEDS
@@ -136,23 +126,49 @@ class EagleSpec(Architecture):
     }
 
     decoder: Decoder
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    aux_layer_ids: tuple[int, ...] | None = field()
-    token_entry: Literal["fusion", "attention"]
-    concatenation: Literal["embedding_hidden", "hidden_embedding"]
-    fusion_bias: bool
-    feature_norm: Literal["none", "joint", "per_layer"]
-    embedding_norm: bool
-    hidden_norm: bool
-    input_norm: bool
-    norm_before_residual: bool
-    final_norm: bool
-    feedback: Literal["pre_norm", "post_norm"]
-    logit_scale: float
-    embed_tokens: Literal["draft", "target"]
-    lm_head: Literal["draft", "target"]
+    vocab_size: int = setting("The tokens of the target's vocabulary.", unit="tokens")
+    draft_vocab_size: int = setting(
+        "The tokens that the draft proposes among, of the target's vocabulary.", unit="tokens"
+    )
+    target_hidden_size: int = setting("The width of the target's hidden states.", unit="features")
+    aux_layer_ids: tuple[int, ...] | None = setting(
+        "The target's layers whose states are read, ascending: i is the residual stream after i decoder "
+        "layers, before any norm; none for the last state."
+    )
+    token_entry: Literal["fusion", "attention"] = setting(
+        "Where the token embedding joins. fusion: fc reads [embedding, hidden] at every step (EAGLE-1); "
+        "attention: layer 0's q/k/v do, and fc reads captured states only (EAGLE-3)."
+    )
+    concatenation: Literal["embedding_hidden", "hidden_embedding"] = setting(
+        "The order in which the token's embedding and the hidden state are concatenated."
+    )
+    fusion_bias: bool = setting("Whether fc has a bias.")
+    feature_norm: Literal["none", "joint", "per_layer"] = setting(
+        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer)."
+    )
+    embedding_norm: bool = setting(
+        "Whether the embedding is normed where it joins: before fc (enorm) or in layer 0 (input_layernorm)."
+    )
+    hidden_norm: bool = setting(
+        "Whether the hidden state is normed where it joins: before fc (hnorm) or in layer 0 (hidden_norm)."
+    )
+    input_norm: bool = setting(
+        "Whether layer 0 has the usual norm before attention, with the token entry fusion (EAGLE-1 has none)."
+    )
+    norm_before_residual: bool = setting(
+        "Whether layer 0's residual is the normed hidden state instead of the raw one."
+    )
+    final_norm: bool = setting("Whether there is a norm before the output layer.")
+    feedback: Literal["pre_norm", "post_norm"] = setting(
+        "Whether the next step gets the layer output before or after the final norm."
+    )
+    logit_scale: float = setting("The factor on the logits.")
+    embed_tokens: Literal["draft", "target"] = setting(
+        "Whose embedding it is: the draft's own, or the target's, borrowed when loaded."
+    )
+    lm_head: Literal["draft", "target"] = setting(
+        "Whose output layer it is: the draft's own, or the target's, borrowed when loaded."
+    )
     parallel: ParallelDrafting | None = field()
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftkit.errors import LayoutError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, Architecture, Capability, check_range
 from draftkit.layout.mtp import Concatenation, HiddenState
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
@@ -38,16 +39,8 @@ class Gemma4AssistantSpec(Architecture):
     """Gemma-4's assistant (`Gemma4MTP` of vLLM, `Gemma4AssistantForCausalLM` of transformers).
 
     Its layers have queries alone: each attends to what the last layer of the target that keeps keys and values of its
-    own, and is of the same kind, has cached. All tokens of a round are drafted at one position.
-
-    - `config` is the assistant's, verbatim: engines build its layers from it.
-    - `layer_types` as transformers calls them; `query_sizes`: numbers of a row's queries, in each layer.
-    - `num_centroids` of the ordered embedding, 0 without it: each stands for as many tokens, `token_ordering` says
-      which; the tokens of the best `selected_centroids` have logits, the others none.
-    - `position`: what its queries are rotated by: the position of the target's `state` that they start from, or that of
-      the newest `token`, one later. They see the target's keys up to the state either way.
-    - `suppressed_tokens` are never drafted. `tied`: its output layer is its embedding, which has no other use.
-    - `concatenation` of the target's embedding of a token and the state; `hidden_state` as in `HeadKind`.
+    own, and is of the same kind, has cached. All tokens of a round are drafted at one position, and see the target's
+    keys up to the state whatever `position` is. Each centroid stands for as many tokens, `token_ordering` says which.
     """
 
     NEEDS: ClassVar = ASSISTANT_NEEDS
@@ -55,21 +48,28 @@ class Gemma4AssistantSpec(Architecture):
     closed: ClassVar = ("config",)
     whole_head: ClassVar = "engines build its output layer for all of the target's tokens"
 
-    config: dict[str, object]
-    vocab_size: int
-    target_hidden_size: int
-    hidden_size: int
-    intermediate_size: int
-    layer_types: tuple[str, ...]
-    query_sizes: tuple[int, ...]
-    attention_bias: bool
-    num_centroids: int
-    selected_centroids: int
-    tied: bool
-    suppressed_tokens: tuple[int, ...]
-    concatenation: Concatenation
-    hidden_state: HiddenState
-    position: Position
+    config: dict[str, object] = setting("The assistant's configuration, verbatim: engines build its layers from it.")
+    vocab_size: int = setting("The tokens of the target's vocabulary.", unit="tokens")
+    target_hidden_size: int = setting("The width of the target's hidden states.", unit="features")
+    hidden_size: int = setting("The width of the layers' input and output.", unit="features")
+    intermediate_size: int = setting("The width within the MLP.", unit="features")
+    layer_types: tuple[str, ...] = setting("The kind of each layer, as transformers names it.")
+    query_sizes: tuple[int, ...] = setting("The numbers of a row's queries, in each layer.", unit="features")
+    attention_bias: bool = setting("Whether the attention's projections have a bias.")
+    num_centroids: int = setting("The centroids of the ordered embedding, 0 without it.")
+    selected_centroids: int = setting(
+        "How many of the best centroids have their tokens' logits computed; the others' tokens have none."
+    )
+    tied: bool = setting("Whether its output layer is its embedding, which has no other use.")
+    suppressed_tokens: tuple[int, ...] = setting("The tokens that are never drafted.")
+    concatenation: Concatenation = setting(
+        "The order in which the token's embedding and the hidden state are concatenated."
+    )
+    hidden_state: HiddenState = setting("Which state of the target is read: before or after its final norm.")
+    position: Position = setting(
+        "What its queries are rotated by: the position of the target's state that they start from, or that of"
+        " the newest token, one later."
+    )
 
     def __post_init__(self) -> None:
         check_range(self, MAX_SIZE, "vocab_size", "target_hidden_size", "hidden_size", "intermediate_size")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BODY_NEEDS, BlockConvolution, BlockDraft
 from draftkit.layout.schema import Shape
@@ -45,23 +46,21 @@ LILICORR_NEEDS = (
 class LiLiCorrSpec(BlockDraft):
     """A LiLiCorr draft, its head's facts under the names of the published configs.
 
-    The `lilicorr_candidate_topk` likeliest tokens of each row are read by `lilicorr_num_layers` layers of
-    `lilicorr_hidden_size` features (0: as wide as the draft); vectors of `lilicorr_factor_dim` numbers, of length 1 but
-    for `lilicorr_vector_eps`, score each step from candidate to candidate, times `lilicorr_logit_scale`.
+    Layers of attention read the likeliest tokens of each row; vectors score each step from candidate to candidate.
     """
 
     NEEDS: ClassVar = LILICORR_NEEDS
     SERVED_AS: ClassVar = {"vllm": {"lilicorr": "dflash"}}
 
     convolution: BlockConvolution | None
-    lilicorr_candidate_topk: int
-    lilicorr_hidden_size: int
-    lilicorr_num_layers: int
-    lilicorr_num_heads: int
-    lilicorr_mlp_ratio: float
-    lilicorr_factor_dim: int
-    lilicorr_vector_eps: float
-    lilicorr_logit_scale: float
+    lilicorr_candidate_topk: int = setting("The likeliest tokens of each row that the head reads.", unit="tokens")
+    lilicorr_hidden_size: int = setting("The width of the head's layers; 0 for that of the draft.", unit="features")
+    lilicorr_num_layers: int = setting("How many layers the head has.")
+    lilicorr_num_heads: int = setting("The attention heads of the head's layers.")
+    lilicorr_mlp_ratio: float = setting("The width within the head's MLPs, as a multiple of its layers' width.")
+    lilicorr_factor_dim: int = setting("The width of the vectors that score steps between candidates.", unit="features")
+    lilicorr_vector_eps: float = setting("The least length by which those vectors are divided.")
+    lilicorr_logit_scale: float = setting("The factor on the scores of steps between candidates.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

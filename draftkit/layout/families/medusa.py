@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, Architecture, Capability, check_range
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 
@@ -25,24 +26,24 @@ MEDUSA_NEEDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaSpec(Architecture):
-    """Medusa: independent heads on the target's last normed hidden state; head h predicts the token h + 2 ahead.
-
-    - `num_layers` residual blocks a head, each with weights of its own; `bias` on the blocks.
-    - `lm_head`: the matrix to logits. `draft`: one for each head. `shared`: one of the draft's for all. `target`: the
-      target's, borrowed when loaded.
-    """
+    """Medusa: independent heads on the target's last normed hidden state; head h predicts the token h + 2 ahead."""
 
     NEEDS: ClassVar = MEDUSA_NEEDS
     SERVED_AS: ClassVar = {"vllm": {"medusa": "medusa"}}
     whole_head: ClassVar = "Medusa has a head for each position, and engines do not load its token_map"
 
-    target_hidden_size: int
-    vocab_size: int
-    draft_vocab_size: int
-    num_heads: int
-    num_layers: int
-    bias: bool
-    lm_head: Literal["draft", "shared", "target"]
+    target_hidden_size: int = setting("The width of the target's hidden states.", unit="features")
+    vocab_size: int = setting("The tokens of the target's vocabulary.", unit="tokens")
+    draft_vocab_size: int = setting(
+        "The tokens that the draft proposes among, of the target's vocabulary.", unit="tokens"
+    )
+    num_heads: int = setting("How many heads there are, one for each draft token.")
+    num_layers: int = setting("The residual blocks of a head, each with weights of its own.")
+    bias: bool = setting("Whether the residual blocks have a bias.")
+    lm_head: Literal["draft", "shared", "target"] = setting(
+        "The matrix to logits: one of the draft's for each head (draft), one of the draft's for all (shared),"
+        " or the target's, borrowed when loaded."
+    )
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_heads", "num_layers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
 from draftkit.layout.schema import Shape, TensorSchema, of_shapes
 
@@ -20,14 +21,14 @@ class MlpSpeculatorSpec(Architecture):
     SERVED_AS: ClassVar = {"vllm": {"mlp-speculator": "mlp_speculator"}}
     whole_head: ClassVar = "MLP speculators have a head for each step, and no map from its rows to tokens"
 
-    target_hidden_size: int
-    inner_size: int
-    vocab_size: int
-    num_heads: int
-    tied: bool
-    scale_input: bool
-    top_k_per_head: tuple[int, ...]
-    num_candidates: int
+    target_hidden_size: int = setting("The width of the target's hidden states.", unit="features")
+    inner_size: int = setting("The width of the heads' states.", unit="features")
+    vocab_size: int = setting("The tokens of the target's vocabulary.", unit="tokens")
+    num_heads: int = setting("How many heads there are, one for each draft token.")
+    tied: bool = setting("Whether all steps share embedding, norm and head, and steps from 1 share the projection.")
+    scale_input: bool = setting("Whether the first state is normed and divided by √2.")
+    top_k_per_head: tuple[int, ...] = setting("The branches of each head in a tree of candidates, which engines read.")
+    num_candidates: int = setting("The candidates of a tree, which engines read.")
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_heads")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftkit.io.dtypes import FLOATS, QUANTIZED
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_REPEATS, Architecture, check_range
 from draftkit.layout.mtp import COPIES, Concatenation, Feedback, HeadParts, HiddenState, Modules, head_kind
 from draftkit.layout.mtp_layer import Sizes, shapes_around, shapes_of_layer
@@ -27,27 +28,27 @@ class StoredTensor:
 class MtpSpec(Architecture):
     """Multi-token prediction heads, under the names that they have in their target's checkpoint.
 
-    - `config` is the target's, verbatim: engines build the heads from it. `weights`: what the checkpoint has of them.
-    - `prefixes` of the heads' tensors, and the `parts` below; None where draftkit does not run this kind of head.
-    - `concatenation`, `hidden_state`, `feedback`, `zero_first_embedding`, `modules`: as in `HeadKind`.
+    `parts` is None where draftkit does not run this kind of head.
     """
 
     SERVED_AS: ClassVar = {"vllm": {"mtp": "mtp"}, "sglang": {"mtp": "NEXTN"}, "llama.cpp": {"mtp": "draft-mtp"}}
     closed: ClassVar = ("config",)  # draftkit builds the head from its target's own
     whole_head: ClassVar = "its output layer is the target's"
 
-    config: dict[str, object]
-    weights: tuple[StoredTensor, ...]
-    vocab_size: int
-    target_hidden_size: int
-    num_modules: int
-    prefixes: tuple[str, ...]
+    config: dict[str, object] = setting("The target's configuration, verbatim: engines build the heads from it.")
+    weights: tuple[StoredTensor, ...] = setting("What the checkpoint has of the heads.")
+    vocab_size: int = setting("The tokens of the target's vocabulary.", unit="tokens")
+    target_hidden_size: int = setting("The width of the target's hidden states.", unit="features")
+    num_modules: int = setting("How many heads there are.")
+    prefixes: tuple[str, ...] = setting("The prefixes of the heads' tensors.")
     parts: HeadParts | None
-    concatenation: Concatenation
-    hidden_state: HiddenState
-    feedback: Feedback
-    zero_first_embedding: bool
-    modules: Modules
+    concatenation: Concatenation = setting(
+        "The order in which the token's embedding and the hidden state are concatenated."
+    )
+    hidden_state: HiddenState = setting("Which state of the target is read: before or after its final norm.")
+    feedback: Feedback = setting("Which state the next step reads: after the head's last norm or before.")
+    zero_first_embedding: bool = setting("Whether the embedding beside the state of position 0 is zero.")
+    modules: Modules = setting("The head of each draft step, of several: the next in turn, or always the first.")
 
     def __post_init__(self) -> None:
         check_range(self, MAX_REPEATS, "num_modules")

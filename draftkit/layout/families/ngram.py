@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.schema import TensorSchema
 
@@ -16,14 +17,14 @@ USUAL = (2, 4)  # tokens looked up, where the user does not say
 
 @dataclass(frozen=True, kw_only=True)
 class NgramSpec(Architecture):
-    """Looks up the text's last `min_n` … `max_n` tokens, the most that occurred before."""
+    """Looks up the text's last tokens, the most that occurred before."""
 
     SERVED_AS: ClassVar = {"vllm": {"ngram": "ngram"}}
     has_checkpoint: ClassVar = False
     whole_head: ClassVar = "n-gram lookup has no head"
 
-    min_n: int
-    max_n: int
+    min_n: int = setting("The fewest last tokens of the text that are looked up.", unit="tokens")
+    max_n: int = setting("The most last tokens of the text that are looked up.", unit="tokens")
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_n <= self.max_n:

@@ -10,24 +10,22 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import Architecture
 from draftkit.layout.schema import TensorSchema
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixSpec(Architecture):
-    """Matches of m tokens draft up to m · `max_spec_factor` tokens, `max_depth` with the match at most.
-
-    A draft token's frequency after the match is `min_token_prob` at least.
-    """
+    """Drafts what most often followed the longest match of the text's end."""
 
     SERVED_AS: ClassVar = {"vllm": {"suffix": "suffix"}}
     has_checkpoint: ClassVar = False
     whole_head: ClassVar = "suffix decoding has no head"
 
-    max_depth: int
-    max_spec_factor: float
-    min_token_prob: float
+    max_depth: int = setting("The longest path, the match and its draft together.", unit="tokens")
+    max_spec_factor: float = setting("A match of m tokens drafts up to m times as many.")
+    min_token_prob: float = setting("The least frequency of a draft token after the match.")
 
     @classmethod
     def named(cls, source: str) -> Self | None:

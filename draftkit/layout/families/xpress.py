@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import MAX_SIZE, Capability, check_range
 from draftkit.layout.block import BlockDraft
 from draftkit.layout.schema import Shape
@@ -17,9 +18,8 @@ from draftkit.layout.schema import Shape
 class XPressSpec(BlockDraft):
     """An XPress draft.
 
-    A bias on all rows' logits from the tokens before them, the rows' outputs and their mean, through `xpress_rank`
-    features, which a causal mixer takes from row to row, and an MLP of `xpress_mlp_hidden` features. Drafting repeats
-    it `num_jacobi_passes` times, each on the tokens of the pass before.
+    A causal head puts a bias on all rows' logits, from the tokens before them, the rows' outputs and their mean.
+    Drafting repeats it, each pass on the tokens of the pass before.
     """
 
     NEEDS: ClassVar = (
@@ -29,9 +29,9 @@ class XPressSpec(BlockDraft):
         ),
     )  # fmt: skip
 
-    xpress_rank: int
-    xpress_mlp_hidden: int
-    num_jacobi_passes: int
+    xpress_rank: int = setting("The width of the head's causal mixer.", unit="features")
+    xpress_mlp_hidden: int = setting("The width within the head's MLP.", unit="features")
+    num_jacobi_passes: int = setting("How often the head refines a block.", unit="passes")
 
     def __post_init__(self) -> None:
         super().__post_init__()

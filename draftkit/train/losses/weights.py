@@ -14,21 +14,24 @@ import torch
 from torch import Tensor
 
 from draftkit.io.records import Bounds
+from draftkit.io.settings import setting
 
 Denominator = Literal["tokens", "rows"]
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How K steps of N rows become one number; learning rates carry over only between equal reductions.
+    """How K steps of N rows become one number; learning rates carry over only between equal reductions."""
 
-    - `denominator` of each step: `tokens`, its rows of the mask, or `rows`, all of them (EAGLE-3 as published).
-    - `decay` γ: step t counts γ^t, and with `normalized` these factors are divided by their sum.
-    """
-
-    denominator: Denominator = "tokens"
-    decay: Annotated[float, Bounds(above=0, most=1)] = 1.0
-    normalized: bool = True
+    denominator: Denominator = setting(
+        "What the sum of each step is divided by: tokens, its rows of the mask, or rows, all of them (EAGLE-3"
+        " as published).",
+        "tokens",
+    )
+    decay: Annotated[float, Bounds(above=0, most=1)] = setting(
+        "The factor from each step's loss to the next one's.", 1.0
+    )
+    normalized: bool = setting("Whether the factors of the steps are divided by their sum.", True)
 
     def weights(self, mask: Tensor, counts: Tensor | None = None) -> Tensor:
         """The weight of each row: float32 [K, N] of `mask` [K, N], bool, or numbers that scale rows as well.

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draftkit.data.samples import Sample
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.families.causal_lm import CausalLMSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.requests import SamplingParameters
@@ -73,24 +74,22 @@ HEAD_SIZE = 64
 class DraftModelOptions:
     """The recipe's settings; those of the architecture hold for a new draft only.
 
-    - `loss`: as `parse_loss` reads it; `ce` is that of the text's tokens. `temperature` divides the logits of both
-      sides, as in serving.
-    - `on_policy` λ: in this share of the steps the draft writes the text itself (DistillSpec, GKD), drawn at
-      `sampling_temperature`, 0 for greedy.
-    - `num_layers`, `hidden_size`, `intermediate_size`, `num_heads`, `num_key_value_heads`: of a Llama with the target's
-      vocabulary, whose output layer is its embedding. 0: at most 4 layers and a width of 512, and at most half of the
-      target's; 8/3 of the width; heads of 64 numbers or a little more; as many as heads.
+    A new draft is a Llama with the target's vocabulary, whose output layer is its embedding.
     """
 
-    loss: LossText = "kl"
-    temperature: Positive = 1.0
-    on_policy: Share = 0.0
-    sampling_temperature: Weight = 1.0
-    num_layers: RepeatsOrDefault = 0
-    hidden_size: SizeOrNone = 0
-    intermediate_size: SizeOrNone = 0
-    num_heads: RepeatsOrDefault = 0
-    num_key_value_heads: RepeatsOrDefault = 0
+    loss: LossText = setting("The loss, as ce, kl or 0.1*ce + kl; ce is that of the text's tokens.", "kl")
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    on_policy: Share = setting("The share of steps in which the draft writes the text itself (DistillSpec, GKD).", 0.0)
+    sampling_temperature: Weight = setting(
+        "The temperature at which the draft writes, 0 for greedy.", 1.0, needs="options.on_policy"
+    )
+    num_layers: RepeatsOrDefault = setting("The layers; 0 for at most 4, and at most half of the target's.", 0)
+    hidden_size: SizeOrNone = setting(
+        "The width; 0 for at most 512, and at most half of the target's.", 0, unit="features"
+    )
+    intermediate_size: SizeOrNone = setting("The width within the MLP; 0 for 8/3 of the width.", 0, unit="features")
+    num_heads: RepeatsOrDefault = setting("The attention heads; 0 for heads of 64 features or a little more.", 0)
+    num_key_value_heads: RepeatsOrDefault = setting("The heads of keys and values; 0 for as many as heads.", 0)
 
 
 class DraftModel(Recipe):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.causal_lm import CausalLMSpec, TargetFeatures
 from draftkit.layout.spec import DraftSpec
@@ -46,29 +47,37 @@ KINDS = ("draft-model", "pard", "pard-2")
 class PardOptions:
     """The recipe's settings, with the defaults of PARD.
 
-    - `steps`: tokens of a chain. `drop`: which chains are trained how deep (PARD-2: 16 steps, at least 0.1).
-    - `loss`: of each row, as `parse_loss` reads it; `ce` is that of the text's tokens, the others ask the target
-      (PARD-2: `0.1*ce + kl`). `reduction`: over rows and steps; None is the mean over all rows. `temperature` divides
-      the logits of both sides where the target teaches.
-    - `train_prompt`: all of a text is drafted, not only what the target produced (PARD-2: false).
-    - `confidence`: a row counts as much as the target believed in the draft tokens before it (PARD-2: true).
-    - `mask_token_id`: a token that no text contains; None for the draft's own, or the last one unused in its tokenizer.
-    - `feature_layers`: the target's states that are added to the embeddings, as indexes of transformers'
-      `hidden_states` (PARD-2: −1, −8, −16, −24), times `feature_scale`; they hold for a draft that has none yet.
-      `feature_dropout`: the share of samples that are drafted without (PARD-2: 0.1), so that the draft can be both.
+    `drop`: which chains are trained how deep (PARD-2: 16 steps, at least 0.1). `reduction`: over rows and steps; None
+    is the mean over all rows.
     """
 
-    steps: Repeats = 8
+    steps: Repeats = setting("The tokens of a chain.", 8, unit="tokens")
     drop: ConditionalDrop = field(default_factory=ConditionalDrop)
-    loss: LossText = "ce"
+    loss: LossText = setting(
+        "The loss of each row, as ce, kl or 0.1*ce + kl; ce is that of the text's tokens, others ask the "
+        "target (PARD-2: 0.1*ce + kl).",
+        "ce",
+    )
     reduction: Reduction | None = None
-    temperature: Positive = 1.0
-    train_prompt: bool = True
-    confidence: bool = False
-    mask_token_id: Index | None = None
-    feature_layers: tuple[int, ...] = ()
-    feature_scale: Finite = 0.02
-    feature_dropout: Share = 0.0
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    train_prompt: bool = setting(
+        "Whether all of a text is drafted, not only what the target produced (PARD-2: false).", True
+    )
+    confidence: bool = setting(
+        "Whether a row counts as much as the target believed in the draft tokens before it (PARD-2: true).", False
+    )
+    mask_token_id: Index | None = setting(
+        "A token that no text contains; none for the draft's own, or the last one unused in its tokenizer.", None
+    )
+    feature_layers: tuple[int, ...] = setting(
+        "The target's states added to the embeddings of a draft that has none yet, as indexes of "
+        "transformers' hidden_states (PARD-2: −1, −8, −16, −24).",
+        (),
+    )
+    feature_scale: Finite = setting("The factor on the added states.", 0.02, needs="options.feature_layers")
+    feature_dropout: Share = setting(
+        "The share of samples that are drafted without added states (PARD-2: 0.1), so that the draft can do both.", 0.0
+    )
 
 
 class Pard(Recipe):

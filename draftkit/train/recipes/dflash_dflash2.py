@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector
 from draftkit.train.batch import TrainingBatch
@@ -39,13 +40,15 @@ class DFlash2Options(BlockOptions):
     - `causal`: not even layers with a window, as published.
     """
 
-    causal: bool | None = False
-    conv_taps: Repeats = 2
-    conv_group_size: Size = 16
-    selector_rank: Size = 256
-    selector_top_k: Size = 16
-    selector_loss: LossText = "ce"
-    selector_weight: Positive = 1.0
+    causal: bool | None = setting("Whether all layers are causal within the block; none: those with a window.", False)
+    conv_taps: Repeats = setting("How far a convolution reaches.", 2, unit="rows")
+    conv_group_size: Size = setting("How many channels share coefficients.", 16, unit="channels")
+    selector_rank: Size = setting(
+        "The rank of the scores between candidates of neighboring rows.", 256, unit="features"
+    )
+    selector_top_k: Size = setting("The candidates of each row.", 16, unit="tokens")
+    selector_loss: LossText = setting("The loss of each row's candidates, as ce, kl or 0.1*ce + kl.", "ce")
+    selector_weight: Positive = setting("What that loss counts beside the other.", 1.0)
 
 
 class DFlash2(BlockRecipe):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from draftkit.io.records import Bounds
+from draftkit.io.settings import setting
 from draftkit.layout.families.dflash import MarkovHead
 from draftkit.train.losses.table import LossText
 from draftkit.train.recipes.bases.dflash import BlockHeads, BlockOptions, BlockRecipe, block_draft
@@ -23,14 +24,29 @@ class DSparkOptions(BlockOptions):
     - `begin`: at random, since the target's layers were not seen to help here (benchmarks/training.md).
     """
 
-    loss: LossText = "0.1*ce + 1.8*tv"
-    slots: Literal["fill-in", "anchor-first"] = "anchor-first"
-    block_size: Repeats = 7
-    begin: Literal["target", "random"] = "random"
-    markov_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    markov_rank: Size = 256
-    confidence: bool = True
-    confidence_weight: Annotated[float, Bounds(0)] = 1.0
+    loss: LossText = setting("The loss of each row, as ce, kl or 0.1*ce + kl.", "0.1*ce + 1.8*tv")
+    slots: Literal["fill-in", "anchor-first"] = setting(
+        "What the rows of a block predict. fill-in: each mask the token in its own place; anchor-first: each "
+        "row the token after it.",
+        "anchor-first",
+    )
+    block_size: Repeats = setting("The rows of a block.", 7, unit="rows")
+    begin: Literal["target", "random"] = setting(
+        "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "random"
+    )
+    markov_type: Literal["vanilla", "gated", "rnn"] = setting(
+        "vanilla is a bias from the token before alone, gated weighs it by the row's output, rnn keeps a "
+        "state over the block.",
+        "vanilla",
+    )
+    markov_rank: Size = setting("The width of the table from which the bias is computed.", 256, unit="features")
+    confidence: bool = setting(
+        "Whether there is a head that tells a draft's chance of acceptance.",
+        True,
+    )
+    confidence_weight: Annotated[float, Bounds(0)] = setting(
+        "The weight of the head's cross-entropy with the chance of acceptance.", 1.0
+    )
 
 
 class DSpark(BlockRecipe):

@@ -16,6 +16,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from draftkit.convert.formats.eagle.eagle import fusion_spec
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.train.batch import TrainingBatch
 from draftkit.train.losses.table import LossText, parse_loss
@@ -31,24 +32,23 @@ NOISE_LENGTH = 512  # tokens of the samples for which the published noise was ch
 
 @dataclass(frozen=True)
 class EagleOptions:
-    """The recipe's settings; those of the architecture hold for a new draft only. `HASS` has those of HASS.
+    """The recipe's settings; those of the architecture hold for a new draft only. `HASS` has those of HASS."""
 
-    - `forwards`: 1 is EAGLE-1; the losses of more are added up, as HASS does.
-    - `regression`: the weight of the smooth L1 distance between states. `loss`: on tokens, as `parse_loss` reads it.
-    - `noise`: the width of the uniform noise on the features, 0 for none; `noise_scale`: times 512 / sample length
-      (as published in code), or as it is (as published in print).
-    - `temperature` divides the logits of both sides, as in serving.
-    - `num_layers`: of the draft. `fusion_bias`: `fc` has a bias, which vLLM does not read.
-    """
-
-    forwards: Repeats = 1
-    regression: Weight = 1.0
-    loss: LossText = "0.1*soft_ce"
-    noise: Weight = 0.2
-    noise_scale: Literal["length", "fixed"] = "length"
-    temperature: Positive = 1.0
-    num_layers: Repeats = 1
-    fusion_bias: bool = False
+    forwards: Repeats = setting(
+        "How many forwards are trained: 1 is EAGLE-1; the losses of more are added up, as HASS does.", 1
+    )
+    regression: Weight = setting("The weight of the smooth L1 distance between states.", 1.0)
+    loss: LossText = setting("The loss on tokens, as ce, kl or 0.1*ce + kl.", "0.1*soft_ce")
+    noise: Weight = setting("The width of the uniform noise on the features, 0 for none.", 0.2)
+    noise_scale: Literal["length", "fixed"] = setting(
+        "The noise times 512 / sample length (length, as published in code), or as it is (fixed, as published"
+        " in print).",
+        "length",
+        needs="options.noise",
+    )
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    num_layers: Repeats = setting("The layers of the draft.", 1)
+    fusion_bias: bool = setting("Whether fc has a bias, which vLLM does not read.", False)
 
 
 HASS = EagleOptions(forwards=3, loss="0.1*soft_ce + top_k(10)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from draftkit.io.settings import setting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.layout.target import default_aux_layer_ids
 from draftkit.train.batch import TrainingBatch
@@ -23,27 +24,29 @@ from draftkit.train.settings import Index, Positive, Repeats
 class Eagle3Options:
     """The recipe's settings; those of the architecture hold for a new draft only.
 
-    - `steps`: of the training-time test. `loss`: of each, as `parse_loss` reads it. `reduction`: over rows and steps.
-    - `temperature` divides the logits of both sides, as in serving.
-    - `out_of_vocabulary`: rows whose target's choice the draft lacks are kept, taught by the distribution within the
-      draft vocabulary (speculators), or dropped (SafeAILab/EAGLE).
-    - `train_head`, `train_embeddings`: whether the draft's own head and embedding change.
-    - `layers`: captured target layers, (2, n/2, n−3) where empty. `num_layers`: of the draft. `norm_before_residual`,
-      `feature_norm` and `norm_output` (the feedback is normed: EAGLE-3.1) as in the spec.
+    `reduction` is over rows and steps.
     """
 
-    steps: Repeats = 7
-    loss: LossText = "kl"
+    steps: Repeats = setting("The steps of the training-time test.", 7)
+    loss: LossText = setting("The loss of each step, as ce, kl or 0.1*ce + kl.", "kl")
     reduction: Reduction = field(default_factory=lambda: Reduction(decay=0.8))
-    temperature: Positive = 1.0
-    out_of_vocabulary: Literal["keep", "drop"] = "keep"
-    train_head: bool = True
-    train_embeddings: bool = False
-    layers: tuple[Index, ...] = ()
-    num_layers: Repeats = 1
-    norm_before_residual: bool = False
-    feature_norm: Literal["none", "joint", "per_layer"] = "none"
-    norm_output: bool = False
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    out_of_vocabulary: Literal["keep", "drop"] = setting(
+        "What becomes of rows whose token the draft vocabulary lacks: kept and taught within it "
+        "(speculators), or dropped.",
+        "keep",
+    )
+    train_head: bool = setting("Whether the draft's own output layer is trained.", True)
+    train_embeddings: bool = setting("Whether the draft's own embedding is trained.", False)
+    layers: tuple[Index, ...] = setting("The captured target layers; (2, n/2, n−3) where empty.", ())
+    num_layers: Repeats = setting("The layers of the draft.", 1)
+    norm_before_residual: bool = setting(
+        "Whether layer 0's residual is the normed hidden state instead of the raw one.", False
+    )
+    feature_norm: Literal["none", "joint", "per_layer"] = setting(
+        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "none"
+    )
+    norm_output: bool = setting("Whether the next step gets the layer output after the final norm (EAGLE-3.1).", False)
 
 
 class Eagle3(EagleFamily):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.families.eagle import EagleSpec
 from draftkit.models.eagle import EagleLayer, EagleModel, load_eagle
@@ -45,35 +46,45 @@ from draftkit.train.settings import Index, Positive, Repeats, Share, Size
 class PEagleOptions:
     """The recipe's settings; those of the architecture hold for a new draft only.
 
-    - `steps`: tokens of a chain. `drop`: which chains are trained how deep.
-    - `partitions`: parts of a batch whose activations are kept one at a time and computed twice; the gradient is the
-      same. For samples so long that their rows do not fit.
-    - `loss`: of each row, as `parse_loss` reads it. `reduction`: over rows and steps; None is the mean over all rows.
-    - `reached` α: a row counts the chance that the drafts before it are accepted, so that serving gets to it, from the
-      draft's own probabilities p ← (1 − α)·p + α; None for 1.
-    - `temperature` divides the logits of both sides. `out_of_vocabulary`: as in EAGLE-3.
-    - `train_head`, `train_embeddings`: whether the draft's own head and embedding change, the mask token's with them. A
-      new draft has an embedding of its own only if it does, or if its EAGLE-3 has one.
-    - `layers`, `num_layers`, `norm_before_residual`, `feature_norm`: as in EAGLE-3. An EAGLE-3 to start from is given
-      layers up to `num_layers`, which add nothing at first.
-    - `mask_token_id`: a token that no text contains; None for the last one that the target's tokenizer does not use.
+    `drop`: which chains are trained how deep. `reduction`: over rows and steps; None is the mean over all rows. A new
+    draft has an embedding of its own only if it is trained, or if its EAGLE-3 has one.
     """
 
-    steps: Repeats = 8
+    steps: Repeats = setting("The tokens of a chain.", 8, unit="tokens")
     drop: ConditionalDrop = field(default_factory=ConditionalDrop)
-    partitions: Size = 1
-    loss: LossText = "kl"
+    partitions: Size = setting(
+        "Parts of a batch whose activations are kept one at a time and computed twice, for samples whose rows"
+        " do not fit; the gradient is the same.",
+        1,
+    )
+    loss: LossText = setting("The loss of each row, as ce, kl or 0.1*ce + kl.", "kl")
     reduction: Reduction | None = None
-    reached: Share | None = 0.1
-    temperature: Positive = 1.0
-    out_of_vocabulary: Literal["keep", "drop"] = "keep"
-    train_head: bool = True
-    train_embeddings: bool = True
-    layers: tuple[Index, ...] = ()
-    num_layers: Repeats = 4
-    norm_before_residual: bool = False
-    feature_norm: Literal["none", "joint", "per_layer"] = "none"
-    mask_token_id: Index | None = None
+    reached: Share | None = setting(
+        "A row counts the chance that the drafts before it are accepted, from the draft's own probabilities p"
+        " ← (1 − α)·p + α with this α; none for 1.",
+        0.1,
+    )
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    out_of_vocabulary: Literal["keep", "drop"] = setting(
+        "What becomes of rows whose token the draft vocabulary lacks: kept and taught within it "
+        "(speculators), or dropped.",
+        "keep",
+    )
+    train_head: bool = setting("Whether the draft's own output layer is trained.", True)
+    train_embeddings: bool = setting("Whether the draft's own embedding is trained, the mask token's with it.", True)
+    layers: tuple[Index, ...] = setting("The captured target layers; (2, n/2, n−3) where empty.", ())
+    num_layers: Repeats = setting(
+        "The layers of the draft; those that an EAGLE-3 to start from lacks add nothing at first.", 4
+    )
+    norm_before_residual: bool = setting(
+        "Whether layer 0's residual is the normed hidden state instead of the raw one.", False
+    )
+    feature_norm: Literal["none", "joint", "per_layer"] = setting(
+        "An RMSNorm before fc: one over all captured states (joint) or one for each (per_layer).", "none"
+    )
+    mask_token_id: Index | None = setting(
+        "A token that no text contains; none for the last one that the target's tokenizer does not use.", None
+    )
 
 
 class PEagle(EagleFamily):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.families.mlp_speculator import MlpSpeculatorSpec
 from draftkit.layout.spec import DraftSpec
 from draftkit.models.mlp_speculator import MlpSpeculatorModel, load_mlp_speculator
@@ -34,21 +35,17 @@ NUM_CANDIDATES = 5
 
 @dataclass(frozen=True)
 class MlpSpeculatorOptions:
-    """The recipe's settings; those of the architecture hold for a new draft only.
+    """The recipe's settings; those of the architecture hold for a new draft only. The heads' losses are added up."""
 
-    - `stage` 1: all tokens count; 2: those that the target has produced.
-    - `loss`: of each head, as `parse_loss` reads it; `ce` is that of the text's tokens. The heads' losses are added up.
-    - `temperature` divides the logits of both sides, as in serving.
-    - `num_heads`, `inner_size` (0: the target's width), `tied` and `scale_input` as in the spec.
-    """
-
-    stage: Literal[1, 2] = 2
-    loss: LossText = "ce"
-    temperature: Positive = 1.0
-    num_heads: Repeats = 4
-    inner_size: SizeOrNone = 0
-    tied: bool = True
-    scale_input: bool = True
+    stage: Literal[1, 2] = setting("1: all tokens count; 2: those that the target has produced.", 2)
+    loss: LossText = setting("The loss of each head, as ce, kl or 0.1*ce + kl; ce is that of the text's tokens.", "ce")
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    num_heads: Repeats = setting("The heads, one for each draft token.", 4)
+    inner_size: SizeOrNone = setting("The width of the heads' states; 0 for the target's width.", 0, unit="features")
+    tied: bool = setting(
+        "Whether all steps share embedding, norm and head, and steps from 1 share the projection.", True
+    )
+    scale_input: bool = setting("Whether the first state is normed and divided by √2.", True)
 
 
 class MlpSpeculator(Recipe):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftkit.errors import DraftkitError
 from draftkit.io.dtypes import FLOATS
+from draftkit.io.settings import setting
 from draftkit.layout.families.mtp import MtpSpec
 from draftkit.layout.folder import Draft
 from draftkit.layout.spec import DraftSpec
@@ -34,17 +35,12 @@ from draftkit.train.settings import Positive, Repeats
 
 @dataclass(frozen=True)
 class MtpOptions:
-    """The recipe's settings.
+    """The recipe's settings. `reduction` is over rows and steps."""
 
-    - `steps` of the head, each on the state of the one before. `loss`: of each, as `parse_loss` reads it.
-    - `reduction`: over rows and steps.
-    - `temperature` divides the logits of both sides, as in serving.
-    """
-
-    steps: Repeats = 3
-    loss: LossText = "kl"
+    steps: Repeats = setting("The steps of the head, each on the state of the one before.", 3)
+    loss: LossText = setting("The loss of each step, as ce, kl or 0.1*ce + kl.", "kl")
     reduction: Reduction = field(default_factory=lambda: Reduction(decay=0.6))
-    temperature: Positive = 1.0
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
 
 
 class Mtp(ChainRecipe):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from draftkit.errors import DraftkitError
+from draftkit.io.settings import setting
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.block import BlockConvolution
 from draftkit.layout.families.dflash import CandidateSelector, DFlashSpec, MarkovHead
@@ -42,34 +43,43 @@ ROWS_AT_ONCE = 2048  # how many rows of blocks a pass has that covers every anch
 class BlockOptions:
     """Settings of all block drafters; those of the architecture, from `slots` on, hold for a new draft only.
 
-    - `max_anchors`: blocks of a batch, at random places of those where serving could draft; None for all.
-    - `loss`: of each row, as `parse_loss` reads it. `decay_length` γ: draft t counts exp(−t/γ) (DFlash: 4).
-    - `dpace` α: instead, draft t counts its marginal effect on the expected acceptance length, from the draft's own
-      probabilities p ← (1 − α)·p + α (D-PACE). `reached` α: instead, the chance that the drafts before it are right,
-      from the same. None for the decay. The loss is the weighted mean over all rows.
-    - `temperature` divides the logits of both sides. `train_head`: whether a head of the draft's own changes.
-    - `slots`, `block_size`, `mask_token_id` (None: the last one that the target's tokenizer does not use), `layers` (of
-      the target, in convention S; empty for the reference's), `num_layers`: as in `DFlashSpec`.
-    - `begin`: whether its layers begin as the target's last ones, where these are of its kind, or at random.
-    - `sliding_window`: of the first `num_layers` − 1 layers, None for none. `causal`: all layers are within the block;
-      None for those with a window.
+    The loss is the weighted mean over all rows. `dpace` and `reached` take the draft's own probabilities
+    p ← (1 − α)·p + α.
     """
 
-    max_anchors: Size | None = 256
-    loss: LossText = "ce"
-    decay_length: Positive = 4.0
-    dpace: Share | None = None
-    reached: Share | None = None
-    temperature: Positive = 1.0
-    train_head: bool = False
-    slots: Literal["fill-in", "anchor-first"] = "fill-in"
-    block_size: Repeats = 8
-    mask_token_id: Index | None = None
-    layers: tuple[Index, ...] = ()
-    num_layers: Repeats = 2
-    begin: Literal["target", "random"] = "target"
-    sliding_window: Size | None = None
-    causal: bool | None = None
+    max_anchors: Size | None = setting(
+        "The blocks of a batch, at random places of those where serving could draft; none for all.", 256, unit="blocks"
+    )
+    loss: LossText = setting("The loss of each row, as ce, kl or 0.1*ce + kl.", "ce")
+    decay_length: Positive = setting("The γ of the weights: draft t counts exp(−t/γ) (DFlash: 4).", 4.0)
+    dpace: Share | None = setting(
+        "The α of D-PACE: instead of the decay, draft t counts its marginal effect on the expected acceptance length.",
+        None,
+    )
+    reached: Share | None = setting(
+        "Instead of the decay, draft t counts the chance that the drafts before it are right, smoothed by this α.", None
+    )
+    temperature: Positive = setting("What divides the logits of draft and target before they are compared.", 1.0)
+    train_head: bool = setting("Whether an output layer of the draft's own is trained.", False)
+    slots: Literal["fill-in", "anchor-first"] = setting(
+        "What the rows of a block predict. fill-in: each mask the token in its own place; anchor-first: each "
+        "row the token after it.",
+        "fill-in",
+    )
+    block_size: Repeats = setting("The rows of a block.", 8, unit="rows")
+    mask_token_id: Index | None = setting(
+        "The token in the place of masks; none for the last one that the target's tokenizer does not use.", None
+    )
+    layers: tuple[Index, ...] = setting(
+        "The target's layers whose states are read, ascending: i is after i decoder layers; empty for the reference's.",
+        (),
+    )
+    num_layers: Repeats = setting("The layers of the draft.", 2)
+    begin: Literal["target", "random"] = setting(
+        "Whether its layers begin as the target's last ones, where these are of its kind, or at random.", "target"
+    )
+    sliding_window: Size | None = setting("The window of all layers but the last, none for none.", None, unit="tokens")
+    causal: bool | None = setting("Whether all layers are causal within the block; none: those with a window.", None)
 
 
 class BlockHeads(NamedTuple):
