@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -82,7 +82,7 @@ class LlamaCppSettings:
         needs="llama.cpp, started here",
         reads=Path,
     )
-    log: Path = Path("llama-server.log")
+    log: Path = field(default=Path("llama-server.log"), metadata={"internal": True})  # numbered for each draft
 
     def logging_to(self, log: Path) -> LlamaCppSettings:
         """The same with another log."""
@@ -103,7 +103,7 @@ OPTIONS = {
 def known_settings(*engines: type) -> list[Setting]:
     """All settings of a measurement and of the engines that it runs in; `engines`: the settings of further ones."""
     classes: dict[type, None] = dict.fromkeys((Settings, *ENGINE_SETTINGS, *engines))
-    return [one for cls in classes for one in settings_of(cls) if one.help]
+    return [one for cls in classes for one in settings_of(cls)]
 
 
 def settable_settings(*engines: type) -> list[Setting]:

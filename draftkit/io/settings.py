@@ -77,6 +77,8 @@ def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
     """What can be set of a dataclass; those of a dataclass within it as `FIELD.NAME`, or plainly of a `group`."""
     kinds = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
+        if "internal" in field.metadata:  # nobody sets it
+            continue
         kind = kinds[field.name]
         inner = without_none(kind)
         if dataclasses.is_dataclass(inner) and isinstance(inner, type):
