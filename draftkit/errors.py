@@ -8,10 +8,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 MAX_LINES = 100
 MAX_LINE_LENGTH = 500
 ELSEWHERE = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
+
+LAST_LINES = 30  # of what another program has printed
 
 
 class DraftkitError(Exception):
@@ -102,6 +105,11 @@ class UnsupportedTarget(TargetError):
 
 class NonFiniteError(DraftkitError):
     """NaN or an infinity in weights, or in what a forward computes from finite ones."""
+
+
+def last_words(log: Path) -> str:
+    """The end of what another program has printed into a file, for an error that says that it failed."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from draftkit.errors import DraftkitError, LayoutError
 
@@ -56,13 +57,17 @@ def to_dict(record: object, *, brief: bool = False) -> dict[str, object]:
     fields = dataclasses.fields(record)  # type: ignore[arg-type]
     values = {field.name: getattr(record, field.name) for field in fields}
     unsaid = {f.name for f in fields if brief and "later" in f.metadata and values[f.name] == f.default}
-    return {name: _plain(value, brief) for name, value in values.items() if name not in unsaid}
+    fields_of = partial(to_dict, brief=brief)
+    return {name: json_value(value, fields_of) for name, value in values.items() if name not in unsaid}
 
 
-def _plain(value: object, brief: bool) -> object:
+def json_value(value: object, fields_of: Callable[[Any], dict[str, Any]]) -> object:
+    """A value as JSON has it: tuples become lists, and dataclasses, wherever they are in it, what `fields_of` says."""
     if dataclasses.is_dataclass(value):
-        return to_dict(value, brief=brief)
-    return [_plain(item, brief) for item in value] if isinstance(value, tuple) else value
+        return fields_of(value)
+    if isinstance(value, dict):
+        return {name: json_value(item, fields_of) for name, item in value.items()}
+    return [json_value(item, fields_of) for item in value] if isinstance(value, tuple | list) else value
 
 
 def from_dict(

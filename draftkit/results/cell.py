@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from draftkit.io.records import json_value
 from draftkit.runtime.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
@@ -371,7 +372,9 @@ class Cell(Heading):
 def fields_of(record: Any) -> dict[str, Any]:
     """The fields that a file has of a record, as JSON values."""
     return {
-        item.name: _plain(getattr(record, item.name)) for item in dataclasses.fields(record) if _written(record, item)
+        item.name: json_value(getattr(record, item.name), fields_of)
+        for item in dataclasses.fields(record)
+        if _written(record, item)
     }
 
 
@@ -379,11 +382,3 @@ def _written(record: Any, item: dataclasses.Field[Any]) -> bool:
     if item.metadata == OPTIONAL and getattr(record, item.name) is None:
         return False
     return "engine" not in item.metadata or (item.metadata == OWN) == (record.other_engine is None)
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value):
-        return fields_of(value)
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

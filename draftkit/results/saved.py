@@ -70,7 +70,7 @@ class ResultFile:
             for cell in self.cells
         ]
         if self._provenance is not None:
-            runs = (named(self._provenance), named(_plain(provenance)))
+            runs = (named(self._provenance), named(_as_read_back(provenance)))
             before, now = ({k: v for k, v in run.items() if k != "date"} for run in runs)
             differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
             if differing:
@@ -123,6 +123,6 @@ def _append(path: Path, lines: Sequence[str]) -> None:
         raise DraftkitError(f"the records cannot be written: {error.strerror}", where=path) from error
 
 
-def _plain(value: object) -> Any:
+def _as_read_back(value: object) -> Any:
     """The value as a file gives it back."""
     return json.loads(result_json(value))

@@ -46,7 +46,7 @@ from draftkit.data.states.shards import (
 from draftkit.data.states.vllm import vllm_extractor
 from draftkit.data.states.write import Extractor, shard_tensors
 from draftkit.engines.vllm.process import find_python
-from draftkit.errors import DraftkitError, FormatError, TargetError, command
+from draftkit.errors import DraftkitError, FormatError, TargetError, command, last_words
 from draftkit.io.atomic import is_empty, write_file
 from draftkit.io.jsonfile import dump, read_object
 from draftkit.io.records import to_dict
@@ -216,7 +216,6 @@ def _is_answered(folder: Path, key: str) -> bool:
     return (folder / ROWS / f"{key}.safetensors").exists() or (folder / FAILED / f"{key}.json").exists()
 
 
-LOG_LINES = 30  # how many lines of the log of a failed worker are shown
 ATTEMPTS = 3  # how often in a row a worker may end soon after it was started
 SOON = 600.0  # seconds after its start within which a worker ends soon
 
@@ -283,8 +282,9 @@ class LocalWorker:
             return
         self._failures = self._failures + 1 if time.monotonic() - self._started < SOON else 1
         if self._failures >= ATTEMPTS:
-            end = "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-            raise DraftkitError(f"the worker that computes states has ended with exit code {code}:\n{end}")
+            raise DraftkitError(
+                f"the worker that computes states has ended with exit code {code}:\n{last_words(self._log)}"
+            )
         self._start()
 
     def stop(self) -> None:

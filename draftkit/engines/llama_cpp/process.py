@@ -12,11 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftkit.engines.http import Api, Limits
-from draftkit.errors import DraftkitError, SourceError
+from draftkit.errors import DraftkitError, SourceError, last_words
 
 PATIENCE = 600.0  # seconds that a model may take to load
 READY = Limits(silence=10.0, page=10.0)  # in which a server that is ready says so
-LOG_LINES = 20  # of the server's output that an error shows
 # With what the server computes in float32 throughout, as draftkit does: its caches are in float16 otherwise.
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off")
 
@@ -56,5 +55,4 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
             Api(url, limits=READY, hint="").page("/health")
             return
         time.sleep(0.1)
-    end = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    raise DraftkitError(f"llama-server does not start:\n{end}", where=log)
+    raise DraftkitError(f"llama-server does not start:\n{last_words(log)}", where=log)

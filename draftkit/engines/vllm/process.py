@@ -17,11 +17,10 @@ from draftkit.engines.prometheus import MetricSample
 from draftkit.engines.records import Counters
 from draftkit.engines.vllm.client import counters_of
 from draftkit.engines.vllm.worker import PromptTokens, Samples, WorkerAnswer
-from draftkit.errors import DraftkitError
+from draftkit.errors import DraftkitError, last_words
 from draftkit.io.atomic import temporary_folder
 
 WORKER = Path(__file__).with_name("worker.py")
-LOG_LINES = 30  # of vLLM's output that an error shows
 HINT = "pass --vllm-python ENV/bin/python of an environment with vLLM, or --server of a running server"
 
 
@@ -59,8 +58,7 @@ class VllmProcess:
 
     def _failure(self) -> DraftkitError:
         self._process.wait()
-        end = "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-        return DraftkitError(f"vLLM has failed:\n{end}", where=self._python)
+        return DraftkitError(f"vLLM has failed:\n{last_words(self._log)}", where=self._python)
 
 
 def read_metrics(samples: Samples) -> Counters:

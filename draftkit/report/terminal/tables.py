@@ -18,6 +18,7 @@ from draftkit.report.terminal.engines import engine_pairs, engines_table
 from draftkit.results.cell import Cell, Interval
 from draftkit.results.metrics import METRICS, length, metrics_of, number
 from draftkit.results.record import Result, SpeedModel
+from draftkit.runtime.memory_plan import GIB
 
 if TYPE_CHECKING:
     from draftkit.evaluate.round_cost import PlannedRound
@@ -29,8 +30,6 @@ import math
 from draftkit.hub.local_paths import names_of_paths
 from draftkit.results.cell import Times
 from draftkit.results.metrics import kind_at, value_at
-
-GIB = 1 << 30
 
 CAPTION = (
     "acceptance length = 1 + accepted draft tokens / rounds; in brackets 95 % intervals over prompts; speed-up: over "
@@ -331,10 +330,10 @@ def cells_csv(result: Result) -> str:
     writer = csv.writer(text, lineterminator="\n")
     places = columns()
     writer.writerow([*places, *PROVENANCE])
-    provenance = [_plain(result.provenance.get(name)) for name in PROVENANCE]
+    provenance = [_csv_value(result.provenance.get(name)) for name in PROVENANCE]
     names = names_of_paths([[cell.target, cell.draft, cell.dataset] for cell in result.cells])
     for cell in result.cells:
-        found = [_plain(value_at(cell, path)) for path in places.values()]
+        found = [_csv_value(value_at(cell, path)) for path in places.values()]
         writer.writerow([names.get(str(value), value) for value in found] + provenance)
     return text.getvalue()
 
@@ -348,12 +347,12 @@ def columns() -> dict[str, str]:
     }
 
 
-def _plain(value: object) -> object:
+def _csv_value(value: object) -> object:
     """What the writer turns into text: nothing for what is no number, a list as its items with spaces between, truth
     values as in JSON, and no text that a spreadsheet would run."""
     match value:
         case list() | tuple():
-            return " ".join("" if item is None else str(item) for item in map(_plain, value))
+            return " ".join("" if item is None else str(item) for item in map(_csv_value, value))
         case bool():
             return str(value).lower()
         case float() if not math.isfinite(value):
