@@ -13,7 +13,6 @@ from pathlib import Path
 MAX_LINES = 100
 MAX_LINE_LENGTH = 500
 ELSEWHERE = "draftkit eval --engine vllm measures drafts for it through vLLM alone"
-
 LAST_LINES = 30  # of what another program has printed
 
 
