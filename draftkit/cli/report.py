@@ -66,7 +66,7 @@ def report(
 
 
 def _write_figures(stack: ExitStack, out: Path, figures: Mapping[str, Chart]) -> None:
-    """In a folder that is kept only if the whole command succeeds."""
+    """Write into a folder that is kept only if the whole command succeeds."""
     from draftkit.io.atomic import atomic_folder
     from draftkit.report.page.figures import figure_files, holds_figures
 

@@ -42,7 +42,7 @@ class Reading:
     plan: Plan
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """The conversion as a notebook shows it."""
         lacks = "".join(f"; not stated: {name}" for name, _ in self.plan.missing)
         return said_html(f"{self.checkpoint.source.name}: {self.plan.format}{lacks}") + facts_html(self.plan.facts)
 
@@ -185,7 +185,7 @@ def describe_foreign(
     overrides: Mapping[str, str] | None = None,
     ignored_keys: Sequence[str] = (),
 ) -> Reading:
-    """As `read_foreign`, with what could be read of a checkpoint that contradicts itself, and why not the rest.
+    """As `read_foreign` reads, with what could be read of a checkpoint that contradicts itself, and why not the rest.
 
     The format of one that none recognizes is `UNKNOWN`.
     """
@@ -330,7 +330,7 @@ def describe_checkpoint(
     revision: str | None = None,
     format: str | None = None,
 ) -> Draft | Reading:
-    """As `inspect_checkpoint`; a checkpoint that contradicts itself has what could be read, and a `plan.refusal`."""
+    """`inspect_checkpoint`, where a checkpoint that contradicts itself has what could be read, and a `plan.refusal`."""
     located = _opened(source, revision)
     if not located.is_unified:
         return describe_foreign(located, target, format)

@@ -241,7 +241,7 @@ def remedy_for_vllm(spec: DraftSpec) -> str | None:
 
 
 def _remedy(spec: DraftSpec) -> Remedy | None:
-    """That of the draft's family: `remedy_for_vllm` in the format that has the family's name, where it has one."""
+    """The remedy that the format with the name of the draft's family has (`remedy_for_vllm`), if any."""
     named = (format for format in all_formats() if format.__name__.endswith(f".{spec.architecture.family}"))
     find: Callable[[Architecture], Remedy | None] | None
     find = getattr(next(named, None), "remedy_for_vllm", None)

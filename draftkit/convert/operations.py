@@ -287,7 +287,7 @@ def _unstack(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator
 
 
 def _part_rows(move: Move, sources: Sequence[TensorHandle], size: int) -> Iterator[Chunk]:
-    """Of n matrices one above the other, rows of each, from row `number` on; of the transposed kind, each as its
+    """Take, of n matrices one above the other, rows of each, from row `number` on; of the transposed kind, each as its
     transpose. [n, rows, columns], or [n, columns, rows]."""
     assert move.number is not None
     transposed, begin = move.operation.endswith("transposed"), int(move.number)

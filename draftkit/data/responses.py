@@ -272,7 +272,7 @@ def _cut_half_line(path: Path, format: str) -> None:
 
 
 def _end_of_lines(file: BinaryIO) -> int:
-    """Where the last whole line ends."""
+    """The offset at which the last whole line ends."""
     position = file.seek(0, os.SEEK_END)
     while position:
         begin = max(0, position - BLOCK)

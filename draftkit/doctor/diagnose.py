@@ -59,7 +59,7 @@ class Diagnosis:
 
     @property
     def recommended(self) -> tuple[Tried, ...]:
-        """Of each experiment, the change to make, if one helps; the most helpful first."""
+        """The change to make of each experiment in which one helps; the most helpful first."""
         return tuple(tried for tried in self.tried if tried.recommended)
 
     @property
@@ -95,12 +95,12 @@ class Diagnosis:
         return finding
 
     def to_dict(self) -> dict[str, object]:
-        """As `doctor --json` prints it."""
+        """The diagnosis as `doctor --json` prints it."""
         causes = [{"name": cause.name, "what": cause.message, "remedy": cause.fix} for cause in self.causes]
         return {"schema": 1} | asdict(self) | {"causes": causes}
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """The diagnosis as a notebook shows it."""
         length = "not measured" if self.length is None else f"acceptance length {metrics.length(self.length)}"
         said = said_html(f"{self.draft} ({self.method}) with {self.target}: {length}")
         causes = ((cause.name, cause.message, cause.fix) for cause in self.causes)

@@ -55,7 +55,7 @@ class Patient:
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """Of the draft, under the names that `--set` takes."""
+        """Facts of the draft, under the names that `--set` takes."""
         return facts_of(self.architecture)
 
     @property
@@ -66,7 +66,7 @@ class Patient:
 
     @property
     def num_layers(self) -> int:
-        """Of the target."""
+        """Facts of the target."""
         return self.model.config.get_text_config().num_hidden_layers
 
     def drafter(self, draft: Draft | None = None) -> Drafter:

@@ -48,7 +48,7 @@ class DraftCounts:
 
     @classmethod
     def of_histogram(cls, histogram: Sequence[int], num_draft_tokens: int | None) -> DraftCounts:
-        """From entry j: the steps that accepted exactly j draft tokens."""
+        """Count, from entry j, the steps that accepted exactly j draft tokens."""
         at_least = tuple(accumulate(reversed(histogram)))[::-1]  # entry j: the steps that accepted j or more
         return cls(
             sum(histogram),
@@ -59,7 +59,7 @@ class DraftCounts:
 
     @classmethod
     def of_chunks(cls, sizes: Sequence[int]) -> DraftCounts:
-        """From the tokens of each chunk of an answer, where every step but the prefill's is a chunk of its own."""
+        """The counts by the sizes of an answer's chunks, where every step but the prefill's is a chunk of its own."""
         steps = Counter(size - 1 for size in sizes[1:])
         return cls.of_histogram([steps[number] for number in range(max(steps, default=0) + 1)], None)
 

@@ -61,7 +61,7 @@ def prompt_of(request: Request) -> dict[str, object]:
 
 
 def logprobs_of(request: Request, *, always: bool = False) -> dict[str, object]:
-    """That log-probabilities are asked for: as many beside each token's as the request says."""
+    """Ask for log-probabilities: as many beside each token's as the request says."""
     count = request.alternatives
     if not count and not always:
         return {}
@@ -137,7 +137,7 @@ def _chunk(time: float, choice: Mapping[str, object]) -> Chunk:
 
 
 def _rows(logprobs: object) -> list[tuple[Token, float, dict[Token, float]]]:
-    """Of each token: itself, its log-probability, and those of the likeliest ones, in either form of OpenAI's."""
+    """Read of each token itself, its log-probability, and those of the likeliest ones, in either form of OpenAI's."""
     if not isinstance(logprobs, dict):
         return []
     content = logprobs.get("content")

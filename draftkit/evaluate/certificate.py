@@ -262,7 +262,7 @@ def _certificates(
     settings: Settings,
     samplings: Sequence[SamplingParameters],
 ) -> list[Certificate]:
-    """Of each draft of an engine that is open. No two lanes run at a time."""
+    """Certify each draft of an engine that is open. No two lanes run at a time."""
     conversations = job.conversations(settings)
     total = sum(map(len, (wanted.greedy, *wanted.drawn.values())))
 

@@ -54,7 +54,7 @@ class BaseEngine(ABC):
 
     @property
     def provenance(self) -> dict[str, object]:
-        """Where it runs."""
+        """What a result says of the device that it runs on."""
         settings = self.job.sweep.first
         device = device_named(settings.device)
         return environment(device, dtype_named(settings.dtype, device))

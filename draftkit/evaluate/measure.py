@@ -181,7 +181,7 @@ class Conversations:
 
     @cached_property
     def extents(self) -> list[tuple[str, int, int]]:
-        """Of each conversation its id, the tokens of its first prompt and, at most, of all that follows."""
+        """For each conversation, its id, the tokens of its first prompt and, at most, of all that follows."""
         found = []
         for number, (prompt, request) in enumerate(zip(self.prompts, self.first_requests, strict=True)):
             turns = (self.first_turns[number], *prompt.turns[1 : self.turns])

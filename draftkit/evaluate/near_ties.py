@@ -122,8 +122,8 @@ class Rounding:
 
 
 def measure_rounding(target: Target, texts: Sequence[Generation], *, rows: int, together: int) -> Rounding:
-    """From the contexts of some texts: forwards of one row of one text, as plain decoding makes them, and of `rows`
-    rows of `together` texts, as verification does."""
+    """Compare forwards over the contexts of some texts: of one row of one text, as plain decoding makes them, and of
+    `rows` rows of `together` texts, as verification does."""
     whole = [teacher_forced(target.model, text.request.prompt, text.tokens) for text in texts]
     best = [logits.topk(min(CANDIDATES, logits.shape[1])) for logits in whole]
     forced = torch.cat([b.values for b in best])

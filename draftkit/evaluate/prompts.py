@@ -119,7 +119,7 @@ class PromptSet:
 
     @property
     def sha256(self) -> str:
-        """Of the texts, so that two runs can be known to have asked the same."""
+        """The digest of the texts, by which two runs are known to have asked the same."""
         asked = [[*prompt.turns, *([prompt.plain] if prompt.plain else []), *prompt.opening] for prompt in self.prompts]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 

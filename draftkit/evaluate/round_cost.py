@@ -81,12 +81,12 @@ class Forward:
     chosen: float = 1.0
 
     def bytes_read(self, sequences: int, rows: int, positions: int) -> float:
-        """By `rows` in each sequence, which look back on `positions`. Rows are sent to experts by chance."""
+        """The bytes that `rows` in each sequence read, which look back on `positions`; experts are chosen by chance."""
         experts = self.experts * (1 - (1 - self.chosen) ** (sequences * rows))
         return self.weights + experts + self.cached * positions * sequences
 
     def seconds(self, device: Device, sequences: int, rows: int, positions: int) -> float:
-        """Without the gaps between kernels."""
+        """The time without the gaps between kernels."""
         operations = 2 * sequences * rows * self.numbers
         return max(self.bytes_read(sequences, rows, positions) / device.bandwidth, operations / device.speed)
 
@@ -180,7 +180,7 @@ class PlannedRound:
         return self.ms / self.plain_ms
 
     def to_dict(self) -> dict[str, object]:
-        """As `draftkit plan --json` has it."""
+        """The cost as `draftkit plan --json` has it."""
         return asdict(self) | {"pays_from": self.pays_from}
 
 
@@ -275,7 +275,7 @@ def _forward(cost: Cost, width: float, cached: float, others: int) -> Forward:
 
 
 def _cost(draft: Draft, target: PretrainedConfig) -> Cost:
-    """Of a draft that is no model of its own: its output layer may be the target's, or its embedding."""
+    """The cost of a draft that is no model of its own: its output layer may be the target's, or its embedding."""
     text = target.get_text_config()
     sizes = {name: math.prod(tensor.shape) for name, tensor in draft.tensors.items() if len(tensor.shape) > 1}
     tables = sum(size for name, size in sizes.items() if TABLE.search(name))

@@ -188,7 +188,7 @@ class _Costs:
 
     @classmethod
     def of(cls, cell: Cell, times: RoundTimes) -> _Costs:
-        """From a cell of draftkit's own engine, which has all of this."""
+        """The costs that a cell of draftkit's own engine has."""
         assert cell.ttft_ms is not None
         assert cell.baseline_ttft_ms is not None
         return cls(

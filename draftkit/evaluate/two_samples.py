@@ -127,7 +127,7 @@ class RankTest:
 
 
 def rank_test(one: Sequence[float], other: Sequence[float]) -> RankTest:
-    """That neither sample tends to larger values; ties count half."""
+    """A test of whether one sample tends to larger values than the other; ties count half."""
     if not one or not other:
         return RankTest()
     ordered = sorted([(value, 0) for value in one] + [(value, 1) for value in other])

@@ -36,7 +36,7 @@ class Uploaded:
     new: bool
 
     def to_dict(self) -> dict[str, object]:
-        """As `push --json` prints it."""
+        """The upload as `push --json` prints it."""
         return {"url": self.url, "commit": self.commit, "new": self.new}
 
 

@@ -46,7 +46,7 @@ class Draft:
     files: tuple[Path, ...] = ()
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """The draft as a notebook shows it."""
         said = f"{self.path.name}: {self.spec.method}, {len(self.tensors)} tensors"
         return said_html(said) + facts_html(self.provenance.facts)
 

@@ -28,7 +28,7 @@ ROUTERS = ("mlp.router.gate.weight", "mlp.gate.weight")
 
 
 def shapes_around(parts: HeadParts, hidden_size: int) -> dict[str, Sizes]:
-    """Of a head, what lies around its decoder layer: three norms and a projection of both halves."""
+    """The shapes of what lies around a head's decoder layer: three norms and a projection of both halves."""
     norms = (parts.embedding_norm, parts.hidden_norm, parts.final_norm)
     shapes: dict[str, Sizes] = {f"{norm}.weight": (hidden_size,) for norm in norms}
     return shapes | {f"{parts.projection}.weight": (hidden_size, 2 * hidden_size)}

@@ -220,7 +220,7 @@ class MarkovBias(nn.Module):
         return output.new_zeros(len(output), self.markov_w1.embedding_dim)
 
     def latent(self, previous: Tensor, output: Tensor, state: Tensor) -> MarkovStep:
-        """Of one row: `previous` int64 [B], the token before it in the target's vocabulary; its `output` [B, H]."""
+        """One row's step: `previous` int64 [B] is the token before it in the target's vocabulary, `output` [B, H]."""
         latent = self.markov_w1(previous).to(output.dtype)
         if self.markov_type == "gated":
             latent = latent * torch.sigmoid(self.gate_proj(torch.cat((output, latent), dim=-1)))
@@ -233,7 +233,7 @@ class MarkovBias(nn.Module):
         return MarkovStep(latent, state)
 
     def bias(self, latent: Tensor) -> Tensor:
-        """On a row's logits: [B, Vd] of a latent [B, r]."""
+        """What is added to a row's logits: [B, Vd] of a latent [B, r]."""
         bias = self.markov_w2(latent)
         return bias if self.scale == 1.0 else bias * self.scale
 

@@ -62,7 +62,7 @@ class MtpModel(ChainModel):
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, *, step: int = 0, **attention: Any
     ) -> ChainOutput:
-        """As `ChainModel.forward`, by the module whose turn it is in a draft step."""
+        """Compute as `ChainModel.forward` does, by the module whose turn it is in a draft step."""
         assert self.embed_tokens is not None, "borrow() comes first"
         embedding = self.embed_tokens(tokens).to(hidden.dtype)
         if self.spec.zero_first_embedding:
@@ -173,7 +173,7 @@ def _without_ends(decoder: Any) -> Any:
 
 
 def stored_mtp(model: MtpModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of a head's `state_dict`, what is its own, by the names in the target's checkpoint."""
+    """The part of a head's `state_dict` that is its own, by the names in the target's checkpoint."""
     stored: dict[str, Tensor] = {}
     for index, head in enumerate(model.heads):
         names, prefix = _names(model.spec, index)

@@ -15,7 +15,7 @@ RANKS = (2, 4, 8)
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Of one draft beside its target on one device with `available` bytes.
+    """The memory that one draft takes beside its target on one device with `available` bytes.
 
     `target_kv` and `draft_kv`: for a sequence of `capacity` positions. `target_states`, `draft_states`: of recurrent
     modules, for each sequence; `plain_states`: the target's without the draft.
@@ -46,7 +46,7 @@ class MemoryCost:
 
     @property
     def lost_share(self) -> float | None:
-        """Of the sequences that fit without the draft; None where none does."""
+        """The share of the sequences that no longer fit beside the draft; None where none fits without it."""
         return 1 - self.batch / self.plain_batch if self.plain_batch else None
 
 
@@ -65,7 +65,7 @@ class RankCost:
 
 
 def memory_cost(cell: Cell) -> MemoryCost | None:
-    """From the memory plan of a cell; None where it has none, or not one that names the target's parts."""
+    """The costs by a cell's memory plan; None where it has none, or one that does not name the target's parts."""
     plan = cell.memory
     if plan is None or "target weights" not in plan.fixed or "target cache" not in plan.per_slot:
         return None

@@ -102,13 +102,13 @@ def synthetic_config(cell: Cell) -> dict[str, object]:
 
 
 def marginal_rates(cell: Cell) -> list[float]:
-    """Of each position, the share of the rounds with a draft in which its token and all before it were accepted."""
+    """For each position, the share of the rounds with a draft in which its token and all before it were accepted."""
     drafts = cell.num_drafts or 0
     return [count / drafts if drafts else 0.0 for count in cell.num_accepted_tokens_per_pos or ()]
 
 
 def conditional_rates_of(marginal: Sequence[float]) -> list[float]:
-    """Of each position, the share of the rounds in which those before it were accepted; 0 where there were none."""
+    """For each position, the share of the rounds in which those before it were accepted; 0 where there were none."""
     return [now / before if before else 0.0 for before, now in pairwise([1.0, *marginal])]
 
 

@@ -335,7 +335,7 @@ class Cell(Heading):
 
     @property
     def times_faster(self) -> float | None:
-        """Than plain decoding on the same engine."""
+        """How many times as fast as plain decoding on the same engine."""
         if self.speedup is not None:
             return self.speedup
         if self.tokens_per_second is None or not self.baseline_tokens_per_second:

@@ -211,7 +211,7 @@ def accepted_per_position(generations: Sequence[Generation], k: int) -> list[int
 
 
 def conditional_rates(accepted: Sequence[int], rounds: int) -> list[float]:
-    """Of the rounds that accepted the draft before it, the share that accepted each draft; 0 where there was none."""
+    """For each draft, the share that accepted it of the rounds that accepted the one before; 0 where there was none."""
     return [now / before if before else 0.0 for before, now in zip((rounds, *accepted), accepted, strict=False)]
 
 

@@ -82,7 +82,7 @@ def _condition(cell: Cell) -> str:
 
 
 def _verdict(cells: Sequence[Cell], condition: str) -> ResultVerdict:
-    """Of cells at one temperature in one engine."""
+    """The verdict on cells at one temperature in one engine."""
     timed = [cell for cell in cells if cell.times_faster is not None and cell.verification != "synthetic"]
     sound = [cell for cell in timed if not unexplained(cell)]
     if not timed:
@@ -153,7 +153,7 @@ def _beyond(other: Cell | None, cells: Sequence[Cell]) -> str:
 
 
 def _unclear(best: Cell, name: str, condition: str) -> ResultVerdict:
-    """That it cannot be told whether anything pays, and what to measure."""
+    """The verdict that it cannot be told whether anything pays, with what to measure."""
     speedup = best.speedup_interval
     if speedup is None or speedup.bounds is None:
         known = f"{name} was the fastest, {_speed(best)} plain decoding"

@@ -264,7 +264,7 @@ def _brought(model: type | None) -> list[Path]:
 
 
 def _folder() -> Path:
-    """Where answers are kept."""
+    """The folder that answers are kept in."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "draftkit" / "architectures"
 
 

@@ -101,7 +101,7 @@ class CacheRows:
 
     @property
     def states(self) -> StateRows:
-        """Where recurrent modules keep their states."""
+        """The memory in which recurrent modules keep their states."""
         return StateRows(self._cache.states, self.rows)
 
     def update(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,7 @@ class MemoryPlan:
         return max((self.available - sum(self.fixed.values())) // max(sum(self.per_slot.values()), 1), 0)
 
     def to_dict(self) -> dict[str, object]:
-        """As results and `draftkit plan --json` have it."""
+        """The plan as results and `draftkit plan --json` have it."""
         totals = {"total": self.total, "largest_batch": self.largest_batch}
         return asdict(self) | totals
 

@@ -197,7 +197,7 @@ class PromptRows(CacheRows):
         ]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        """As of `CacheRows`, from `query` [1, N, T, D]: each piece over its own sequence, [1, N, T, E]."""
+        """Attend as `CacheRows` does, from `query` [1, N, T, D]: each piece over its own sequence, [1, N, T, E]."""
         parts = query.split([piece.end - piece.begin for piece in self._pieces], dim=2)
         out = []
         for part, piece, rows in zip(parts, self._pieces, self._own, strict=True):
@@ -227,7 +227,7 @@ def _has_flash(query: Tensor) -> bool:
 
 
 def _causal(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Of the last rows of a sequence, without a mask in memory, and without a copy of the keys for each query head."""
+    """Attend from the last rows of a sequence, without a mask in memory or a copy of the keys for each query head."""
     if query.shape[2] < keys.shape[2]:  # the function below would align them with the first keys
         out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
             query, keys, values, dropout_p=0.0, is_causal=True, scale=scaling

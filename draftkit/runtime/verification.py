@@ -210,7 +210,7 @@ def _pass_probabilities(drafted: Drafted, p: Distribution, target: Tensor, weigh
 
 
 def _expected(passing: Tensor) -> Tensor:
-    """From pass probabilities [B, K]: the probability that prefix i stands or a longer one, given that i−1 does."""
+    """From pass probabilities [B, K], the probability that a prefix of i or more tokens is accepted, given i−1."""
     none_from = (1 - passing).flip(-1).cumprod(-1).flip(-1)
     reached = pad(1 - none_from, (1, 0), value=1.0)
     return torch.where(reached[:, :-1] > 0, reached[:, 1:] / reached[:, :-1], 0)

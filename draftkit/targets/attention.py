@@ -64,12 +64,12 @@ class Latents:
         self._store_index = store_index
 
     def update(self, content: Tensor, rotary: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """As the method of transformers' `Cache`; there is nothing cached to be joined with."""
+        """The method of that name of transformers' `Cache`; there is nothing cached to be joined with."""
         self.waiting[layer] = content, rotary
         return content, rotary
 
     def update_indexer(self, key: Tensor, layer: int) -> Tensor:
-        """As the method of transformers' `Cache`."""
+        """The method of that name of transformers' `Cache`."""
         return self._store_index(layer, key)
 
 

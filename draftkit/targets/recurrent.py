@@ -188,12 +188,12 @@ class StateCache(Cache):
         return (keys, values) if self.latents is None else self.latents.update(keys, values, layer_idx)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Without a layer, some modules mean their own by it."""
+        """Answer for a layer; some modules mean their own where they name none."""
         layer = self.layer if layer_idx is None else layer_idx
         return layer is not None and super().has_previous_state(layer, state_idx)
 
     def get_linear_cache(self, layer: int) -> Tensor | None:
-        """As `MiniMaxCache` has it."""
+        """The method of that name of `MiniMaxCache`."""
         return self.layers[layer].recurrent_states[0]
 
     def set_linear_cache(self, layer: int, state: Tensor) -> None:

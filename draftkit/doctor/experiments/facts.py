@@ -47,7 +47,7 @@ def layer_ids(patient: Patient) -> Iterator[Trial]:
 
 @experiment("last-state", "the target's last state among the captured ones")
 def last_state(patient: Patient) -> Iterator[Trial]:
-    """Before or after the target's final norm: vLLM captures the one, transformers the other."""
+    """Take the last state before or after the target's final norm: vLLM captures the one, transformers the other."""
     own, ids = patient.facts.get("last_state"), patient.architecture.aux_layer_ids
     if own is not None and ids is not None and patient.num_layers in ids:
         yield with_facts(patient, last_state="after_norm" if own == "before_norm" else "before_norm")

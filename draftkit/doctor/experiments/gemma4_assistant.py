@@ -15,7 +15,7 @@ OTHER_ORDERING = (
 
 @experiment("draft-position", "rows that all stand at one position")
 def draft_position(patient: Patient) -> Iterator[Trial]:
-    """At the position of the newest token, as in transformers, instead of that of the state before it, as in vLLM."""
+    """Draft at the newest token's position, as transformers does, not at that of the state before it, as vLLM does."""
     own = patient.facts.get("position")
     if own is not None:
         advice = "vLLM drafts at the state's position all the same: it was trained with another"

@@ -48,7 +48,7 @@ def swapped_norms(patient: Patient) -> Iterator[Trial]:
 
 
 def _swapped(patient: Patient, parts: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """Of every module."""
+    """The tensors of every module with both norms swapped."""
     tensors, ends = patient.draft.tensors, (parts["embedding_norm"], parts["hidden_norm"])
     swapped = {}
     for one, other in (ends, ends[::-1]):

@@ -164,7 +164,7 @@ class ChunkServer(Server):
 
 
 def _estimated(chunks: list[Chunk], count: int | None) -> DraftCounts | None:
-    """From the tokens of each chunk where log-probabilities name them, else from the number of chunks."""
+    """Estimate acceptance from the tokens of each chunk, or where nothing names those, from the number of chunks."""
     sizes = [len(chunk.tokens) for chunk in chunks]
     if all(sizes):
         return DraftCounts.of_chunks(sizes)

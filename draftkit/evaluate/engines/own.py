@@ -80,7 +80,7 @@ class OwnEngine(BaseEngine):
         return None if twice else "the memory that is left does not hold the target's cache twice"
 
     def told(self, cell: Cell, run: Run, plain: Run | None) -> Cell:
-        """With the plan of memory, and the near-ties where the output is to be that of plain decoding, token by token.
+        """Add the plan of memory, and the near-ties where the output is to be that of plain decoding, token by token.
         Raises `DraftkitError` where it is another."""
         ties = None
         in_full = self.model.dtype == torch.float32 and cell.temperature == 0 and cell.verification != "synthetic"
@@ -130,7 +130,7 @@ class OwnEngine(BaseEngine):
         return tuple(predicted)
 
     def speed_models(self, cells: Sequence[Cell]) -> list[SpeedModel]:
-        """Of each draft in each context, what its round times say about every K and batch size."""
+        """Tell of each draft in each context what its round times say about every K and batch size."""
         own = [cell for cell in cells if cell.engine == self.name]
         return [
             self._speed_model(source, [cell for cell in own if (cell.context or 0) == context], context)
@@ -204,5 +204,5 @@ def _missed_prediction(predicted: Predicted, measured: Cell) -> Finding:
 
 
 def _length(cell: Cell) -> float:
-    """As progress shows it."""
+    """The acceptance length as progress shows it."""
     return cell.acceptance_length.mean if cell.acceptance_length else math.nan

@@ -317,7 +317,7 @@ def own_part(path: Path, folder: Path, sha256: str, name: str) -> tuple[Result, 
 
 
 def _beginnings(drafts: Iterable[str]) -> tuple[str, ...]:
-    """With what messages begin that are about one of these drafts."""
+    """The words with which messages about one of these drafts begin."""
     return tuple(f"{draft}{after}" for draft in drafts for after in (", ", " "))
 
 

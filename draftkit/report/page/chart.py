@@ -16,7 +16,7 @@ MARGIN = 0.04  # of an axis, beyond the outermost values
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`. `ruled`: whether a line crosses the figure at each tick."""
+    """An axis from `low` to `high`. `ruled`: whether a line crosses the figure at each tick."""
 
     label: str
     low: float
@@ -73,7 +73,7 @@ def linear(label: str, values: Iterable[float], *, whole: bool = False) -> Axis:
 
 
 def shares(label: str) -> Axis:
-    """From nothing to all."""
+    """An axis of shares, from nothing to all."""
     return Axis(label, 0, 1, tuple(_ticks(0, 1, 0.2)))
 
 

@@ -52,7 +52,7 @@ class Frame:
 
     @property
     def columns(self) -> int:
-        """Of the legend."""
+        """The columns of the legend."""
         return 1 if max(cell_len(line.name) for line in self.chart.legend) > 22 else 2
 
     @property
@@ -99,7 +99,7 @@ def svg(chart: Chart) -> Markup:
 
 
 def svg_file(chart: Chart) -> bytes:
-    """For papers and cards: the light colors on white, so that it can stand on any background."""
+    """The chart as a file for papers and cards: in the light colors, on white."""
     colored = re.sub(r"var\(--([\w-]+)\)", lambda match: PALETTE[match[1]][0], svg(chart))
     head, end, rest = colored.partition(">")
     white = f'{head} style="background: white"{end}\n<rect width="100%" height="100%" fill="white"/>{rest}'

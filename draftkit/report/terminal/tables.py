@@ -138,7 +138,7 @@ def _labels(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _end(path: str) -> str:
-    """As many whole parts of a path's end as fit the column, at least the last."""
+    """Show as many whole parts of a path's end as fit the column, at least the last."""
     parts = PurePath(path).parts
     ends = [str(PurePath(*parts[begin:])) for begin in range(1, len(parts))]
     return next((end for end in (path, *ends) if len(end) <= NAME_WIDTH), ends[-1])

@@ -19,7 +19,7 @@ from draftkit.runtime.memory_plan import SlotBytes
 
 
 class SuffixDrafter(LookupDrafter):
-    """For a match of every length, the path of the most frequent tokens after it; the best score counts.
+    """Find, for a match of every length, the path of the most frequent tokens after it; the best score counts.
 
     A token's frequency on the path is how many of the occurrences of the match, the text's end among them, go on like
     that. The score of a path is the sum of the frequencies, and of equal scores that of the longest match counts.

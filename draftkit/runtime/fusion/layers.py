@@ -135,7 +135,7 @@ class FusedAttention:
         return None if form is None else cls(module, norms, form)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """As the module's, from rows [B, T, H] and the cosines and sines [B, T, D] of their positions."""
+        """Attend as the module does, from rows [B, T, H] and the cosines and sines [B, T, D] of their positions."""
         own, kv, cached = self._module, named.get("kv"), named.get("past_key_values") is not None
         if kv is None or cached or len(given) > len(self._names) or torch.is_grad_enabled():
             return type(own).forward(own, *given, **named)
@@ -214,7 +214,7 @@ def _attention_form(module: Any, norms: HeadNorms | None) -> _AttentionForm | No
 
 @contextmanager
 def _registered(attend: Callable[..., Any]) -> Iterator[None]:
-    """In the place of draftkit's attention function."""
+    """Stands in the place of draftkit's attention function."""
     AttentionInterface.register(NAME, attend)
     try:
         yield
@@ -351,7 +351,7 @@ def _handed_on(module: Any) -> type[ModelOutput] | None:
 
 @contextmanager
 def _standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """In the place of a module's forward."""
+    """Stands in the place of a module's forward."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:

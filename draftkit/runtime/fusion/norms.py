@@ -50,7 +50,7 @@ class FusedNorm:
         self._sum: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor, *gate: Any, **named: Any) -> Tensor:
-        """As the module's; what is gated too, as in Nemotron-H, is its own."""
+        """Norm as the module does; one that is gated too, as in Nemotron-H, runs as its own."""
         known, self._sum = self._sum, None
         weight = self._parameters["weight"]
         if gate or named or torch.is_grad_enabled() or x.dtype != weight.dtype:

@@ -58,7 +58,7 @@ def own_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """That of a model's parameters, none of which is unpacked."""
+    """The dtype of a model's parameters, none of which is unpacked."""
     return next(own_parameters(model)).dtype
 
 
@@ -127,7 +127,7 @@ class Joint:
 
 
 def joint_of(layer: nn.Module) -> Joint | None:
-    """That which a linear layer is a part of."""
+    """The module that a linear layer is a part of."""
     joint: Joint | None = vars(layer).get("joint")
     return joint
 

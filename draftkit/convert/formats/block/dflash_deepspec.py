@@ -41,7 +41,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    """With copies of the target's embedding and head, where the draft has none of its own."""
+    """Write the draft with copies of the target's embedding and head where the draft has none of its own."""
     draft = outgoing.draft.spec.architecture.expect(DFlashSpec)
     _refuse_inexpressible(outgoing, draft)
     runs = _deepspec_draft(draft, last_state_at(outgoing, draft, LAYOUT))

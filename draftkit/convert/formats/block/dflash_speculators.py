@@ -95,7 +95,7 @@ def _config(outgoing: Outgoing, draft: DFlashSpec) -> dict[str, object]:
 
 
 def _layer_config(draft: DFlashSpec, config: Any) -> dict[str, object]:
-    """With what vLLM 0.32 does not carry over from the outer config, and so reads from here only."""
+    """Add what vLLM 0.32 does not carry over from the outer config, and so reads from here only."""
     read = {} if draft.logit_scale == 1.0 else {"logit_scale": draft.logit_scale}
     everywhere, nowhere = len(draft.causal_layers) == draft.decoder.num_hidden_layers, not draft.causal_layers
     if draft.causal_layers != _causal_in_vllm(draft) and (everywhere or nowhere):

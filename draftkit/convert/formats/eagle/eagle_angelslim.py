@@ -24,7 +24,7 @@ MARKS = {"modal_type", "early_stop_method"}
 
 
 def recognize(checkpoint: Checkpoint) -> int:
-    """By its class name, or the keys that only its configs have."""
+    """Recognize the layout by its class name, or the keys that only its configs have."""
     marked = ARCHITECTURES & set(checkpoint.architectures) or MARKS & checkpoint.config.keys()
     return 3 if marked and "midlayer.self_attn.o_proj.weight" in checkpoint.tensors else 0
 

@@ -244,5 +244,5 @@ def _rope_factors(outgoing: Outgoing, assistant: Gemma4AssistantSpec) -> dict[st
 
 
 def _width(assistant: Gemma4AssistantSpec, kind: str) -> int:
-    """Of the heads of layers of a kind."""
+    """The size of the heads of layers of a kind."""
     return assistant.head_dim(assistant.query_sizes[assistant.layer_types.index(kind)])

@@ -93,7 +93,7 @@ def block_of(parts: HeadParts | None, index: int) -> str:
 
 
 def _shape(name: str, width: int) -> tuple[int, ...] | None:
-    """Of a tensor that kinds in `names` have in common; None for another."""
+    """The shape of a tensor that several kinds of heads have; None for another."""
     own = name.removesuffix(".m").removesuffix(".0").rpartition(".")[2]
     if own in PROJECTIONS:
         return width, 2 * width
@@ -122,7 +122,7 @@ def find_heads(checkpoint: Checkpoint) -> TargetHeads | None:
 
 
 def _held(checkpoint: Checkpoint, kind: HeadKind, layers: int) -> int:
-    """Of how many heads there are tensors, where each has a prefix of its own; else one or none."""
+    """The number of heads that there are tensors of, where each has a prefix of its own; else one or none."""
     prefixes = kind.prefixes(MOST, layers)
     return sum(any(name.startswith(prefix) for name in checkpoint.tensors) for prefix in prefixes)
 
