@@ -50,7 +50,7 @@ def plan(checkpoint: Checkpoint, facts: Facts, target: TargetFacts | None) -> Pl
 
 
 def export(outgoing: Outgoing) -> Export:
-    """Write for engines; z-lab's own module, of this layout, has no causal windows, no sinks, and no tables of its own."""
+    """Write for engines; z-lab's module, of this layout, has no causal windows, no sinks, and no tables of its own."""
     draft = outgoing.draft.spec.architecture.expect(DFlashSpec)
     runs = _zlab_draft(draft, last_state_at(outgoing, draft, LAYOUT))
     moves = kept(outgoing, runs, {}, without=["mask_embedding"])
