@@ -21,6 +21,7 @@ from draftkit.data.samples import Sample, SamplesOrigin
 from draftkit.data.tokenizer import load_tokenizer
 from draftkit.errors import DraftkitError, FormatError
 from draftkit.evaluate.prompts import load_prompt_set, load_prompts
+from draftkit.loading import open_target
 from draftkit.train.adapt import AdaptSettings, _requests
 
 torch.set_num_threads(1)
@@ -166,12 +167,12 @@ def test_an_adaptation_says_what_it_leaves_out(tmp_path: Path) -> None:
     log = str(written(tmp_path, *WITH_IMAGES))
     settings = AdaptSettings(draft="d", target="zoo:target", traffic=log, replay=log, out=str(tmp_path / "out"))
     said: list[str] = []
-    requests = _requests(settings, said.append)
+    requests = _requests(settings, open_target("zoo:target"), said.append)
     assert (len(requests.logged), len(requests.general or ()), len(said)) == (2, 2, 2)
     assert all(text.startswith(TOLD) for text in said)
     written(tmp_path, WITH_IMAGES[0])
     with pytest.raises(DraftkitError, match="no requests in the log: 1 row is left out"):
-        _requests(settings, said.append)
+        _requests(settings, open_target("zoo:target"), said.append)
 
 
 def test_prompts_with_images_are_left_out_of_a_measurement(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

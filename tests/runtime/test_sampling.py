@@ -332,10 +332,9 @@ def test_a_draft_like_the_target_always_stands(mode: str) -> None:
 @pytest.mark.parametrize("mode", RATIO_MODES)
 def test_the_ends_of_the_uniform_range(mode: str, number: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that the target forbids never stands, even at u = 0; its only token always does, and q = p too."""
-    for module in ("verification", "verification_block"):
-        monkeypatch.setattr(
-            f"draftkit.runtime.{module}.uniform", lambda stream: torch.full(stream.positions.shape, number)
-        )
+    monkeypatch.setattr(
+        "draftkit.runtime.verification.uniform", lambda stream: torch.full(stream.positions.shape, number)
+    )
     logits = torch.tensor([0.0, 1.0, -1.0, -2.0]).repeat(2, 2, 1)
     forbidden, only = SamplingParameters(temperature=1.0, top_k=3), SamplingParameters(temperature=1.0, top_k=1)
     rules, start = SamplingTensors.of([forbidden, only]), torch.tensor([1, 1])
