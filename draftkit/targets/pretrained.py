@@ -31,7 +31,7 @@ from draftkit.io.handles import TensorHandle
 from draftkit.io.jsonfile import read_object
 from draftkit.io.tensors import gguf_file, open_checkpoint
 from draftkit.layout.mtp import head_patterns
-from draftkit.layout.target import language_model, require_whole_model
+from draftkit.layout.target import require_whole_model
 from draftkit.targets.device_map import map_layers, room_from
 from draftkit.targets.devices import use_device
 from draftkit.targets.finite import require_finite
@@ -51,19 +51,6 @@ def read_config(folder: Path) -> PretrainedConfig:
     if trusts_remote_code():
         _register_own_class(config, folder)
     return config
-
-
-def describe(folder: Path) -> PretrainedConfig:
-    """What is said of the language model in a folder: by its configuration as transformers reads it, or, of an
-    architecture that it does not know and other engines may, by the file alone.
-
-    Raises `DraftkitError` for a folder without a configuration.
-    """
-    try:
-        described: PretrainedConfig = read_config(folder).get_text_config()
-    except UnsupportedTarget:
-        described = PretrainedConfig.from_dict(language_model(read_object(folder / "config.json")))
-    return described
 
 
 def model_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:

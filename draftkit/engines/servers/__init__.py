@@ -13,7 +13,7 @@ Nothing that a server says is believed unread: a count is a `whole_number` of `r
 an answer or its counts cannot be is refused by `Server.complete` and by the lane. How much is read of a server, and for
 how long, is limited in `http.py`.
 
-Any other server is measured by the sizes of the chunks that it streams (`chunks.py`), and its figures are marked as
-estimated. `stream.py` reads and writes what all share of OpenAI's interface, `connect.py` opens a server by its
-address, `lane.py` runs requests through it.
+Any other server is measured by the sizes of the chunks that it streams, and its figures are marked as estimated.
+`stream.py` reads and writes what all share of OpenAI's interface, `server.py` opens a server by its address, and
+`evaluate/engines/server.py` runs requests through it.
 """
