@@ -44,6 +44,16 @@ def imports(path: Path) -> Iterator[str]:
             yield str(node.module)
 
 
+def types_of(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
+            names = (target.id for target in node.targets if isinstance(target, ast.Name))
+            yield from (name for name in names if re.fullmatch("[A-Z][a-z]+([A-Z][a-z]+)*", name))
+
+
 def test_every_file_is_in_a_room() -> None:
     assert {room_of(path) for path in FILES} == set(ROOMS)
 
@@ -127,13 +137,9 @@ def test_findings_have_names_with_hyphens() -> None:
     assert not [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(name))]
 
 
-def test_no_two_classes_have_the_same_name() -> None:
-    names = Counter(
-        node.name
-        for path in FILES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+def test_no_two_types_have_the_same_name() -> None:
+    """Neither classes nor aliases; type variables are of their file."""
+    names = Counter(name for path in FILES for name in types_of(parsed(path)))
     assert not [name for name, count in names.items() if count > 1]
 
 

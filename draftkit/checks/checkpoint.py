@@ -25,7 +25,7 @@ from draftkit.layout.target import TargetFacts
 from draftkit.runtime.drafters import refusal_to_run
 
 Config = Mapping[str, object]
-Facts = Mapping[str, object]
+SpecFacts = Mapping[str, object]
 Origins = Mapping[str, FactOrigin]
 Tensors = Mapping[str, TensorHandle]
 
@@ -135,7 +135,7 @@ def problems_of_map(tensors: Tensors, vocab_size: int) -> Iterator[Finding]:
 
 
 @check
-def layer_ids_as_outputs(facts: Facts, origins: Origins, target: TargetFacts) -> Iterator[Finding]:
+def layer_ids_as_outputs(facts: SpecFacts, origins: Origins, target: TargetFacts) -> Iterator[Finding]:
     """Top-level ids, which number states, that are the default captured layers numbered as outputs."""
     default = target.default_aux_layer_ids()
     if _stated_ids(facts, origins, nested=False) == [i - 1 for i in default]:
@@ -150,7 +150,7 @@ def layer_ids_as_outputs(facts: Facts, origins: Origins, target: TargetFacts) ->
 
 
 @check
-def layer_ids_as_states(facts: Facts, origins: Origins, target: TargetFacts) -> Iterator[Finding]:
+def layer_ids_as_states(facts: SpecFacts, origins: Origins, target: TargetFacts) -> Iterator[Finding]:
     """Nested ids, which number outputs, that are the default layers numbered as states."""
     default = target.default_aux_layer_ids()
     if _stated_ids(facts, origins, nested=True) == [i + 1 for i in default]:
@@ -163,7 +163,7 @@ def layer_ids_as_states(facts: Facts, origins: Origins, target: TargetFacts) -> 
         )
 
 
-def _stated_ids(facts: Facts, origins: Origins, *, nested: bool) -> object:
+def _stated_ids(facts: SpecFacts, origins: Origins, *, nested: bool) -> object:
     """The captured layers where a config key of this kind states them: one inside `eagle_config`, or at the top."""
     origin = origins.get("aux_layer_ids")
     stated = origin is not None and origin.origin == "stated" and origin.key.startswith("eagle_config.") is nested
@@ -184,7 +184,7 @@ def random_embedding(tensors: Tensors) -> Iterator[Finding]:
 
 
 @check
-def bias_as_attention_bias(config: Config, facts: Facts) -> Iterator[Finding]:
+def bias_as_attention_bias(config: Config, facts: SpecFacts) -> Iterator[Finding]:
     if facts.get("qkv_bias") is not False or facts.get("output_bias"):
         return
     said = [key for key in ("bias", "attention_bias") if config.get(key) is True]
@@ -199,7 +199,7 @@ def bias_as_attention_bias(config: Config, facts: Facts) -> Iterator[Finding]:
 
 
 @check
-def no_lm_head(facts: Facts) -> Iterator[Finding]:
+def no_lm_head(facts: SpecFacts) -> Iterator[Finding]:
     if facts.get("token_entry") == "attention" and facts.get("lm_head") == "target":
         yield Finding(
             "no-lm-head",
@@ -255,7 +255,7 @@ def double_norm(format: str) -> Iterator[Finding]:
 
 
 @check
-def medusa_head_count(config: Config, facts: Facts) -> Iterator[Finding]:
+def medusa_head_count(config: Config, facts: SpecFacts) -> Iterator[Finding]:
     said, heads = config.get("medusa_num_heads"), facts.get("num_heads")
     if None not in (said, heads) and said != heads:
         yield Finding(
@@ -332,7 +332,7 @@ def unstated_residual(format: str, origins: Origins) -> Iterator[Finding]:
 
 
 @check
-def causality_in_vllm(config: Config, architecture: Architecture, facts: Facts) -> Iterator[Finding]:
+def causality_in_vllm(config: Config, architecture: Architecture, facts: SpecFacts) -> Iterator[Finding]:
     """A block drafter of the speculators library whose layers vLLM makes causal otherwise than they were trained."""
     kind, inner = config.get(KIND), config.get(LAYER_CONFIG)
     if kind not in ("dflash", "dflash2", "dspark") or not isinstance(inner, Mapping):
@@ -360,7 +360,7 @@ def causality_in_vllm(config: Config, architecture: Architecture, facts: Facts) 
 
 
 @check
-def narrow_window(format: str, architecture: Architecture, facts: Facts, origins: Origins) -> Iterator[Finding]:
+def narrow_window(format: str, architecture: Architecture, facts: SpecFacts, origins: Origins) -> Iterator[Finding]:
     """A window that ends within the block, where engines and trainers differ in how they count it."""
     block, narrow = facts.get("block_size"), min((window for window in architecture.windows if window), default=None)
     if not isinstance(block, int) or narrow is None or narrow >= block or format not in OTHER_WINDOWS:

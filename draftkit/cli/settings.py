@@ -15,11 +15,13 @@ from draftkit.errors import DraftkitError, command
 if TYPE_CHECKING:
     from draftkit.io.settings import Setting
 
-Kind = Literal["eval", "train", "convert"]
+CommandName = Literal["eval", "train", "convert"]
 
 
 def settings(
-    kind: Annotated[Kind | None, typer.Argument(help="The command whose settings are listed; default: all.")] = None,
+    kind: Annotated[
+        CommandName | None, typer.Argument(help="The command whose settings are listed; default: all.")
+    ] = None,
     name: Annotated[str | None, typer.Argument(help="The one setting to explain.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +40,7 @@ def settings(
             _list(listing, listed)
 
 
-def _named(listed: list[Setting], kind: Kind, name: str) -> list[Setting]:
+def _named(listed: list[Setting], kind: CommandName, name: str) -> list[Setting]:
     """The settings of that name, of all recipes or families that have it. Raises `DraftkitError` for no such."""
     from draftkit.io.records import did_you_mean
 

@@ -15,7 +15,7 @@ from draftkit.errors import FormatError, LayoutError
 from draftkit.finding import Finding
 from draftkit.io.settings import read_value
 from draftkit.layout.facts import with_facts
-from draftkit.layout.provenance import DEFINITION, FactOrigin, Origin
+from draftkit.layout.provenance import DEFINITION, FactOrigin, OriginName
 from draftkit.layout.spec import DraftSpec
 
 Value = TypeVar("Value", int, float, str, bool)
@@ -104,14 +104,14 @@ class Facts:
             return self.record(key, value, "stated")
         return self.record(key, value, "from tensors", note if stated is None else f"{note}; the config says {stated}")
 
-    def record(self, name: str, value: Value, origin: Origin, note: str = "", key: str = "") -> Value:
+    def record(self, name: str, value: Value, origin: OriginName, note: str = "", key: str = "") -> Value:
         """Note a fact that does not come from one config key, or from `key` among several that may state it."""
         self.found.append(FactOrigin(name=name, value=str(value), origin=origin, note=note, key=key))
         return value
 
     def record_from(self, key: str, facts: Mapping[str, Value]) -> None:
         """Note facts that one config key decides under another name: stated, or the format's default without it."""
-        origin: Origin = "format default" if self._config.get(key) is None else "stated"
+        origin: OriginName = "format default" if self._config.get(key) is None else "stated"
         for name, value in facts.items():
             self.record(name, value, origin, f"config {key}")
 

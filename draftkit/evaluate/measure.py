@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftkit.engines.records import Answer, DraftCounts
 from draftkit.errors import DraftkitError
-from draftkit.evaluate.prompts import Message, Prompt, encode_messages
+from draftkit.evaluate.prompts import ChatMessage, Prompt, encode_messages
 from draftkit.requests import Request
 from draftkit.results.cell import Interval, PromptRecord
 from draftkit.results.settings import Settings
@@ -217,7 +217,7 @@ class Conversations:
             runs.append(replace(run, ids=tuple(request.id for request in requests), categories=categories))
         return Run.joined([runs])
 
-    def _request(self, number: int, messages: Sequence[Message], turn: int) -> Request:
+    def _request(self, number: int, messages: Sequence[ChatMessage], turn: int) -> Request:
         prompt, settings = self.prompts[number], self.settings
         request = Request(
             prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}",
@@ -248,13 +248,13 @@ class Conversations:
             )
         return answer.text
 
-    def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[int, ...]:
+    def _ids(self, prompt: Prompt, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         assert self.tokenizer is not None
         template = False if self.settings.template is None and prompt.plain else self.settings.template
         return encode_messages(messages, self.tokenizer, self.settings.thinking, template)
 
 
-def _user(text: str) -> Message:
+def _user(text: str) -> ChatMessage:
     return {"role": "user", "content": text}
 
 

@@ -16,7 +16,7 @@ from draftkit.layout.folder import Draft
 from draftkit.loading import OpenedTarget, open_target
 from draftkit.results.settings import Settings, Sweep
 from draftkit.runtime.drafters import family_of
-from draftkit.runtime.fusion.packing import kept_twice
+from draftkit.runtime.fusion.packed_linear import kept_twice
 from draftkit.runtime.memory import available_memory
 from draftkit.runtime.memory_plan import MemoryPlan, slot_bytes
 from draftkit.targets.device_map import room_from, spreads_targets

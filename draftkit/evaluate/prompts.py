@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 BUNDLED = "zoo"
 # What SPEED-Bench's published rows hold instead of texts that its license does not let it ship.
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
-Rows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row
+PlacedRows = Iterable[tuple[str, Mapping[str, Any]]]  # where a row lies, and the row
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Prompt:
     tools: bool = False
 
     @property
-    def opening(self) -> list[Message]:
+    def opening(self) -> list[ChatMessage]:
         """What stands before the first turn."""
         return [{"role": "system", "content": self.system}] if self.system else []
 
@@ -76,7 +76,7 @@ def encode_prompt(
 
 
 def encode_messages(
-    messages: Sequence[Message],
+    messages: Sequence[ChatMessage],
     tokenizer: PreTrainedTokenizerBase,
     thinking: bool | None = None,
     template: bool | None = None,
@@ -189,7 +189,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return ((where, row) for where, row, _ in read_file(path))
 
 
-def _published(described: Mapping[str, Any]) -> tuple[Rows, str | None]:
+def _published(described: Mapping[str, Any]) -> tuple[PlacedRows, str | None]:
     """The rows of a dataset on the Hub, or of a file at an address, and the commit they are from."""
     try:
         from datasets import load_dataset

@@ -17,7 +17,7 @@ MAX_REPEATS = 1_000  # layers or heads; a draft's schema lists the tensors of ev
 MAX_SIZE = 1 << 31
 AUTOREGRESSIVE_TOKENS, PARALLEL_TOKENS = 3, 8  # a round, to start from
 
-Kind = TypeVar("Kind", bound="Architecture")
+AnyArchitecture = TypeVar("AnyArchitecture", bound="Architecture")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ class Architecture(ABC):
         """These facts without what says where the draft lies: the same draft lies elsewhere once it is published."""
         return self
 
-    def expect(self, kind: type[Kind]) -> Kind:
+    def expect(self, kind: type[AnyArchitecture]) -> AnyArchitecture:
         """These facts as those of one family. Raises `LayoutError` for a draft of another."""
         if not isinstance(self, kind):
             raise LayoutError(f"this is a {self.method} draft", expected=f"one of the family {kind.__name__}")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from draftkit.io.html import table_html
 
-Origin = Literal["stated", "from tensors", "from target", "format default", "overridden"]
+OriginName = Literal["stated", "from tensors", "from target", "format default", "overridden"]
 DEFINITION = "what the format is"  # the remark on a format's default that no file of the format can change
 
 
@@ -21,7 +21,7 @@ class FactOrigin:
 
     name: str
     value: str
-    origin: Origin
+    origin: OriginName
     note: str
     key: str = ""
 

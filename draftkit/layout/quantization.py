@@ -15,7 +15,6 @@ from draftkit.errors import FormatError
 from draftkit.io.dtypes import FLOATS, QUANTIZED
 from draftkit.io.records import excerpt
 
-Shape = tuple[int, ...]
 SCALES = ("weight_scale", "weight_scale_inv", "input_scale")  # of an fp8 weight that is read, beside it
 MODELOPT_FILE = "hf_quant_config.json"  # where ModelOpt's older exports say it, as vLLM reads it
 # What the tensors of a quantized module are called, but for a weight that keeps its name and a bias.
@@ -49,7 +48,7 @@ def modules_with_scales(names: Iterable[str]) -> set[str]:
 
 
 def refuse_unread(
-    tensors: Mapping[str, tuple[str, Shape]], stated: Mapping[str, object] | None, where: object, hint: str
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], stated: Mapping[str, object] | None, where: object, hint: str
 ) -> None:
     """Raise `FormatError` for weights that are quantized otherwise than draftkit reads, with the name of the format.
 
@@ -71,9 +70,9 @@ def refuse_unread(
     )
 
 
-def _unread(tensors: Mapping[str, tuple[str, Shape]], block: tuple[int, int] | None) -> Iterator[str]:
+def _unread(tensors: Mapping[str, tuple[str, tuple[int, ...]]], block: tuple[int, int] | None) -> Iterator[str]:
     """The tensors that tell it, the first of each module."""
-    parts: dict[str, dict[str, tuple[str, Shape]]] = {}
+    parts: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     for name in tensors:
         if match := PART.search(name):
             parts.setdefault(name[: match.start()], {})[name] = tensors[name]
@@ -89,7 +88,7 @@ def _unread(tensors: Mapping[str, tuple[str, Shape]], block: tuple[int, int] | N
                 break
 
 
-def scales_fit(weight: Shape, scale: Shape, block: tuple[int, int] | None) -> bool:
+def scales_fit(weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None) -> bool:
     """Whether a scale is one for the whole weight [out, in], for each row, or for each block, where `block` is known or
     divides the weight evenly."""
     if prod(scale) == 1 or scale in (weight[:1], (*weight[:1], 1)):

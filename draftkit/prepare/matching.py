@@ -16,8 +16,8 @@ from draftkit.io.records import to_dict
 from draftkit.prepare.vocabulary import ROLES, Vocabulary
 from draftkit.targets.tokens import CHARACTER_OF, SPACE, Name, is_byte_level, words_of
 
-Kind = Literal["exact", "role", "pieces", "average", "unused"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+MatchKind = Literal["exact", "role", "pieces", "average", "unused"]
+KINDS: tuple[MatchKind, ...] = get_args(MatchKind)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Match:
     - `unused`: a row without a token; `donors` is such a row of the donor, if one is left.
     """
 
-    kind: Kind
+    kind: MatchKind
     donors: tuple[int, ...] = ()
 
 
@@ -68,7 +68,7 @@ def match_vocabularies(donor: Vocabulary, target: Vocabulary) -> list[Match]:
     return [rows[row] for row in range(target.size)]
 
 
-def count_kinds(matches: Iterable[Match]) -> dict[Kind, int]:
+def count_kinds(matches: Iterable[Match]) -> dict[MatchKind, int]:
     """How many rows are of each kind."""
     counts = Counter(match.kind for match in matches)
     return {kind: counts[kind] for kind in KINDS}
@@ -106,7 +106,7 @@ class Coverage:
     """What the tokens of a text are. `counts`: kind → how many; `examples`: the commonest that are no copies."""
 
     tokens: int
-    counts: dict[Kind, int]
+    counts: dict[MatchKind, int]
     examples: tuple[tuple[str, int], ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -119,7 +119,7 @@ def measure_coverage(corpus: Path, target: Vocabulary, matches: Sequence[Match])
     Raises `SourceError` for a file that cannot be read as text.
     """
     uses = _count_tokens(corpus, target)
-    counts = Counter[Kind]()
+    counts = Counter[MatchKind]()
     for token, count in uses.items():
         counts[matches[token].kind] += count
     other = [(token, count) for token, count in uses.most_common() if matches[token].kind not in ("exact", "role")]

@@ -49,7 +49,7 @@ CLOSE = 1e-3  # how far logits may lie apart, of their standard deviation
 SPOILT = 30  # of 101 draft tokens
 ROOMS = ("models", "runtime")  # draftkit's code that decodes
 
-Outcome = Literal["equal", "different", "not checked"]
+Comparison = Literal["equal", "different", "not checked"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 class Decoding:
     """Whether draftkit decodes an architecture as `generate` does; `why` it does not, or why that is not known."""
 
-    outcome: Outcome
+    outcome: Comparison
     why: str = ""
 
 
@@ -272,7 +272,7 @@ def _read(file: Path) -> Decoding | None:
     """The answer in a file, None without one that can be read."""
     with suppress(OSError, TypeError, ValueError):
         answer = Decoding(**json.loads(file.read_text(encoding="utf-8")))
-        if answer.outcome in get_args(Outcome):
+        if answer.outcome in get_args(Comparison):
             return answer
     return None
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 from draftkit.targets.attention import Latents
 from draftkit.targets.recurrent import StateKey
 

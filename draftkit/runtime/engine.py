@@ -2,7 +2,7 @@
 
 State of a sequence with n tokens: the target's keys and values are valid for positions 0 … n−2; the token at n−1, the
 *anchor*, has not been through the target. One round: the drafter proposes K tokens, the target scores anchor and
-proposal in one forward of K+1 rows at n−1 … n−1+K, the verdict accepts a ≤ K of them and adds one token, n grows by
+proposal in one forward of K+1 rows at n−1 … n−1+K, verification accepts a ≤ K of them and adds one token, n grows by
 a+1. Without a drafter K is 0 and the same loop is plain decoding. Shapes: F feature width, V vocabulary.
 """
 
@@ -32,7 +32,7 @@ from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Drafter, NewSequence
 from draftkit.runtime.drawing import draw as draw_token
 from draftkit.runtime.fusion import fuse
-from draftkit.runtime.fusion.packing import pack
+from draftkit.runtime.fusion.packed_linear import pack
 from draftkit.runtime.graphs import CudaCapture, GraphedRounds, capturable
 from draftkit.runtime.memory import require_memory
 from draftkit.runtime.prefill import PREFILL_CHUNK, Prefill, Prefilled

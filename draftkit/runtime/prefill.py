@@ -21,7 +21,7 @@ from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.slot_attention import Scoring, attend
 from draftkit.runtime.ops.slot_write import write
 from draftkit.runtime.records import Generation
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 from draftkit.targets.target import Target, TargetOutput
 
 PREFILL_CHUNK = 2048  # rows of one forward, which bounds its activations

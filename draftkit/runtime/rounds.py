@@ -21,8 +21,8 @@ from draftkit.runtime.batch import Batch
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Drafter, Draw, NewSequence, Proposal
 from draftkit.runtime.drawing import RoundDraw, draw_greedy
+from draftkit.runtime.emitted import Drafted, Emitted, Verify
 from draftkit.runtime.ops.row_peaks import best_token
-from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import (
     verify_block,
     verify_coupled,
@@ -80,12 +80,12 @@ class SlotState:
         if feature is not None:
             self.features[slot, 0] = feature
 
-    def commit(self, slots: Tensor, verdict: Verdict) -> None:
+    def commit(self, slots: Tensor, emitted: Emitted) -> None:
         """Advance `slots` int64 [B] by what the target has emitted."""
-        unused = self.tokens.shape[1] - verdict.tokens.shape[1]
-        self.tokens[slots] = pad(verdict.tokens, (0, unused))
-        self.counts[slots] = verdict.counts.clamp(min=1)  # a row without a sequence emits nothing, and is read again
-        self.position[slots] += verdict.counts
+        unused = self.tokens.shape[1] - emitted.tokens.shape[1]
+        self.tokens[slots] = pad(emitted.tokens, (0, unused))
+        self.counts[slots] = emitted.counts.clamp(min=1)  # a row without a sequence emits nothing, and is read again
+        self.position[slots] += emitted.counts
 
 
 class Outcome(NamedTuple):
@@ -164,11 +164,11 @@ class Rounds:
         one_hot = batch.draft.greedy if drafting else torch.ones_like(batch.draft.greedy)
         drafted = Drafted(proposed.tokens, lengths, batch.active, one_hot, probs)
         rates = None if self.rates is None else self.rates[:k]
-        verdict = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
+        emitted = verification(self.mode, all_greedy=batch.all_greedy, rates=rates)(
             drafted, logits, batch.target, start
         )
-        state.commit(slots, verdict)
-        return _packed(verdict, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
+        state.commit(slots, emitted)
+        return _packed(emitted, proposed.tokens, lengths, _broken(drafted, watched.finite(slots), logits))
 
     def _propose(self, slots: Tensor, length: int, k: int, draw: Draw) -> Proposal:
         """The draft tokens of this round. A drafter takes in the committed tokens even where k is 0."""
@@ -224,8 +224,8 @@ def _broken(drafted: Drafted, draft: Tensor, logits: Tensor) -> Tensor:
     return torch.where(drafted.active, torch.where(target, torch.where(draft, 0, 2), 1), 0)
 
 
-def _packed(verdict: Verdict, proposal: Tensor, lengths: Tensor, broken: Tensor) -> Tensor:
-    columns = broken[:, None], lengths[:, None], verdict.counts[:, None], verdict.tokens, verdict.expected, proposal
+def _packed(emitted: Emitted, proposal: Tensor, lengths: Tensor, broken: Tensor) -> Tensor:
+    columns = broken[:, None], lengths[:, None], emitted.counts[:, None], emitted.tokens, emitted.expected, proposal
     return torch.cat([column.double() for column in columns], dim=1)
 
 

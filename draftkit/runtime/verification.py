@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftkit.runtime.batch import SamplingTensors
+from draftkit.runtime.emitted import Drafted, Emitted, emit, emit_chosen
 from draftkit.runtime.ops import fused_verification as fused
 from draftkit.runtime.ops.backend import uses_triton
 from draftkit.runtime.ops.distribution import Distribution, distribution, log_weights, probability_of
 from draftkit.runtime.ops.random import Stream, acceptance_stream, exponential, natural_log, target_stream, uniform
 from draftkit.runtime.ops.residual_mass import residual_mass
 from draftkit.runtime.ops.sample import sample
-from draftkit.runtime.verdict import Drafted, Verdict, emit, emit_chosen
 
 
 class Accepted(NamedTuple):
@@ -36,8 +36,8 @@ class Accepted(NamedTuple):
     target_probs: Tensor
 
 
-def verify_rejection(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
-    """`verdict.Verify` by speculative sampling, the default mode: the output has exactly the target's distribution.
+def verify_rejection(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+    """`emitted.Verify` by speculative sampling, the default mode: the output has exactly the target's distribution.
 
     `expected` is Σ_v min(p, q), and p of the draft token where one-hot.
     """
@@ -97,8 +97,8 @@ def _scores(
     return scores.nan_to_num(-torch.inf)
 
 
-def verify_greedy(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
-    """`verdict.Verify` for batches of greedy requests; the cheapest, and what `rejection` and `coupled` come to there.
+def verify_greedy(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+    """`emitted.Verify` for batches of greedy requests; the cheapest, and what `rejection` and `coupled` come to there.
 
     `parameters` and `start` play no part. `expected` is 1 where the draft token is the target's, else 0.
     """
@@ -107,8 +107,8 @@ def verify_greedy(drafted: Drafted, logits: Tensor, parameters: SamplingTensors,
     return emit_chosen(drafted, count_matches(drafted, best), best, agrees.float())
 
 
-def verify_coupled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
-    """`verdict.Verify` by shared noise: the output is the same with any draft, and with none (Daliri, Musco and Suresh
+def verify_coupled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+    """`emitted.Verify` by shared noise: the output is the same with any draft, and with none (Daliri, Musco and Suresh
     2024, arXiv 2408.07978).
 
     The target draws every position with its own noise, as it would alone, and a draft stands where it is the same
@@ -165,8 +165,8 @@ def expected_acceptance(drafted: Drafted, p: Distribution, p_drafted: Tensor) ->
     return torch.where(drawn, 1 - residual, p_drafted)
 
 
-def verify_block(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
-    """`verdict.Verify` for whole blocks; equal to `rejection` for K = 1, never worse in expectation.
+def verify_block(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+    """`emitted.Verify` for whole blocks; equal to `rejection` for K = 1, never worse in expectation.
 
     `expected` is exact given the draft tokens: whether a draft stands depends on those after it too.
     """
@@ -223,8 +223,8 @@ def _count(like: Tensor) -> Tensor:
 
 def verify_synthetic(
     drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor, *, rates: Tensor
-) -> Verdict:
-    """`verdict.Verify` once `rates`, conditional ones float32 [K], are bound: a draft stands at its rate.
+) -> Emitted:
+    """`emitted.Verify` once `rates`, conditional ones float32 [K], are bound: a draft stands at its rate.
 
     The target's own token is drawn from its distribution after the accepted drafts. `expected` are the rates.
     """

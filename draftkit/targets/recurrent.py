@@ -27,7 +27,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-Kind = Literal["conv", "recurrent"]
+StateKind = Literal["conv", "recurrent"]
 NOTHING_KEPT = {"moe", "mlp"}  # kinds of layers that some releases of transformers give an empty recurrent cache
 
 
@@ -35,7 +35,7 @@ class StateKey(NamedTuple):
     """One of the states of a layer, as transformers' `Cache` tells them apart."""
 
     layer: int
-    kind: Kind
+    kind: StateKind
     number: int
 
 
@@ -153,7 +153,7 @@ class _Layer(LinearAttentionLayer):
     def drop(self, key: StateKey) -> None:
         self._of(key.kind)[key.number] = None
 
-    def _of(self, kind: Kind) -> dict[int, Tensor | None]:
+    def _of(self, kind: StateKind) -> dict[int, Tensor | None]:
         return self.conv_states if kind == "conv" else self.recurrent_states
 
 

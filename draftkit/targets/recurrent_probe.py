@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftkit.targets.recurrent import Kind, NoStates, Recurrence, StateCache, StateKey, rows_of
+from draftkit.targets.recurrent import NoStates, Recurrence, StateCache, StateKey, StateKind, rows_of
 
-Run = Callable[[int, StateCache], object]  # a forward of so many rows of one text, with the cache
+ProbeForward = Callable[[int, StateCache], object]  # a forward of so many rows of one text, with the cache
 
 
-def find_recurrences(model: nn.Module, sizes: Sequence[int], run: Run) -> tuple[Recurrence, ...]:
+def find_recurrences(model: nn.Module, sizes: Sequence[int], run: ProbeForward) -> tuple[Recurrence, ...]:
     """The recurrent modules of a model on torch's meta device, whose parameters need no gradients.
 
     A module is the innermost one at work when `Cache` is told of a state. `sizes` as in `StateCache`.
@@ -111,7 +111,7 @@ class _Calls:
         self.cache.keys.clear()
 
 
-def _resuming(model: nn.Module, sizes: Sequence[int], found: dict[str, _Call], run: Run) -> dict[str, bool]:
+def _resuming(model: nn.Module, sizes: Sequence[int], found: dict[str, _Call], run: ProbeForward) -> dict[str, bool]:
     """Whether each module's state after several rows at once depends on that before them, which gradients tell.
 
     Some start over: transformers' Mamba, whose kernel for several rows takes no state.
@@ -145,7 +145,7 @@ def _resuming(model: nn.Module, sizes: Sequence[int], found: dict[str, _Call], r
     return resuming
 
 
-RECURRENT: Kind = "recurrent"
+RECURRENT: StateKind = "recurrent"
 
 
 def _detached(value: Any) -> Any:

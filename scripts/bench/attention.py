@@ -21,7 +21,7 @@ from rich.table import Table
 
 from draftkit.runtime.ops.slot_attention import Scoring, attend, attend_reference
 from draftkit.runtime.ops.slot_write import write
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 
 COPIED_BYTES = 1 << 30
 REPLAYS = 20

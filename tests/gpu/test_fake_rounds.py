@@ -31,7 +31,7 @@ from draftkit.runtime.fusion import fuse
 from draftkit.runtime.prefill import Prefill, Prefilled
 from draftkit.runtime.records import Generation
 from draftkit.runtime.rounds import Rounds
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 from draftkit.targets.target import Target
 
 pytest.importorskip("triton")

@@ -12,9 +12,9 @@ from torch import Tensor
 from draftkit.runtime import rounds
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.cache import CacheRows, SlotCache
+from draftkit.runtime.emitted import Drafted, Emitted, emit_chosen
 from draftkit.runtime.ops.random import target_stream
-from draftkit.runtime.rows import SlotRows
-from draftkit.runtime.verdict import Drafted, Verdict, emit_chosen
+from draftkit.runtime.slot_rows import SlotRows
 from draftkit.runtime.verification import recover_token
 from draftkit.targets.attention import KeyValues
 from draftkit.targets.target import Target, TargetOutput
@@ -61,18 +61,18 @@ def plant_rare_acceptance(rate: float) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         chance, rejection = torch.Generator().manual_seed(0), rounds.MODES["rejection"]
 
-        def generous(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
-            verdict = rejection(drafted, logits, parameters, start)
-            too_many = torch.rand(len(verdict.counts), generator=chance) < rate
-            first = torch.where(too_many & (verdict.counts == 1), drafted.tokens[:, 0], verdict.tokens[:, 0])
-            return verdict._replace(tokens=torch.cat((first[:, None], verdict.tokens[:, 1:]), dim=1))
+        def generous(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
+            emitted = rejection(drafted, logits, parameters, start)
+            too_many = torch.rand(len(emitted.counts), generator=chance) < rate
+            first = torch.where(too_many & (emitted.counts == 1), drafted.tokens[:, 0], emitted.tokens[:, 0])
+            return emitted._replace(tokens=torch.cat((first[:, None], emitted.tokens[:, 1:]), dim=1))
 
         monkeypatch.setitem(rounds.MODES, "rejection", generous)
 
     return plant
 
 
-def accepting_too_much(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+def accepting_too_much(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
     """Greedy verification that takes the first draft for granted."""
     best = logits.argmax(-1)
     agrees = drafted.tokens == best[:, :-1]
@@ -121,7 +121,7 @@ def plant_flatter_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verification takes the draft's probabilities as if they had been taken at twice the temperature."""
     rejection = rounds.MODES["rejection"]
 
-    def mis_scaled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    def mis_scaled(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
         assert drafted.probs is not None
         flatter = drafted.probs.sqrt()
         wrong = drafted._replace(probs=flatter / flatter.sum(-1, keepdim=True))

@@ -17,7 +17,7 @@ from draftkit.evaluate.two_samples import NOTHING, ChiSquare
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
-from draftkit.runtime.verdict import Drafted, Verify
+from draftkit.runtime.emitted import Drafted, Verify
 from lossless.contexts import Context
 from lossless.exact_distribution import exact_distribution, fit
 
@@ -82,9 +82,9 @@ def drawn_texts(
             draw(draft[start + i], own, start + i, start, coupled=False, probs=probs[:, i]) for i in range(DRAFTS)
         ]
         drafted = Drafted.full(torch.stack(tokens, dim=1), probs)._replace(one_hot=own.greedy)
-        verdict = verify(drafted, target[start[:, None] + ahead], rules, start)
-        text[rows[:, None], start[:, None] + ahead] = verdict.tokens
-        filled[rows] = start + verdict.counts
+        emitted = verify(drafted, target[start[:, None] + ahead], rules, start)
+        text[rows[:, None], start[:, None] + ahead] = emitted.tokens
+        filled[rows] = start + emitted.counts
         rows = rows[filled[rows] < length]
     return text[:, :length]
 

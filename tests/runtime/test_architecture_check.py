@@ -22,7 +22,7 @@ from draftkit.loading import load_drafter, load_model, open_draft, open_target
 from draftkit.runtime import architecture_check, attention
 from draftkit.runtime.architecture_check import Decoding, compare, decoding_of, require_equal_decoding
 from draftkit.runtime.cache import StateRows
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 from draftkit.targets import target as targets
 from draftkit.targets.tiny import CROSSED, HEADS, tiny_config
 

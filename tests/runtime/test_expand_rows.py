@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkit.runtime.ops import expand_rows as module
-from draftkit.runtime.ops.expand_rows import Rows, expand_rows
+from draftkit.runtime.ops.expand_rows import ExpandedRows, expand_rows
 
 # By the reference, or by the kernel; each computes where it runs.
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param(DEVICE, marks=pytest.mark.interpreter, id="kernel")])
 
 
-def expanded(device: str, *arguments: Any, **options: Any) -> Rows:
+def expanded(device: str, *arguments: Any, **options: Any) -> ExpandedRows:
     def moved(value: Any, device: str) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 
     rows = expand_rows(*(moved(a, device) for a in arguments), **{k: moved(v, device) for k, v in options.items()})
-    return Rows(*(moved(part, "cpu") for part in rows))
+    return ExpandedRows(*(moved(part, "cpu") for part in rows))
 
 
 # vLLM's layouts: what the target saw, how much of it was rejected, and what came next.

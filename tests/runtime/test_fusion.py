@@ -37,7 +37,7 @@ from draftkit.runtime.fusion.layers import (
     FusedMLP,
 )
 from draftkit.runtime.fusion.norms import FusedNorm, gated, gated_reference
-from draftkit.runtime.fusion.packing import joint_of
+from draftkit.runtime.fusion.packed_linear import joint_of
 from draftkit.runtime.fusion.rms_norm import add_rms_norm, rms_norm, rms_norm_reference
 from draftkit.runtime.fusion.rotation import (
     HeadNorms,

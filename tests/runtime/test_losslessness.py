@@ -19,8 +19,8 @@ from torch import Tensor
 
 from draftkit.requests import DraftSampling, SamplingParameters
 from draftkit.runtime.batch import SamplingTensors
+from draftkit.runtime.emitted import Drafted, Emitted, Verify
 from draftkit.runtime.ops.random import Stream, acceptance_stream, draft_stream
-from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import recover_token, verify_block, verify_coupled, verify_rejection
 
 torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def assert_as_expected(texts: Texts) -> None:
 # Rules with a planted bug, each of which the tests above must notice.
 
 
-def wrong_draft_temperature(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+def wrong_draft_temperature(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
     assert drafted.probs is not None
     flatter = drafted.probs.pow(0.9)
     drafted = drafted._replace(probs=flatter / flatter.sum(-1, keepdim=True))
@@ -209,7 +209,7 @@ def test_block_verification_with_noise_of_the_last_round_is_noticed(monkeypatch:
 def test_a_length_that_depends_on_the_drawn_token_is_noticed() -> None:
     """Stopping a draft at a token, and dropping it, is not lossless: `Drafted` forbids it."""
 
-    def dropping(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    def dropping(drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
         lengths = torch.where(drafted.tokens[:, 0] == 1, 0, K)
         return verify_rejection(drafted._replace(lengths=lengths), logits, parameters, start)
 

@@ -19,6 +19,7 @@ from draftkit.errors import DraftkitError
 from draftkit.requests import DraftSampling, SamplingParameters, SyntheticAcceptance
 from draftkit.runtime.batch import SamplingTensors
 from draftkit.runtime.drawing import draw
+from draftkit.runtime.emitted import Drafted, Emitted, Verify
 from draftkit.runtime.ops.distribution import distribution, probabilities, probability_of
 from draftkit.runtime.ops.random import (
     CACHED,
@@ -33,7 +34,6 @@ from draftkit.runtime.ops.random import (
     uniform,
 )
 from draftkit.runtime.ops.sample import sample
-from draftkit.runtime.verdict import Drafted, Verdict, Verify
 from draftkit.runtime.verification import (
     verify_block,
     verify_coupled,
@@ -228,8 +228,8 @@ def modes(k: int) -> dict[str, Verify]:
     return LOSSLESS | {"synthetic": partial(verify_synthetic, rates=rates)}
 
 
-def texts(verdict: Verdict) -> list[list[int]]:
-    return [row[:count] for row, count in zip(verdict.tokens.tolist(), verdict.counts.tolist(), strict=True)]
+def texts(emitted: Emitted) -> list[list[int]]:
+    return [row[:count] for row, count in zip(emitted.tokens.tolist(), emitted.counts.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -237,28 +237,28 @@ def texts(verdict: Verdict) -> list[list[int]]:
 def test_a_request_does_not_notice_its_batch(mode: str, seed: int) -> None:
     """Neither slot, neighbors, padding nor K: alone with just its own drafts it gets the same tokens."""
     whole = random_round(seed)
-    verdict = whole.verify(modes(4)[mode])
-    together = texts(verdict)
+    emitted = whole.verify(modes(4)[mode])
+    together = texts(emitted)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
     shuffled = texts(whole.take(order, 4).verify(modes(4)[mode]))
     assert [shuffled[int(i)] for i in order.argsort()] == together
     for row, k in enumerate(whole.drafted.lengths.tolist()):
         alone = whole.take(torch.tensor([row]), k).verify(modes(k)[mode])
         assert texts(alone) == [together[row]]
-        torch.testing.assert_close(alone.expected[0], verdict.expected[row, :k])
+        torch.testing.assert_close(alone.expected[0], emitted.expected[row, :k])
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mode", modes(0))
 def test_nothing_invalid_reaches_an_output(mode: str, seed: int) -> None:
     whole = random_round(seed)
-    clean, verdict = whole.verify(modes(4)[mode]), whole.poisoned().verify(modes(6)[mode])
-    assert texts(verdict)[::2] == texts(clean)
-    assert not any(texts(verdict)[1::2])
-    assert int(verdict.tokens.min()) >= 0
-    assert int(verdict.tokens.max()) < 33
-    torch.testing.assert_close(verdict.expected[::2], pad(clean.expected, (0, 2)))
-    assert not verdict.expected[1::2].any()
+    clean, emitted = whole.verify(modes(4)[mode]), whole.poisoned().verify(modes(6)[mode])
+    assert texts(emitted)[::2] == texts(clean)
+    assert not any(texts(emitted)[1::2])
+    assert int(emitted.tokens.min()) >= 0
+    assert int(emitted.tokens.max()) < 33
+    torch.testing.assert_close(emitted.expected[::2], pad(clean.expected, (0, 2)))
+    assert not emitted.expected[1::2].any()
 
 
 @pytest.mark.parametrize("mode", modes(0))
@@ -279,10 +279,10 @@ def test_greedy_tables(mode: str) -> None:
     best = torch.tensor([[1, 9, 3, 7], [1, 2, 3, 7], [4, 2, 3, 7]])
     logits = torch.nn.functional.one_hot(best, 10).float()
     logits[0, 0, 5] = 1.0  # a tie: the first token counts
-    verdict = LOSSLESS[mode](drafted, logits, batch(SamplingParameters(), 3), torch.ones(3, dtype=torch.int64))
-    assert texts(verdict) == [[1, 9], [1, 2, 3, 7], [4]]
-    assert verdict.accepted.tolist() == [1, 3, 0]
-    assert verdict.expected.tolist()[:2] == [[1, 0, 1], [1, 1, 1]] or mode == "block"
+    emitted = LOSSLESS[mode](drafted, logits, batch(SamplingParameters(), 3), torch.ones(3, dtype=torch.int64))
+    assert texts(emitted) == [[1, 9], [1, 2, 3, 7], [4]]
+    assert emitted.accepted.tolist() == [1, 3, 0]
+    assert emitted.expected.tolist()[:2] == [[1, 0, 1], [1, 1, 1]] or mode == "block"
 
 
 @pytest.mark.parametrize("mode", LOSSLESS)
@@ -307,8 +307,8 @@ def test_drawn_drafts_stand_as_often_as_expected_but_for_coupled_ones(mode: str)
     start = torch.arange(count)
     probs = torch.empty(count, 1, 20)
     tokens = draw(draft[:, 0], rules, start, start, coupled=mode == "coupled", probs=probs[:, 0])[:, None]
-    verdict = LOSSLESS[mode](Drafted.full(tokens, probs), target.repeat(1, 2, 1), rules, start)
-    expected, accepted = float(verdict.expected.mean()), float(verdict.accepted.float().mean())
+    emitted = LOSSLESS[mode](Drafted.full(tokens, probs), target.repeat(1, 2, 1), rules, start)
+    expected, accepted = float(emitted.expected.mean()), float(emitted.accepted.float().mean())
     sigma = (expected * (1 - expected) / count) ** 0.5
     if mode == "rejection":
         assert abs(accepted - expected) < 4 * sigma
@@ -323,9 +323,9 @@ def test_a_draft_like_the_target_always_stands(mode: str) -> None:
     start = torch.arange(2000) % 7
     probs = torch.empty(2000, 3, 200)
     tokens = torch.stack([draw(logits[:, i], rules, start + i, start, probs=probs[:, i]) for i in range(3)], dim=1)
-    verdict = LOSSLESS[mode](Drafted.full(tokens, probs), logits, rules, start)
-    assert (verdict.accepted == 3).all()
-    torch.testing.assert_close(verdict.expected, torch.ones(2000, 3), atol=1e-5, rtol=0)
+    emitted = LOSSLESS[mode](Drafted.full(tokens, probs), logits, rules, start)
+    assert (emitted.accepted == 3).all()
+    torch.testing.assert_close(emitted.expected, torch.ones(2000, 3), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2.0**-24])
@@ -341,19 +341,19 @@ def test_the_ends_of_the_uniform_range(mode: str, number: float, monkeypatch: py
     drafted = Drafted.full(torch.tensor([[3], [1]]))
     for probs in (None, torch.tensor([[[0.0, 0.0, 0.0, 1.0]], [[0.0, 1.0, 0.0, 0.0]]])):
         rows = drafted._replace(probs=probs, one_hot=torch.full((2,), probs is None))
-        verdict = LOSSLESS[mode](rows, logits, rules, start)
-        assert verdict.accepted.tolist() == [0, 1]
-        assert int(verdict.tokens[0, 0]) != 3
+        emitted = LOSSLESS[mode](rows, logits, rules, start)
+        assert emitted.accepted.tolist() == [0, 1]
+        assert int(emitted.tokens[0, 0]) != 3
 
 
 def test_a_rejected_one_hot_draft_is_never_recovered() -> None:
     rules = batch(SamplingParameters(temperature=1.0), 5000)
     logits = torch.tensor([2.0, 1.0, 0.0]).repeat(5000, 2, 1)
     drafted = Drafted.full(torch.zeros(5000, 1, dtype=torch.int64))
-    verdict = verify_rejection(drafted, logits, rules, torch.ones(5000, dtype=torch.int64))
-    rejected = verdict.accepted == 0
+    emitted = verify_rejection(drafted, logits, rules, torch.ones(5000, dtype=torch.int64))
+    rejected = emitted.accepted == 0
     assert 1000 < int(rejected.sum()) < 4000
-    assert (verdict.tokens[rejected, 0] != 0).all()
+    assert (emitted.tokens[rejected, 0] != 0).all()
 
 
 def test_block_verification_of_one_draft_is_rejection() -> None:
@@ -399,12 +399,12 @@ def test_synthetic_acceptance_has_its_rates() -> None:
     drafted = Drafted.full(torch.ones(rows, 3, dtype=torch.int64))
     rules = batch(SamplingParameters(temperature=1.0), rows)
     start = torch.arange(rows)
-    verdict = verify(drafted, logits, rules, start)
-    counts = torch.bincount(verdict.accepted, minlength=4)
+    emitted = verify(drafted, logits, rules, start)
+    counts = torch.bincount(emitted.accepted, minlength=4)
     assert fit(counts, torch.tensor([0.2, 0.4, 0.1, 0.3])) > 1e-4
     positions = start[:, None] + torch.arange(4)
-    last = verdict.counts[:, None] - 1
+    last = emitted.counts[:, None] - 1
     own = sample(distribution(logits, rules), target_stream(rules.seed, positions)).gather(1, last)
-    assert torch.equal(verdict.tokens.gather(1, last), own)
+    assert torch.equal(emitted.tokens.gather(1, last), own)
     everything = partial(verify_synthetic, rates=torch.ones(3))
     assert (everything(drafted, logits, rules, start).counts == 4).all()

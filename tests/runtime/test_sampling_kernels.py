@@ -215,15 +215,15 @@ def test_matches(k: int) -> None:
 def test_whole_verdicts_with_poison_around(verify: Any) -> None:
     """Memory around the inputs would win every draw if it were read."""
 
-    def verdict(whole: Round) -> Any:
+    def verified(whole: Round) -> Any:
         rates = torch.full((2,), 0.7, device=whole.logits.device)
         return whole.verify(partial(verify_synthetic, rates=rates) if verify == "synthetic" else verify)
 
     whole = a_round(0, rows=5, k=2)
     probs, tokens = whole.drafted.probs, whole.drafted.tokens
     drafted = whole.drafted._replace(probs=guarded(probs, -1e30), tokens=guarded(tokens, 2))
-    kernel = with_kernels(verdict, replace(whole, logits=guarded(whole.logits, 1e30), drafted=drafted))
-    expected = reference(verdict, whole)
+    kernel = with_kernels(verified, replace(whole, logits=guarded(whole.logits, 1e30), drafted=drafted))
+    expected = reference(verified, whole)
     assert torch.equal(kernel.tokens, expected.tokens)
     assert torch.equal(kernel.counts, expected.counts)
     torch.testing.assert_close(kernel.expected, expected.expected, atol=1e-5, rtol=1e-5)

@@ -20,7 +20,7 @@ from draftkit.runtime.attention import slot_attention
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.ops.slot_attention import MAX_ROWS, Scoring, attend, attend_reference
 from draftkit.runtime.ops.slot_write import write, write_reference
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 
 pytest.importorskip("triton")
 

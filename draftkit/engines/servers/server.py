@@ -99,7 +99,7 @@ class Server(ABC):
             )
 
 
-Kind = TypeVar("Kind", bound=Server)
+AnyServer = TypeVar("AnyServer", bound=Server)
 
 LIMITS = Limits()
 
@@ -112,7 +112,7 @@ def server_at(url: str) -> Server:
     return by_owner.get(str(listed.get("owned_by")), ChunkServer)(api, str(listed["id"]))
 
 
-def server_of(kind: type[Kind], url: str) -> Kind:
+def server_of(kind: type[AnyServer], url: str) -> AnyServer:
     """A server that is known to be of a kind, for its first model.
 
     Raises `SourceError` when it does not answer or lists no models.

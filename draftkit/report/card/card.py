@@ -23,7 +23,7 @@ from draftkit.io.jsonfile import read_object
 from draftkit.io.yaml_text import read_yaml_file
 from draftkit.layout.folder import Draft
 from draftkit.report.card.markdown import (
-    Row,
+    NumberedCell,
     acceptance_table,
     category_table,
     convention_table,
@@ -70,7 +70,7 @@ class CardInput:
     figures: Sequence[str] = ()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[NumberedCell]:
         """Every cell, with the number of its run."""
         return [(number, cell) for number, result in enumerate(self.results, start=1) for cell in result.cells]
 

@@ -10,7 +10,7 @@ from draftkit.results.cell import Cell
 from draftkit.results.metrics import Metric, View, metrics_of, number
 from draftkit.results.record import Result
 
-Row = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
+NumberedCell = tuple[int, Cell]  # the number of a run, from 1, and one of its cells
 EMPHASIZED = "acceptance_length"  # the metric whose mean is in bold
 VERSIONS = ("draftkit", "vllm", "torch", "transformers", "python")
 
@@ -27,18 +27,18 @@ def plain(value: object) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def acceptance_table(rows: Sequence[Row]) -> str:
+def acceptance_table(rows: Sequence[NumberedCell]) -> str:
     """What each cell accepted."""
     return _shown("card-acceptance", rows)
 
 
-def _shown(view: View, rows: Sequence[Row]) -> str:
+def _shown(view: View, rows: Sequence[NumberedCell]) -> str:
     """A table of what a view shows of each cell."""
     shown = metrics_of(view, [cell for _, cell in rows])
     return _by_setting([metric.title for metric in shown], rows, lambda cell: [_text(metric, cell) for metric in shown])
 
 
-def _by_setting(header: Sequence[str], rows: Sequence[Row], texts: Callable[[Cell], Sequence[str]]) -> str:
+def _by_setting(header: Sequence[str], rows: Sequence[NumberedCell], texts: Callable[[Cell], Sequence[str]]) -> str:
     """A table whose rows begin with the run and how it was measured."""
     setting = metrics_of("card", [cell for _, cell in rows])
     lines = ((run, *(metric.text(cell) for metric in setting), *texts(cell)) for run, cell in rows)
@@ -53,7 +53,7 @@ def _text(metric: Metric, cell: Cell) -> str:
     return f"**{mean}** {rest}".rstrip()
 
 
-def convention_table(rows: Sequence[Row]) -> str:
+def convention_table(rows: Sequence[NumberedCell]) -> str:
     """What other tools would call the acceptance length of each cell; empty where no cell says."""
 
     def lengths(cell: Cell) -> dict[str, str]:
@@ -62,7 +62,7 @@ def convention_table(rows: Sequence[Row]) -> str:
     return _spread(rows, lengths, least=1)
 
 
-def category_table(rows: Sequence[Row]) -> str:
+def category_table(rows: Sequence[NumberedCell]) -> str:
     """The acceptance length by category, with its number of prompts; empty where there is but one category."""
 
     def lengths(cell: Cell) -> dict[str, str]:
@@ -72,7 +72,7 @@ def category_table(rows: Sequence[Row]) -> str:
     return _spread(rows, lengths, least=2)
 
 
-def _spread(rows: Sequence[Row], texts: Callable[[Cell], dict[str, str]], least: int) -> str:
+def _spread(rows: Sequence[NumberedCell], texts: Callable[[Cell], dict[str, str]], least: int) -> str:
     """A column for each name that a cell has a text for; empty where there are fewer than `least`."""
     names = list(dict.fromkeys(name for _, cell in rows for name in texts(cell)))
     if len(names) < least:
@@ -80,7 +80,7 @@ def _spread(rows: Sequence[Row], texts: Callable[[Cell], dict[str, str]], least:
     return _by_setting(names, rows, lambda cell: [texts(cell).get(name, number(None)) for name in names])
 
 
-def speed_table(rows: Sequence[Row]) -> str:
+def speed_table(rows: Sequence[NumberedCell]) -> str:
     """Throughput and latencies; empty where no cell compares with plain decoding."""
     timed = [(run, cell) for run, cell in rows if cell.times_faster is not None]
     return _shown("card-speed", timed) if timed else ""

@@ -159,10 +159,10 @@ def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-Kind = Literal["prefill", "accepted", "recovered", "bonus", "plain", "rejected", "unread"]
+TokenKind = Literal["prefill", "accepted", "recovered", "bonus", "plain", "rejected", "unread"]
 
 # Order and words of the legend.
-KINDS: dict[Kind, str] = {
+KINDS: dict[TokenKind, str] = {
     "accepted": "accepted: drafted, and kept by the target",
     "recovered": "recovered: the target's token where it rejected the draft's",
     "bonus": "bonus: the target's token after a draft accepted in full",
@@ -173,20 +173,20 @@ KINDS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Token:
+class ShownToken:
     text: str
-    kind: Kind
+    kind: TokenKind
 
 
 @dataclass(frozen=True)
 class ShownRound:
     """`tokens` were added to the text; `proposal` is what the draft offered for their places."""
 
-    tokens: tuple[Token, ...]
-    proposal: tuple[Token, ...]
+    tokens: tuple[ShownToken, ...]
+    proposal: tuple[ShownToken, ...]
 
     @property
-    def rejected(self) -> Token | None:
+    def rejected(self) -> ShownToken | None:
         return next((token for token in self.proposal if token.kind == "rejected"), None)
 
     @property
@@ -205,7 +205,7 @@ class ShownTranscript:
     prompt: str
     first: str
     rounds: tuple[ShownRound, ...]
-    counts: Counter[Kind]
+    counts: Counter[TokenKind]
 
 
 def show_transcript(transcript: Transcript) -> ShownTranscript:
@@ -217,14 +217,14 @@ def show_transcript(transcript: Transcript) -> ShownTranscript:
 def show_round(round: TranscriptRound) -> ShownRound:
     """Kinds of all tokens of a round. The end of a text may cut the tokens that a round adds."""
     accepted, drafted = round.accepted, len(round.drafted)
-    last: Kind = "plain" if not drafted else "bonus" if accepted == drafted else "recovered"
+    last: TokenKind = "plain" if not drafted else "bonus" if accepted == drafted else "recovered"
     return ShownRound(
-        tuple(Token(text, "accepted" if i < accepted else last) for i, text in enumerate(round.emitted)),
-        tuple(Token(text, _fate(i, accepted)) for i, text in enumerate(round.drafted)),
+        tuple(ShownToken(text, "accepted" if i < accepted else last) for i, text in enumerate(round.emitted)),
+        tuple(ShownToken(text, _fate(i, accepted)) for i, text in enumerate(round.drafted)),
     )
 
 
-def _fate(position: int, accepted: int) -> Kind:
+def _fate(position: int, accepted: int) -> TokenKind:
     return "accepted" if position < accepted else "rejected" if position == accepted else "unread"
 
 

@@ -25,7 +25,7 @@ from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
 from draftkit.runtime.memory_plan import SlotBytes
-from draftkit.runtime.ops.expand_rows import Rows, expand_rows
+from draftkit.runtime.ops.expand_rows import ExpandedRows, expand_rows
 from draftkit.runtime.prefill import parts_of_prompts
 from draftkit.targets.chat import load_tokenizer
 from draftkit.targets.footprint import footprint
@@ -136,7 +136,7 @@ class PardDrafter(CausalLMDrafter):
         drafted = [self._draw(draw, step, logits[:, step]) for step in range(k)]
         return Proposal(torch.stack(drafted, dim=1))
 
-    def _logits(self, committed: Committed, rows: Rows) -> Tensor:
+    def _logits(self, committed: Committed, rows: ExpandedRows) -> Tensor:
         return self._pass(committed, rows.tokens, rows.positions)
 
 
@@ -169,7 +169,7 @@ class Pard2Drafter(PardDrafter):
         assert features is not None
         self.projected.forward(tokens, features, positions, rows, last_only=True, lengths=lengths)
 
-    def _logits(self, committed: Committed, rows: Rows) -> Tensor:
+    def _logits(self, committed: Committed, rows: ExpandedRows) -> Tensor:
         assert rows.hidden is not None
         kv = self.cache.rows(committed.slots, rows.positions, committed.length)
         return self.projected.forward(rows.tokens, rows.hidden, rows.positions, kv)

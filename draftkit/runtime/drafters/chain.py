@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from draftkit.models.chain import ChainModel, ChainOutput
 from draftkit.runtime.cache import SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
-from draftkit.runtime.fusion.packing import dtype_of
+from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.expand_rows import expand_rows
 from draftkit.runtime.prefill import features_before_last, parts_of_prompts

@@ -19,7 +19,7 @@ from draftkit.models.dflash import DFlashModel, load_dflash
 from draftkit.runtime.attention import NAME as ATTENTION
 from draftkit.runtime.cache import CacheRows, SlotCache
 from draftkit.runtime.drafters.protocol import Committed, Draw, NewSequence, Proposal
-from draftkit.runtime.fusion.packing import dtype_of
+from draftkit.runtime.fusion.packed_linear import dtype_of
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.prefill import features_before_last, parts_of_prompts
 from draftkit.targets.states import FINAL, AuxLayers

@@ -17,7 +17,7 @@ from draftkit.runtime.drafters.last_state import LastStateDrafter, last_state
 from draftkit.runtime.drafters.protocol import Committed, Draw, Proposal
 from draftkit.runtime.memory_plan import SlotBytes
 from draftkit.runtime.ops.slot_attention import Scoring, attend
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 from draftkit.targets.attention import Latents
 from draftkit.targets.states import FINAL, AuxLayers
 

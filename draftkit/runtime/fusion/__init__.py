@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from draftkit.runtime.fusion.layers import SAMPLE, FusedAttention, FusedDecoder, FusedLayer, FusedMLP, Joints, same
 from draftkit.runtime.fusion.norms import FusedNorm, norm_form
-from draftkit.runtime.fusion.packing import joint_of
+from draftkit.runtime.fusion.packed_linear import joint_of
 from draftkit.runtime.fusion.rotation import angles, angles_reference, rotate, rotate_reference
 from draftkit.runtime.ops.backend import uses_triton
 

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from draftkit.runtime.attention import NAME, attend_slots, chunk_of, slot_attention
 from draftkit.runtime.fusion.norms import FusedNorm, NormForm, gated, gated_reference, norm_form
-from draftkit.runtime.fusion.packing import Joint, own_parameters
+from draftkit.runtime.fusion.packed_linear import Joint, own_parameters
 from draftkit.runtime.fusion.rotation import HeadNorms, normed_heads, rotate_joint, rotate_reference
 from draftkit.runtime.ops.slot_attention import Scoring
 

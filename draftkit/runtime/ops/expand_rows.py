@@ -16,7 +16,7 @@ from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
 _MAX_BLOCK = 1024
 
 
-class Rows(NamedTuple):
+class ExpandedRows(NamedTuple):
     """`tokens` int64 [B, R], `positions` int64 [B, R], `hidden` [B, R, F] or None.
 
     `sampled` int64 [B, M+1]: the rows that draft, namely the last committed one and the mask slots.
@@ -42,7 +42,7 @@ def expand_rows(
     mask_token: int = 0,
     hidden: Tensor | None = None,
     mask_hidden: Tensor | None = None,
-) -> Rows:
+) -> ExpandedRows:
     """Lay out committed tokens int64 [B, J], of which the first `counts` int64 [B] are real, and `masks` mask slots.
 
     - `first` int64 [B]: the position of the first row. A drafter whose rows pair a token with the feature before it
@@ -69,7 +69,7 @@ def expand_rows_reference(
     limit: int,
     masks: int,
     mask_token: int,
-) -> Rows:
+) -> ExpandedRows:
     columns, device = tokens.shape[1], tokens.device
     row = torch.arange(columns + masks, device=device)
     count = counts[:, None]
@@ -86,7 +86,7 @@ def expand_rows_reference(
         if mask_hidden is not None:
             features = torch.where(is_mask[:, :, None], mask_hidden, features)
         features = torch.where(is_used[:, :, None], features, 0)
-    return Rows(
+    return ExpandedRows(
         tokens=torch.where(is_used, token, 0),
         positions=position.clamp(max=limit - 1),
         hidden=features,
@@ -103,12 +103,12 @@ def _expand_rows(
     limit: int,
     masks: int,
     mask_token: int,
-) -> Rows:
+) -> ExpandedRows:
     sequences, columns = tokens.shape
     size = (sequences, columns + masks)
     width = 0 if hidden is None else hidden.shape[2]
     block = min(next_power_of_2(width), _MAX_BLOCK)
-    rows = Rows(
+    rows = ExpandedRows(
         tokens=tokens.new_empty(size),
         positions=tokens.new_empty(size),
         hidden=None if hidden is None else hidden.new_empty(*size, width),

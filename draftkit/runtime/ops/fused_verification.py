@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftkit.runtime.emitted import Drafted
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl
 from draftkit.runtime.ops.distribution import Distribution, distribution_arguments, load_log_weights
 from draftkit.runtime.ops.random import Stream, kernel_exponential, kernel_log, kernel_uniform, stream_arguments
 from draftkit.runtime.ops.sample import first_maximum, vocabulary_blocks
-from draftkit.runtime.verdict import Drafted
 
 
 def accept_drafts(drafted: Drafted, p: Distribution, stream: Stream) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 
 MAX_ROWS = 64  # rows of a sequence that count as few
 _SHORTEST_SPLIT = 128  # entries; less work than that is not worth a partial result

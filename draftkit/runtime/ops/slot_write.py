@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftkit.runtime.ops.backend import jit, next_power_of_2, tl, uses_triton
-from draftkit.runtime.rows import SlotRows
+from draftkit.runtime.slot_rows import SlotRows
 
 
 def write(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, rows: SlotRows) -> None:

@@ -15,6 +15,7 @@ from draftkit.convert.destinations import Remedy
 from draftkit.convert.export import PREFIX, Export, Outgoing, kept, losses
 from draftkit.convert.facts import Facts
 from draftkit.convert.formats.decoder import has_bias, read_decoder
+from draftkit.convert.formats.eagle.reading import Owner
 from draftkit.convert.formats.eagle.writing import llama_config, plain_eagle, reference_decoder, reference_rope_keys
 from draftkit.convert.operations import Move
 from draftkit.convert.plan import Plan, common_dtype, make_plan, rename
@@ -30,8 +31,6 @@ TITLE = "EAGLE-1, EAGLE-2, HASS (SafeAILab layout)"
 
 DESTINATION = "eagle"
 METHODS = ("eagle",)
-
-Owner = Literal["draft", "target"]
 
 
 def recognize(checkpoint: Checkpoint) -> int:

@@ -22,11 +22,11 @@ from draftkit.errors import FormatError, TargetError
 from draftkit.layout.architecture import ParallelDrafting
 from draftkit.layout.decoder import Decoder
 from draftkit.layout.families.eagle import EagleSpec
+from draftkit.layout.mtp import Feedback
 from draftkit.layout.spec import DraftSpec
 from draftkit.layout.target import TargetFacts
 
 FeatureNorm = Literal["none", "joint", "per_layer"]
-Feedback = Literal["pre_norm", "post_norm"]
 Owner = Literal["draft", "target"]
 
 MASK_TOKEN_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")  # the order in which vLLM looks them up

@@ -18,7 +18,7 @@ from draftkit.runtime.engine import Engine
 from draftkit.runtime.fusion import fuse
 from draftkit.runtime.fusion.layers import FusedAttention, FusedDecoder, FusedLayer, FusedMLP
 from draftkit.runtime.fusion.norms import FusedNorm
-from draftkit.runtime.fusion.packing import Joint, PackedLinear, joint_of, kept_twice, pack, packs
+from draftkit.runtime.fusion.packed_linear import Joint, PackedLinear, joint_of, kept_twice, pack, packs
 from draftkit.targets.target import Target
 
 pytestmark = pytest.mark.skipif(not packs(torch.float32), reason="torch has no oneDNN here")

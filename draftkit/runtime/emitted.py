@@ -46,7 +46,7 @@ class Drafted(NamedTuple):
         return (index < self.lengths[:, None]) & self.active[:, None]
 
 
-class Verdict(NamedTuple):
+class Emitted(NamedTuple):
     """`tokens` int64 [B, K+1]: what the target emits, of which the first `counts` int64 [B] stand; 0 after them.
 
     `counts` is the number of accepted drafts plus one, 0 in inactive rows. `expected` float32 [B, K]: the probability
@@ -68,21 +68,21 @@ class Verdict(NamedTuple):
 class Verify(Protocol):
     """A verification mode."""
 
-    def __call__(self, drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Verdict:
+    def __call__(self, drafted: Drafted, logits: Tensor, parameters: SamplingTensors, start: Tensor) -> Emitted:
         """Decide a round from the target's `logits` [B, K+1, V]; `start` int64 [B] is the position of the first draft.
 
         Logits of padding and of inactive rows may be anything, NaN included.
         """
 
 
-def emit(drafted: Drafted, accepted: Tensor, token: Tensor, expected: Tensor) -> Verdict:
+def emit(drafted: Drafted, accepted: Tensor, token: Tensor, expected: Tensor) -> Emitted:
     """The accepted drafts, then `token` [B]."""
     last = pad(drafted.tokens, (0, 1))
     return emit_chosen(drafted, accepted, last.scatter(1, accepted[:, None], token[:, None]), expected)
 
 
-def emit_chosen(drafted: Drafted, accepted: Tensor, chosen: Tensor, expected: Tensor) -> Verdict:
+def emit_chosen(drafted: Drafted, accepted: Tensor, chosen: Tensor, expected: Tensor) -> Emitted:
     """The first tokens of `chosen` [B, K+1], one more than `accepted`."""
     counts = torch.where(drafted.active, accepted + 1, 0)
     index = torch.arange(chosen.shape[1], device=chosen.device)
-    return Verdict(torch.where(index < counts[:, None], chosen, 0), counts, expected)
+    return Emitted(torch.where(index < counts[:, None], chosen, 0), counts, expected)
