@@ -11,6 +11,7 @@ os.environ |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "1
 import ctypes
 import gc
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,17 +31,33 @@ from draftkit.runtime import architecture_check
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where Triton interprets its kernels, what is marked `interpreter` runs and nothing else; elsewhere the rest.
 
     A GPU runs both: there the kernels run natively.
     """
+    _mark_all_but_a_few(items)
     chosen, others = [], []
     for item in items:
         marked = item.get_closest_marker("interpreter") is not None
         (chosen if kernels.NATIVE or marked == kernels.INTERPRETED else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen
+
+
+def _mark_all_but_a_few(items: list[pytest.Item]) -> None:
+    """Of a test marked `few(n)`, the cases between n evenly spaced ones are `long`; a case named by its id always runs."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        (n,) = found[0].get_closest_marker("few").args
+        chosen = {number * len(found) // n for number in range(n)}
+        for number, item in enumerate(found):
+            if number not in chosen:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

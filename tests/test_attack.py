@@ -48,7 +48,7 @@ def test_the_first_cases(name: str) -> None:
     assert done.stdout.endswith(" cases: 0 silent, 0 lost, 0 hangs, 0 tracebacks\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_goes_wrong_is_counted() -> None:
     done = run("-c", BADLY)
     assert done.returncode == 1

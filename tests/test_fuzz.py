@@ -92,6 +92,7 @@ CAUSAL_LM_KEYS = possible_keys(CODE / "layout" / "decoder.py", CODE / "layout" /
 TARGET_KEYS = possible_keys(CODE / "layout" / "target.py")
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_wrong_value_for_any_config_key(format: str, samples: dict[str, Sample]) -> None:
@@ -117,6 +118,8 @@ def test_a_wrong_value_for_any_config_key_of_the_target(
             inspect(samples["eagle3"].folder, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_hostile_value(format: str, name: str, samples: dict[str, Sample]) -> None:
@@ -261,10 +264,10 @@ def test_an_index_of_more_shards_than_there_are(sharded: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [12, pytest.param(1000, marks=pytest.mark.long)])
-def test_random_cases_of_every_kind(cases: int, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_random_cases_of_every_kind(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.attack.fuzz", "--cases", str(cases), "--out", tmp_path],
+        [sys.executable, "-m", "scripts.attack.fuzz", "--cases", "1000", "--out", tmp_path],
         cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -148,12 +148,14 @@ def commands() -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands(), ids=lambda command: "-".join(("draftkit", *command)))
 def test_help(command: tuple[str, ...], draftkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     compare(f"help/{'-'.join(('draftkit', *command))}.txt", draftkit(*command, "--help").out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in zoo.names() if name != "target"])
 def test_a_conversion_and_the_way_back(name: str, draftkit: Command, tmp_path: Path) -> None:
     """The configuration of the unified folder, the digest of its weights, and those of what vLLM takes."""

@@ -91,6 +91,7 @@ def test_an_evaluation(opened: Counter[str], draft: str) -> None:
     assert repeated(opened) == {}
 
 
+@pytest.mark.slow
 def test_a_diagnosis(opened: Counter[str]) -> None:
     diagnose_draft("zoo:target", "zoo:eagle3", limit=1, max_new_tokens=2, device="cpu", dtype="float32")
     assert opened["locate zoo:target"] == opened["locate zoo:eagle3"] == 1
@@ -149,6 +150,7 @@ def test_a_preflight(samples: Path, opened: Counter[str]) -> None:
     assert repeated(opened) == {}
 
 
+@pytest.mark.slow
 def test_a_tuner(opened: Counter[str], tmp_path: Path) -> None:
     tuner = DraftTuner("zoo:eagle3", "zoo:target", device="cpu")
     tuner.step([sample("one")])
@@ -168,7 +170,7 @@ def test_answers_of_the_target(opened: Counter[str], tmp_path: Path, monkeypatch
     assert repeated(opened) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adaptation(opened: Counter[str], tmp_path: Path) -> None:
     """Judged twice, with weights that are not kept through the training between."""
     log = tmp_path / "log.jsonl"

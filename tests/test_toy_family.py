@@ -48,7 +48,7 @@ def run(package: Path, *arguments: object) -> str:
     return ran.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_read_written_and_run(package: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -73,7 +73,7 @@ def test_it_is_read_written_and_run(package: Path, tmp_path: Path) -> None:
     assert (cell["method"], cell["matches_greedy"]) == ("bigram", True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_trained(package: Path, tmp_path: Path) -> None:
     origin = SamplesOrigin(target="zoo:target", tokenizer_sha256="0" * 64)
     write_samples(tmp_path / "samples.jsonl", samples(12), origin)

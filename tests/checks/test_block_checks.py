@@ -182,6 +182,7 @@ def convention_of(draft: Draft, ends: TargetEnds, tokenizer: Any) -> list[Findin
     return findings(Evidence.of_draft(draft, model=ends, tokenizer=tokenizer), *checks_of_family(draft.spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "slots"), [("dflash", "fill-in"), ("dspark", "anchor-first")])
 def test_rows_tell_what_they_predict(name: str, slots: str, ends: TargetEnds, tokenizer: Any) -> None:
     with open_draft(f"zoo:{name}", "zoo:target") as draft:

@@ -496,6 +496,7 @@ main()
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "number"), [("convert", signal.SIGTERM), ("eval", signal.SIGHUP)])
 def test_a_signal_ends_a_command_and_leaves_nothing(command: str, number: int, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def test_every_command_has_an_example() -> None:
     assert EXAMPLES.keys() == commands().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_an_example_is_one_that_the_command_takes(name: str, draftkit: Command) -> None:
     program, *arguments = shlex.split(EXAMPLES[name])

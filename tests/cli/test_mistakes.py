@@ -14,6 +14,7 @@ CONVERT = ("convert", "zoo:eagle3", "OUT", "--target", "zoo:target")
 EVAL = ("eval", "--target", "zoo:target", "--draft", "zoo:eagle3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -157,6 +158,7 @@ MOVED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", MOVED)
 def test_an_option_that_is_gone_names_what_there_is_now(option: str, draftkit: Command) -> None:
     done = draftkit(*EVAL, option)

@@ -62,6 +62,7 @@ def measured() -> Result:
     return result_from(found, Path("result.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_no_command_fails_over_what_a_stream_lacks(
     encoding: str, in_encoding: InEncoding, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +89,7 @@ def test_no_command_fails_over_what_a_stream_lacks(
     assert b"rope: 1e4 ? 1e6" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", [*ENCODINGS, "utf-8"])
 def test_data_is_whole_in_every_encoding(
     encoding: str, in_encoding: InEncoding, monkeypatch: pytest.MonkeyPatch

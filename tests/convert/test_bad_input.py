@@ -181,6 +181,8 @@ SOURCES: dict[str, tuple[Build, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.few(37)
 @pytest.mark.parametrize("verb", ["convert", "inspect"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_bad_source_is_refused(name: str, verb: str, draftkit: Command, tmp_path: Path) -> None:
@@ -392,7 +394,7 @@ def test_models_that_do_not_fit_are_refused(
     assert sorted(models.rglob("*")) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_libraries_add_nothing_to_the_message(models: Path, tmp_path: Path) -> None:
     """In a process of its own, where transformers' log and progress bars would reach stderr."""
     arguments: list[Any] = ["eval", "--target", models / "target", "--draft", models / "draft", "--prompts", "nothing"]

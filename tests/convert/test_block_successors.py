@@ -71,6 +71,7 @@ def test_what_vllms_lilicorr_computes_otherwise(target: Path, tmp_path: Path) ->
         assert (reason is None and found is None) or (reason or "") in (found or ""), fact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLED)
 def test_every_command_says_what_it_is(name: str, running_target: Path, tmp_path: Path, draftkit: Command) -> None:
     source = ALL[name].write(tmp_path / "source")

@@ -239,6 +239,7 @@ def raw(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     return tensor.dtype, tensor.shape, tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safetensors", [False, True], ids=["bin", "safetensors"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_published_checkpoint_converts(name: str, safetensors: bool, tmp_path: Path) -> None:

@@ -325,6 +325,7 @@ def test_what_to_vllm_cannot_mend_is_not_promised(draftkit: Command, tmp_path: P
 # --- any shape, dtype and split
 
 
+@pytest.mark.slow
 @examples(30)
 @given(
     heads=st.integers(1, 4), groups=st.integers(1, 3), head_dim=st.sampled_from([2, 8, 10]),

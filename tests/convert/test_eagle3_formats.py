@@ -221,6 +221,7 @@ PLAIN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     norm_before_residual=st.booleans(),
     feature_norm=st.sampled_from(["none", "joint", "per_layer"]),

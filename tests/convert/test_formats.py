@@ -83,6 +83,7 @@ def restated(stated: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @each
 def test_recognized_by_exactly_one_format(published: Published, tmp_path: Path) -> None:
     conversion = planned(published, tmp_path)
@@ -91,6 +92,7 @@ def test_recognized_by_exactly_one_format(published: Published, tmp_path: Path) 
     assert len(conversion.reading.checkpoint.tensors) == published.count == len(published.all_tensors())
 
 
+@pytest.mark.slow
 @each
 def test_every_key_and_tensor_is_accounted_for(published: Published, tmp_path: Path) -> None:
     conversion = planned(published, tmp_path)
@@ -102,6 +104,7 @@ def test_every_key_and_tensor_is_accounted_for(published: Published, tmp_path: P
     assert bool(plan.losses) == published.lossy
 
 
+@pytest.mark.slow
 @each
 def test_the_spec_states_the_facts(published: Published, tmp_path: Path) -> None:
     draft = planned(published, tmp_path).require_draft()
@@ -110,6 +113,7 @@ def test_the_spec_states_the_facts(published: Published, tmp_path: Path) -> None
     assert {path: value_at(spec, path) for path in published.facts} == published.facts
 
 
+@pytest.mark.slow
 @each
 def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Path) -> None:
     """Each fact of the spec once, with its value; objects by the kind that they name."""
@@ -126,6 +130,8 @@ def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Pat
     assert not {fact.name for fact in found} & published.overrides.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.few(153)
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_copied_tensors_keep_their_bytes(published: Published, tmp_path: Path, dtype: torch.dtype) -> None:
@@ -140,6 +146,8 @@ def test_copied_tensors_keep_their_bytes(published: Published, tmp_path: Path, d
     assert read_draft(out).spec == reading.plan.spec  # the folder is valid and says the same
 
 
+@pytest.mark.slow
+@pytest.mark.few(41)
 @pytest.mark.parametrize("published", [pytest.param(p, id=p.name) for p in BACK])
 def test_round_trip_gives_the_same_tensors_and_an_equivalent_config(published: Published, tmp_path: Path) -> None:
     arguments = source_of(published, tmp_path)
@@ -157,6 +165,8 @@ def test_round_trip_gives_the_same_tensors_and_an_equivalent_config(published: P
     assert (back / PROVENANCE_FILE).is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.few(50)
 @each
 def test_a_missing_tensor_is_named(published: Published, tmp_path: Path) -> None:
     """Whichever tensor is gone: an error that names it or the fact it decides, never another draft without a word."""

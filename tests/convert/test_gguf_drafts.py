@@ -75,6 +75,7 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written("zoo:eagle3", tmp_path_factory.mktemp("gguf") / "eagle3.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [None, "f32"])
 @pytest.mark.parametrize("source", ZOO)
 def test_what_comes_back_is_what_went_out(
@@ -160,6 +161,7 @@ def test_what_llama_cpp_would_run_wrongly_is_refused(case: str, tmp_path: Path) 
         assert message in str(read_gguf(out).metadata["draftkit.provenance"])
 
 
+@pytest.mark.slow
 def test_defects_are_found_by_name(eagle3: Path, tmp_path: Path) -> None:
     assert names_found(eagle3) == set()
     ids = next(tensor.data for tensor in gguf.GGUFReader(eagle3).tensors if tensor.name == "d2t")

@@ -81,6 +81,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TESTED)
 def test_heads_come_back_byte_for_byte(kind: str, made: Callable[[str], Path], tmp_path: Path) -> None:
     """From a file of their own, and from the target's."""

@@ -51,6 +51,8 @@ def test_it_computes_what_transformers_computes_of_the_source(name: str, tmp_pat
     torch.testing.assert_close(lm.forward(tokens, positions, rows).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_it_drafts(name: str, running_target: Path, tmp_path: Path) -> None:
     source = PUBLISHED[name].write(tmp_path / "source", torch.float32)

@@ -177,6 +177,7 @@ def test_an_old_output_is_whole_or_replaced(every: int, run: Run, new: Content, 
     assert seen - {"none"} == {"old", "new"} or every > 1
 
 
+@pytest.mark.long
 def test_kills_upon_kills(run: Run, new: Content, tmp_path: Path) -> None:
     """Every run meets what the ones before it have left."""
     out = tmp_path / "out"

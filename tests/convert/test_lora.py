@@ -102,6 +102,7 @@ ADAPTERS: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTERS)
 @pytest.mark.filterwarnings("ignore")  # peft's about what it does with embeddings and Conv1D
 def test_merged_as_peft_merges_in_fp32(name: str, tmp_path: Path) -> None:

@@ -393,6 +393,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("part", ["projection", "attention"])
 def test_heads_are_read_by_a_schema(target: Path, part: str, wrong: str, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_without_the_heads_the_promise_is_not_kept(kind: Kind, folder: Path) -> 
         assert "the weights hold none" in found_in(folder)["heads-missing"]
 
 
+@pytest.mark.slow
 def test_taken_out_and_put_back(kind: Kind, folder: Path, tmp_path: Path) -> None:
     """Over its own, which changes nothing, and into a copy that has lost them and says so."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

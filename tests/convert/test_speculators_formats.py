@@ -249,6 +249,7 @@ JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1.5, True, [1, "x"], {"x": {}
 ONE_OF_EACH = ["speculators-peagle", "speculators-eagle-layernorms", "vllm-eagle-token-map"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_wrong_value_anywhere_in_the_config_is_a_known_failure(name: str, target: Path, tmp_path: Path) -> None:
     config = ALL[name].config
@@ -479,6 +480,7 @@ def drafts(draw: st.DrawFn) -> EagleSpec:
     )
 
 
+@pytest.mark.slow
 @examples(25)
 @given(eagle=drafts(), seed=st.integers(0, 3))
 def test_any_draft_is_the_same_after_a_round_trip(

@@ -144,6 +144,7 @@ def random_model(family: str) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", *TARGETS])
 def test_samples_of_a_row_do_not_see_each_other(family: str) -> None:
     model, samples = random_model(family), random_samples(LENGTHS)

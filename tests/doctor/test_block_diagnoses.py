@@ -35,7 +35,7 @@ def published(folder: Path, recipe: BlockRecipe, unsaid: tuple[str, ...]) -> str
     return str(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dspark_file_that_does_not_say_what_its_rows_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vllm-project/vllm #56792: DeepSpec's class, trained to fill in, taken for anchor-first."""
     recipe = memorized.fill_in_dspark()
@@ -54,7 +54,7 @@ def test_a_dspark_file_that_does_not_say_what_its_rows_predict(tmp_path: Path, m
     assert sound.length.mean > found.length.mean
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dflash_drafted_with_another_block_than_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vllm-project/vllm #41834: as many masks as an engine is told, and rows that see them all."""
     longer = convert_checkpoint("zoo:dflash", tmp_path / "out", target="zoo:target", overrides={"block_size": "16"})

@@ -50,6 +50,7 @@ def diagnosed(draft: str, monkeypatch: pytest.MonkeyPatch, *names: str, limit: i
     return diagnose_draft("zoo:target", draft, limit=limit, max_new_tokens=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "facts", "cause", "others"),
     [
@@ -122,6 +123,7 @@ def test_a_remedy_that_was_measured_in_vain_is_not_recommended(monkeypatch: pyte
     assert (cause.name, cause.fix) == ("mask", "draftkit convert draft OUT --target target --set mask=as-usual")
 
 
+@pytest.mark.slow
 def test_nothing_is_recommended_for_a_sound_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = diagnosed("zoo:eagle3", monkeypatch, "concatenation", "feedback")
     assert diagnosis.recommended == ()
@@ -132,6 +134,7 @@ def test_nothing_is_recommended_for_a_sound_draft(monkeypatch: pytest.MonkeyPatc
     assert "acceptance length" in console.export_text()
 
 
+@pytest.mark.slow
 def test_a_map_of_ids_taken_for_offsets_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_draft("zoo:eagle3", "zoo:target") as draft:
         write_draft(tmp_path / "draft", changed(draft, tensors={"d2t": target_ids(draft)}))

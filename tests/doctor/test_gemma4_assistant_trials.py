@@ -46,6 +46,7 @@ def test_each_fact_is_tried(patient: Patient) -> None:
     assert [name for name in ("norm-offset", "feedback", "first-embedding") if tried[name]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft-position", "hidden-state", "concatenation"])
 def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
     key, _, value = CHANGES[name][0].partition("=")

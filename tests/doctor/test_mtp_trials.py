@@ -47,6 +47,7 @@ def trials(name: str, patient: Patient) -> list[Trial]:
     return list(experiment.trials(patient))
 
 
+@pytest.mark.slow
 def test_every_fact_of_the_table_is_tried(patient: Patient) -> None:
     kind = str(patient.model.config.model_type)
     tried = {
@@ -67,6 +68,8 @@ def test_every_fact_of_the_table_is_tried(patient: Patient) -> None:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["feedback", "hidden-state", "first-embedding", "concatenation"])
 def test_a_wrong_fact_is_undone(patient: Patient, name: str) -> None:
     """The trial of a draft with the other value drafts what the sound one does."""

@@ -107,6 +107,7 @@ def test_evidence_is_looked_for(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_numbers_of_releases_stand_in_the_tables_alone() -> None:
     """Neither in strings, but those that are prose, nor in names."""
     found = []

@@ -314,6 +314,7 @@ def test_engine_arguments_are_passed_through(journal: Journal) -> None:
         assert arguments["max_model_len"] >= max(request.max_length for request in requests()) + K
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "speculative"),
     [

@@ -139,6 +139,7 @@ def test_a_lossless_engine_is_not_accused() -> None:
     assert len(found.tests) == 7
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("planted", "where"),
     [
@@ -229,6 +230,7 @@ def test_half_precision_is_no_bug_and_its_floor_is_wider() -> None:
     assert found.floor > 0.01
 
 
+@pytest.mark.slow
 def test_a_bug_with_a_draft_and_without_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both lanes say the same; only another program shows that it is wrong."""
     plant_cache_off_by_one(monkeypatch)

@@ -82,7 +82,7 @@ def recorded(
 def zoo_result() -> Any:
     drafts = [f"zoo:{name}" for name in zoo.names() if name != "target"]
     return draftkit.evaluate_draft(
-        "zoo:target", drafts, Settings(concurrency=20, limit=40, max_new_tokens=40, repeats=0)
+        "zoo:target", drafts, Settings(concurrency=16, limit=16, max_new_tokens=32, repeats=0)
     )
 
 
@@ -105,7 +105,7 @@ def test_result_has_the_documented_fields() -> None:
     assert result.to_dict()["schema"] == 1
     for cell in result.cells:
         assert set(cell.to_dict()) == FIELDS
-        assert cell.num_prompts == 40
+        assert cell.num_prompts == 16
         assert len(cell.by_category) == 8
         assert cell.num_accepted_tokens == sum(cell.num_accepted_tokens_per_pos)
         length = 1 + cell.num_accepted_tokens / cell.num_drafts
@@ -156,7 +156,7 @@ def test_coupled_output_is_that_of_plain_decoding() -> None:
     assert cell.acceptance_length.mean > 1.2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_synthetic_acceptance_has_the_length_asked_for() -> None:
     cell = sampled_cell(WithoutPlain, verification="synthetic", acceptance_rates=(3.5,), limit=80, max_new_tokens=64)
     assert cell.acceptance_length.mean == pytest.approx(3.5, abs=0.05)
@@ -170,6 +170,7 @@ def test_latencies_are_consistent() -> None:
     assert cell.ttft_ms.p50 <= cell.ttft_ms.p99
 
 
+@pytest.mark.slow
 def test_ngram_lookup_needs_no_checkpoint() -> None:
     settings = Settings(concurrency=4, limit=8, max_new_tokens=48, repeats=0)
     (cell,) = draftkit.evaluate_draft("zoo:target", ["ngram:2-3"], settings).cells
@@ -313,6 +314,7 @@ def test_a_result_without_numbers_is_still_json() -> None:
     }
 
 
+@pytest.mark.slow
 def test_all_turns_are_asked_after_the_answers_before_them(tmp_path: Path) -> None:
     path = tmp_path / "turns.jsonl"
     path.write_text('{"id": "a", "turns": ["def add(a, b):", "Now subtract."]}\n{"id": "b", "turns": ["import os"]}\n')
@@ -369,7 +371,7 @@ def test_predictions_along_text_drawn_at_the_temperature_agree_with_what_is_meas
     assert {p.num_speculative_tokens > 4 for p in source.predicted if p.extrapolated} == {True}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_advice_agrees_with_its_own_measurements() -> None:
     sweep = replace(QUICK, repeats=1).sweep(concurrency=(1, 2))
     result = draftkit.evaluate_draft("zoo:target", ["zoo:eagle"], sweep, advise=True)

@@ -33,6 +33,7 @@ def test_rounds_without_a_draft_count_for_what_a_draft_brings() -> None:
     assert drafted_acceptance_length(answers).mean == 1 + 6 / 2
 
 
+@pytest.mark.slow
 def test_ngram_lookup_is_headed_by_all_of_its_rounds() -> None:
     """The length is what a round brings: with each prompt's first token, it makes up the output but for cut ends."""
     settings = Settings(concurrency=4, limit=8, max_new_tokens=32, repeats=0)

@@ -34,7 +34,7 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_that_is_dropped_into_the_package_is_an_engine(tmp_path: Path) -> None:
     """`--engine` finds it, with `--out`, `--resume`, `--slice` and a certificate, and no edit of any other file."""
     package, out, certified = tmp_path / "copy", tmp_path / "result.json", tmp_path / "certificate.json"

@@ -49,6 +49,7 @@ def test_prompts_are_padded_with_text_of_the_set() -> None:
     assert [r.prompt for r in short] == [r.prompt for r in plain.first_requests]
 
 
+@pytest.mark.slow
 def test_contexts_and_slices_are_measured() -> None:
     settings = Settings(2, 6, concurrency=2, limit=4, repeats=0, device="cpu", slices=("category", "tools"))
     result = evaluate_draft("zoo:target", "ngram", settings.sweep(context=(64, 150)))

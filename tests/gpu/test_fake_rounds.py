@@ -88,6 +88,8 @@ def prefilled(made: Engine, prompts: Sequence[tuple[int, ...]], chunk: int = 204
         yield prefill.step()
 
 
+@pytest.mark.slow
+@pytest.mark.few(9)
 def test_no_round_waits_for_the_gpu(pair: Pair, gpu: Recorder) -> None:
     """Verification is the same for every drafter; one of them meets all its kinds."""
     check_rounds(pair, gpu, ROUNDS if isinstance(pair[1], EagleDrafter) else FEW)
@@ -130,6 +132,7 @@ def admit(made: Engine, chunk: int) -> None:
         made._admit(prompts)
 
 
+@pytest.mark.few(6)
 @pytest.mark.slow
 def test_a_prompt_is_waited_for_once(pair: Pair, gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """For its first token; in pieces, as a long one is run, and with another one in a forward."""

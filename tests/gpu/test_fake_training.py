@@ -126,6 +126,8 @@ def batch_of(recipe: Recipe, width: int) -> TrainingBatch:
     return TrainingBatch(row(), row(), row(), row(torch.bool), features, states(1))
 
 
+@pytest.mark.slow
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{' '.join(options)}" for name, options in CASES])
 def test_a_step_in_bfloat16(
     name: str, options: dict[str, object], given: dict[str, str], load: Callable[[str], Any],

@@ -31,10 +31,12 @@ def launched() -> dict[str, Variant]:
     return {variant.name: variant for variant in variants(H100)}
 
 
+@pytest.mark.slow
 def test_every_kernel_is_launched(launched: dict[str, Variant]) -> None:
     assert launched.keys() == kernels().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kernels())
 def test_a_kernel_compiles_for_a_gpu(name: str, launched: dict[str, Variant], tmp_path: Path) -> None:
     code = compiled(launched[name], H100, tmp_path)

@@ -92,6 +92,8 @@ def batch_of(engine: Engine, sequences: int) -> Batch:
     return Batch.of(running, engine.draft_sampling, engine.target.device, engine._rounds.size(sequences))
 
 
+@pytest.mark.slow
+@pytest.mark.few(1)
 def test_two_engines_take_turns_with_a_drafter(drafter: Drafter, capture: SimulatedCapture) -> None:
     """It has room for the sequences of one of them; the other must not replay rounds over memory that is gone."""
     model, moved_drafter = moved((target(), drafter))
@@ -103,6 +105,7 @@ def test_two_engines_take_turns_with_a_drafter(drafter: Drafter, capture: Simula
         run(engine, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["EAGLE-3"], indirect=True)
 def test_rounds_are_captured_anew_for_longer_sequences(drafter: Drafter, capture: SimulatedCapture) -> None:
     model, moved_drafter = moved((target(), drafter))

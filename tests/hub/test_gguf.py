@@ -39,6 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return written
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
 def test_greedy_output_is_that_of_transformers(kind: str, files: dict[str, Path]) -> None:
@@ -71,6 +72,7 @@ def test_the_weights_of_a_file_in_float32_are_the_models(files: dict[str, Path])
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 def test_ends_tokenizer_and_digests(files: dict[str, Path]) -> None:
     ends = load_target_ends(str(files["F16"]), device="cpu", dtype=torch.float32)
     whole = load_training_target(str(files["F16"]), device="cpu", dtype=torch.float32)
@@ -81,6 +83,7 @@ def test_ends_tokenizer_and_digests(files: dict[str, Path]) -> None:
     assert len({target_sha256(folder) for folder in folders}) == len({weights_sha256(f) for f in folders}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("splits", "apart"), [("smollm", True), ("default", False)])
 def test_digits_are_split_as_the_file_says(splits: str, apart: bool, tmp_path: Path) -> None:
     """Where llama.cpp sets every digit apart, white space before one is no part of another word."""
@@ -90,7 +93,7 @@ def test_digits_are_split_as_the_file_says(splits: str, apart: bool, tmp_path: P
     assert words == (["a", "ĊĊ", "1", "2", "Ġb"] if apart else ["a", "Ċ", "Ċ", "12", "Ġb"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_take_one(draftkit: Command, files: dict[str, Path], tmp_path: Path) -> None:
     file, data = files["F32"], tmp_path / "data.jsonl"
     command = ("eval", "--target", file, "--draft", "zoo:eagle3", "--limit", 2, "--max-new-tokens", 16, "--json")

@@ -106,6 +106,7 @@ def test_a_repository_is_downloaded(server: HubServer, home: Path) -> None:
     assert uri == pinned == tag
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_downloaded(tmp_path: Path, home: Path) -> None:
     sharded = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"}

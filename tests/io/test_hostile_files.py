@@ -106,6 +106,7 @@ CUT: dict[str, tuple[str, Callable[[dict[str, torch.Tensor], Path], None], Calla
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CUT)
 def test_a_file_that_ends_at_any_boundary(kind: str, source: Path) -> None:
     name, save, sections = CUT[kind]
@@ -370,6 +371,7 @@ def weights_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @examples(150)
 @given(st.data())

@@ -152,6 +152,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_refuses_an_output_that_another_process_writes(
     command: str, draftkit: Command, tmp_path: Path

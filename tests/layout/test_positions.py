@@ -40,6 +40,7 @@ def generate(drafter: Drafter, slots: int = 1, **options: Any) -> list[Generatio
     return engine.generate([replace(r, max_new_tokens=40, ignore_eos=True) for r in requests()[:slots]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIMITED)
 def test_one_sequence_stops_drafting_where_a_whole_draft_does_not_fit(
     name: str, monkeypatch: pytest.MonkeyPatch

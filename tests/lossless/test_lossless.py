@@ -82,10 +82,12 @@ def test_a_lossless_engine_is_identical_in_float32() -> None:
     assert all(fit.adjusted > 0.01 for fit in found.fits)
 
 
+@pytest.mark.slow
 def test_a_bad_draft_does_not_matter() -> None:
     assert certified(pico_pair(noise=1.0)).verdict == "no difference seen"
 
 
+@pytest.mark.slow
 def test_bfloat16_is_no_bug() -> None:
     found = certified(pico_pair(torch.bfloat16))
     assert found.verdict in ("no difference seen", "numerics only"), found.failures
@@ -101,7 +103,7 @@ CUTS = CertificateSettings(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_measured_is_what_is_tested() -> None:
     """Cuts, the drafts' own temperature, every K and every temperature."""
     found = certified(replace(pico_pair(), draft_sampling=CUTS.measured.draft_sampling), CUTS)
@@ -121,6 +123,8 @@ def test_greedy_decoding_alone_is_certified_alone() -> None:
     assert (found.detectable.wrong_tokens > 0, found.detectable.verifier) == (True, None)
 
 
+@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cut", "asked"), [("top_k", {"top_k": 5}), ("top_p", {"top_p": 0.5}), ("drop", {"min_p": 0.5})]
 )
@@ -135,6 +139,7 @@ def test_a_sampler_that_forgets_a_cut_is_found(
     assert any("verifier" in failure for failure in found.failures)
 
 
+@pytest.mark.slow
 def test_a_bug_below_what_can_be_seen_is_said_to_be_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_rare_acceptance(0.01)(monkeypatch)
     found = certified(pico_pair(), SAMPLES_ONLY)
@@ -142,11 +147,14 @@ def test_a_bug_below_what_can_be_seen_is_said_to_be_possible(monkeypatch: pytest
     assert found.detectable.verifier > 0.01  # which bounds what the planted bug changes in a distribution
 
 
+@pytest.mark.slow
 def test_a_bug_above_what_can_be_seen_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_rare_acceptance(0.6)(monkeypatch)
     assert certified(pico_pair(), SAMPLES_ONLY).verdict == "bug"
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("plant", "where"),
     [
@@ -180,6 +188,7 @@ def test_an_anchor_that_is_stored_too_early_is_found() -> None:
         pair.speculative(pair.requests, k=4, num_slots=4, target=PoisonedOffByOneTarget, eager=True)
 
 
+@pytest.mark.slow
 def test_a_bug_is_a_bug_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_acceptance(monkeypatch)
     found = certified(pico_pair(torch.bfloat16, noise=0.1))
@@ -187,6 +196,7 @@ def test_a_bug_is_a_bug_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.first_bug is not None
 
 
+@pytest.mark.slow
 def test_a_zoo_pair() -> None:
     seen: list[str] = []
     settings = CertificateSettings(

@@ -166,7 +166,7 @@ def test_the_command(models: Path) -> None:
     assert "left out: copy-of-target" in shown.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_of_the_hub(models: Path, tmp_path: Path) -> None:
     """Of a repository, config and tokenizer are downloaded and nothing else."""
     script = "import sys; from draftkit.cli.prepare import app; app(sys.argv[1:])"

@@ -182,6 +182,8 @@ def test_an_end_that_was_cut_before_is_named(tmp_path: Path, running_target: Pat
 # --- It drafts as before
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_over_the_tokens_that_it_drafts_nothing_changes(
     make: Make, tmp_path: Path, running_target: Path, model: PreTrainedModel, drafter: Callable[[Path], Drafter]
@@ -198,6 +200,7 @@ def test_over_the_tokens_that_it_drafts_nothing_changes(
     assert [g.tokens for g in after] == [g.tokens for g in before]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_logits_of_the_kept_tokens_are_the_same_bits(
     make: Make, tmp_path: Path, running_target: Path, drafter: Callable[[Path], Drafter]
@@ -214,6 +217,7 @@ def test_logits_of_the_kept_tokens_are_the_same_bits(
     assert torch.equal(logits(pruned, states), logits(whole, states)[:, ids])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [causal_lm, pard])
 def test_a_model_drafts_kept_tokens_only_and_the_output_stays(
     make: Make, tmp_path: Path, running_target: Path, model: PreTrainedModel, drafter: Callable[[Path], Drafter]

@@ -89,7 +89,7 @@ def test_dynamo_sglang_and_golden_lengths() -> None:
     assert yaml.safe_load(files()["golden_length.yaml"]) == {"org/target": {"temperature_0": {2: 1.9, 3: 2.05}}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replayed_rates_give_the_length_back() -> None:
     """In draftkit's synthetic verification, which takes rates as vLLM does; vLLM's CPU build cannot replay them."""
     settings = Settings(concurrency=16, limit=48, max_new_tokens=32, repeats=0)
@@ -105,6 +105,7 @@ def test_made_up_acceptance_is_not_given_on() -> None:
     assert profile_files(Result((cell(verification="synthetic"), cell(num_drafts=0)), {})) == {}
 
 
+@pytest.mark.slow
 def test_the_command_writes_them(draftkit: Command, tmp_path: Path) -> None:
     source, out = tmp_path / "result.json", tmp_path / "profiles"
     source.write_text(json.dumps(full_result()))
@@ -117,6 +118,7 @@ def test_the_command_writes_them(draftkit: Command, tmp_path: Path) -> None:
     assert (out / "mine.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a\0b", "../../x", "a\nb: 1", "a" * 5000, "C:\\x", "ü" * 300])
 def test_names_of_any_text(name: str, draftkit: Command, tmp_path: Path) -> None:
     source, out = tmp_path / "result.json", tmp_path / "profiles"

@@ -250,6 +250,7 @@ def test_bad_names(repo: str, draft: Path) -> None:
         plan_push(draft, repo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "message"),
     [

@@ -112,6 +112,7 @@ def test_where_nothing_was_drafted_there_is_no_acceptance_length(nothing: object
     assert "nothing was drafted" in rendered(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "named"),
     [

@@ -30,6 +30,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_are_valid_as_read_and_as_written(name: str) -> None:
     jsonschema.validate(RESULTS[name], result_schema())

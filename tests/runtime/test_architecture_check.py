@@ -71,6 +71,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Decoding) -> list[Pretrai
 # The question
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_architectures_decode_as_generate_does(name: str) -> None:
     assert compare(tiny_config(published(name))) == Decoding("equal")
@@ -111,6 +112,8 @@ def states_of_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateRows, "keep", lambda self, key, state, row: own(self, key, state, -1))
 
 
+@pytest.mark.slow
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("plant", "name", "where"),
     [
@@ -174,6 +177,7 @@ def test_quantization_and_sizes_do_not_matter() -> None:
     assert tiny_config(turned).to_dict() != tiny_config(plain).to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_5", "mistral3"])
 def test_multi_modal_models_are_asked_whole(kind: str) -> None:
     tiny = tiny_config(target_config(kind))
@@ -182,6 +186,7 @@ def test_multi_modal_models_are_asked_whole(kind: str) -> None:
     assert compare(tiny).outcome == "equal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chameleon", "qwen2_audio"])
 def test_models_of_several_kinds_of_input(kind: str) -> None:
     """One has lists of layers without any, the other gives the logits of all rows whatever it is asked for."""

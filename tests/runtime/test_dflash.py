@@ -49,6 +49,7 @@ SIXTEEN: dict[str, tuple[dict[str, Any], Callable[[torch.dtype], Tensors], int]]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 7, "all"])
 @pytest.mark.parametrize("kind", SIXTEEN)
 def test_blocks_of_sixteen(load: Load, kind: str, k: int | str) -> None:
@@ -69,6 +70,7 @@ def test_more_tokens_than_a_block_drafts(load: Load, make: Callable[[Load], Case
     assert {len(r.proposal) for g in generations for r in g.rounds} == {12}
 
 
+@pytest.mark.slow
 def test_drafts_end_where_confidence_does(load: Load) -> None:
     drafter = confident_dspark(load)
     for wanted in (requests(), sampled()):

@@ -133,6 +133,7 @@ def started(case: Case, num_slots: int) -> Decoding:
     return decoding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_proposals_equal_the_reference(case: Case, num_slots: int) -> None:
     check_proposals(case, started(case, num_slots), rounds=3)
@@ -208,6 +209,8 @@ def check_output(drafter: Drafter, settings: Sequence[tuple[int, int]]) -> list[
 BATCHES_AND_K = ((1, 2), (3, 1), (3, K))
 
 
+@pytest.mark.slow
+@pytest.mark.few(13)
 def test_output_equals_plain_decoding(case: Case) -> None:
     check_output(case.drafter, BATCHES_AND_K)
 
@@ -231,6 +234,8 @@ def poison_before_every_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "_pool", lambda cache, like: new(cache, like).fill_(torch.nan))
 
 
+@pytest.mark.slow
+@pytest.mark.few(6)
 def test_nan_that_no_row_sees_reaches_no_output(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain(sampled()), plain(requests())
     poison_before_every_forward(monkeypatch)
@@ -299,6 +304,7 @@ def test_ngram_of_vllm() -> None:
     assert proposal.tokens.tolist() == [[9, 1, 2, 3]]
 
 
+@pytest.mark.slow
 def test_ngrams_in_the_engine() -> None:
     """The tokens are certain: sampled requests accept them with the target's probability of them, and no more."""
     generations = check_output(NgramDrafter(V, min_n=2, max_n=4), BATCHES_AND_K)
@@ -408,6 +414,7 @@ def test_suffixes_of_running_sequences(num_slots: int) -> None:
             assert proposal.tokens[row, : proposal.lengths[row]].tolist() == expected
 
 
+@pytest.mark.slow
 def test_suffixes_in_the_engine() -> None:
     generations = check_output(SuffixDrafter(V, suffix()), BATCHES_AND_K)
     assert {r.drafted for g in generations for r in g.rounds} > {0}
@@ -484,6 +491,7 @@ def renumbered(w: Tensors, foreign: Foreign) -> Tensors:
     return {name: foreign.rows(tensor) if name in matrices else tensor for name, tensor in w.items()}
 
 
+@pytest.mark.slow
 def test_another_numbering_of_the_same_words_changes_nothing(load: Load) -> None:
     """The target as its own draft, renumbered: all is accepted."""
     foreign = Foreign(shuffled(V - 1))

@@ -47,6 +47,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_chain_equals_reference(case: str, tmp_path: Path) -> None:
     config, tensors = CASES[case]

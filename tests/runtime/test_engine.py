@@ -50,6 +50,7 @@ def plain(temperature: float) -> list[list[int]]:
     return tokens(run(sampled(temperature), None, verification="coupled"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_coupled_verification_gives_the_tokens_of_plain_decoding(name: str) -> None:
@@ -62,6 +63,7 @@ def test_coupled_verification_gives_the_tokens_of_plain_decoding(name: str) -> N
         assert any(r.accepted for g in generations for r in g.rounds)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rejection", "block", "coupled"])
 def test_a_request_does_not_depend_on_its_batch(mode: str) -> None:
@@ -87,6 +89,7 @@ def test_another_seed_gives_other_tokens() -> None:
     assert run((request,), "eagle")[0].tokens != run((other,), "eagle")[0].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rejection", "block", "coupled"])
 def test_mixed_batches_keep_greedy_requests_greedy(mode: str) -> None:
     greedy, hot = requests()[0], sampled(1.0)[1]
@@ -95,6 +98,7 @@ def test_mixed_batches_keep_greedy_requests_greedy(mode: str) -> None:
     assert mixed[1].tokens == run((hot,), "eagle", verification=mode)[0].tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rejection", "block"])
 @pytest.mark.parametrize(
@@ -169,6 +173,7 @@ def test_synthetic_acceptance_has_the_given_rates() -> None:
     assert {r.accepted for g in nothing for r in g.rounds} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{1: 4, 2: 2}, {2: 1}, {0: 4}], ids=str)
 def test_k_follows_the_batch_and_changes_no_token(schedule: dict[int, int]) -> None:
     """Beyond the last entry nothing is drafted, and drafting starts again, in step, when the batch has shrunk."""
@@ -182,6 +187,7 @@ def test_k_follows_the_batch_and_changes_no_token(schedule: dict[int, int]) -> N
     assert [r.accepted for r in alone[0].rounds] == [r.accepted for r in resumed[0].rounds]
 
 
+@pytest.mark.slow
 def test_the_prompt_may_come_in_chunks() -> None:
     whole, pieces = (run(requests()[:4], "eagle3", prefill_chunk=size) for size in (2048, 7))
     assert tokens(whole) == tokens(pieces)

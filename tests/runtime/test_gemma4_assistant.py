@@ -105,6 +105,7 @@ def test_sampled_output_is_that_of_plain_decoding(pair: Pair, draft: Draft) -> N
     assert [g.tokens for g in found] == [g.tokens for g in expected]
 
 
+@pytest.mark.slow
 def test_a_round_of_the_engine_drafts_what_the_reference_does(pair: Pair, draft: Draft) -> None:
     """Every round of generations that run side by side; the output is that of plain decoding."""
     target, drafter = loaded(pair, draft)
@@ -157,6 +158,7 @@ def test_transformers_drafts_alike_at_its_own_position(
         assert first[len(text) + 1 :].tolist() == drafted(target, drafter, [first[: len(text) + 1]], K)[0]
 
 
+@pytest.mark.slow
 def test_eval(pair: Pair, draft: Draft) -> None:
     pico.save_tokenizer(pair.folder)
     settings = Settings(num_speculative_tokens=2, limit=2, max_new_tokens=6, device="cpu", dtype="float32")

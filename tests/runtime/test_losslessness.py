@@ -105,6 +105,8 @@ def p_value(case: Case, texts: Tensor) -> float:
     return text_fit(texts, case.model().distribution(case.request, texts.shape[1]), case.size)
 
 
+@pytest.mark.slow
+@pytest.mark.few(18)
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_drawn_drafts_leave_the_targets_distribution(name: str, mode: str) -> None:
@@ -114,6 +116,8 @@ def test_drawn_drafts_leave_the_targets_distribution(name: str, mode: str) -> No
     assert_as_expected(texts)
 
 
+@pytest.mark.slow
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mode", RATIO_MODES)
 @pytest.mark.parametrize("name", ["plain", "ties", "all cuts", "greedy target"])
 def test_mixed_batches_leave_the_targets_distribution(name: str, mode: str) -> None:

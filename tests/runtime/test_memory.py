@@ -23,6 +23,8 @@ def pool_bytes(cache: SlotCache) -> int:
     return sum(pool.nbytes for pools in cache.layers.values() for pool in pools)
 
 
+@pytest.mark.slow
+@pytest.mark.few(10)
 def test_caches_take_what_was_planned(case: Case) -> None:
     drafter = case.drafter
     engine = Engine(Target(target(), drafter.aux_layers), drafter, num_speculative_tokens=3, num_slots=2)

@@ -45,6 +45,7 @@ def loaded(saved: Saved, folder: Path) -> tuple[Target, Drafter]:
     return Target(model, drafter.aux_layers), drafter
 
 
+@pytest.mark.slow
 def test_drafts_equal_the_reference_after_any_rejections(saved: Saved, folder: Path) -> None:
     """The rounds of a text in which anything from one token to all were accepted."""
     target, drafter = loaded(saved, folder)
@@ -76,6 +77,8 @@ def captured_states(target: Target, text: torch.Tensor) -> torch.Tensor:
     return features[0]
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 def test_greedy_output_is_that_of_plain_decoding(saved: Saved, folder: Path) -> None:
     target, drafter = loaded(saved, folder)
     requests = [Request(f"{n}", tuple(range(3 + n, 9 + 2 * n)), 12) for n in range(3)]
@@ -101,6 +104,7 @@ def test_in_bfloat16_rotations_and_biases_of_experts_are_as_precise_as_the_targe
         assert torch.equal(bias, stored.load())
 
 
+@pytest.mark.slow
 def test_loading_the_target_reports_what_is_unexpected_but_the_head(
     saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,6 +120,7 @@ def test_loading_the_target_reports_what_is_unexpected_but_the_head(
     assert saved.head.layer not in caplog.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 def test_eval_takes_the_targets_own_head(saved: Saved, folder: Path) -> None:
     pico.save_tokenizer(saved.folder)
@@ -135,6 +140,7 @@ def test_a_target_without_a_head_is_one_message(tmp_path: Path) -> None:
         draftkit.evaluate_draft(str(target), ["mtp"], Settings(limit=1, device="cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(RELATIVES))
 def test_relatives_draft_as_the_reference_does(kind: str, tmp_path: Path) -> None:
     saved = save_with_head(kind, tmp_path / "target")

@@ -45,6 +45,8 @@ def requests() -> list[Request]:
     return [Request(f"{n}", tuple(range(3 + n, 4 + 4 * n)), 10) for n in range(4)]
 
 
+@pytest.mark.slow
+@pytest.mark.few(4)
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_drafts_equal_the_reference_after_any_rejections(
     saved: Saved, engine_of: tuple[Target, MtpDrafter], k: int
@@ -67,6 +69,7 @@ def test_drafts_equal_the_reference_after_any_rejections(
     assert len(accepted) > 1
 
 
+@pytest.mark.slow
 def test_greedy_output_is_that_of_plain_decoding(engine_of: tuple[Target, MtpDrafter]) -> None:
     target, drafter = engine_of
     plain = Engine(Target(target.model), None, num_speculative_tokens=0, num_slots=2).generate(requests())
@@ -74,6 +77,7 @@ def test_greedy_output_is_that_of_plain_decoding(engine_of: tuple[Target, MtpDra
     assert [g.tokens for g in found] == [g.tokens for g in plain]
 
 
+@pytest.mark.slow
 def test_a_round_that_drafts_fewer_leaves_no_gap(saved: Saved, engine_of: tuple[Target, MtpDrafter]) -> None:
     """Side by side the sequences draft one token, alone two."""
     target, drafter = engine_of

@@ -69,12 +69,14 @@ def ours(saved: Saved, **facts: Any) -> Proposals:
     return {round.position: list(round.proposal) for round in generation.rounds}
 
 
+@pytest.mark.slow
 def test_with_its_facts_every_proposal_is_the_same(saved: Saved, theirs: Proposals) -> None:
     found = ours(saved, **THEIRS)
     assert len(found.keys() & theirs.keys()) >= LENGTH - 3
     assert {n: found[n] for n in theirs if n in found} == {n: theirs[n] for n in theirs if n in found}
 
 
+@pytest.mark.slow
 def test_of_glm_it_feeds_the_second_module_another_state_than_vllm(saved: Saved, theirs: Proposals) -> None:
     found = ours(saved, zero_first_embedding=False)
     first, second = ([n for n in theirs if n in found and found[n][i : i + 1] != theirs[n][i : i + 1]] for i in (0, 1))

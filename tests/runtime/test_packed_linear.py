@@ -179,6 +179,8 @@ def as_loaded(model: nn.Module) -> None:
             del vars(module)["forward"]
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["eagle3", "draft-model", "dspark", "mlp-speculator"])
 def test_engines_pack_and_fuse_and_give_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = zoo_drafter(name)

@@ -71,6 +71,8 @@ def tokens(generations: list[Generation]) -> list[list[int]]:
     return [generation.tokens for generation in generations]
 
 
+@pytest.mark.slow
+@pytest.mark.few(8)
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_output_equals_transformers(case: Case, num_slots: int) -> None:
     assert len({token for answer in case.answers() for token in answer}) > 20, "the reference only repeats itself"
@@ -79,10 +81,12 @@ def test_output_equals_transformers(case: Case, num_slots: int) -> None:
     assert {r.accepted for g in generations for r in g.rounds} == set(range(K + 1))
 
 
+@pytest.mark.slow
 def test_prompts_in_pieces_and_plain_decoding_equal_transformers(case: Case) -> None:
     assert tokens(engine(case, k=0, prefill_chunk=IN_PIECES).generate(REQUESTS)) == case.answers()
 
 
+@pytest.mark.slow
 def test_states_after_rejections_are_those_of_a_fresh_prefill(case: Case) -> None:
     """In slots that other sequences had before."""
     run = engine(case)
@@ -104,6 +108,7 @@ def assert_states(target: Target, states: SlotStates, slot: int, known: tuple[in
         assert_close(pool[entry], cache.states.pools[key][:1], depth=target.num_layers * LAYER + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [True, False])
 def test_prompts_in_pieces_leave_the_same_states(case: Case, prompt: bool) -> None:
     target, known = Target(case.model), tuple(case.texts[4])
@@ -115,10 +120,12 @@ def test_prompts_in_pieces_leave_the_same_states(case: Case, prompt: bool) -> No
     assert_states(target, cache.states, 1, known)
 
 
+@pytest.mark.slow
 def test_what_was_rejected_is_not_read(case: Case) -> None:
     assert tokens(engine(case, target=PoisonedTarget, eager=True).generate(REQUESTS)) == case.answers()
 
 
+@pytest.mark.slow
 def test_states_of_other_positions_are_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     own = SlotStates.entries
     monkeypatch.setattr(SlotStates, "entries", lambda kept, slots, at: own(kept, slots, at - at % 2))
@@ -132,6 +139,8 @@ def draft_of(case: Case) -> Target:
     return Target(draft)
 
 
+@pytest.mark.slow
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ["chain", "parallel"])
 def test_drafts_with_states(case: Case, kind: str) -> None:
     draft = draft_of(case)
@@ -145,12 +154,16 @@ def test_drafts_with_states(case: Case, kind: str) -> None:
         assert_states(draft, drafter.cache.states, slot, known)
 
 
+@pytest.mark.slow
+@pytest.mark.few(4)
 def test_the_target_as_its_own_draft_accepts_everything(case: Case) -> None:
     generations = engine(case, CausalLMDrafter(Target(case.model))).generate(REQUESTS)
     assert tokens(generations) == case.answers()
     assert {r.accepted for g in generations for r in g.rounds} == {K}
 
 
+@pytest.mark.slow
+@pytest.mark.few(3)
 def test_sampled_tokens_are_those_of_plain_decoding(case: Case) -> None:
     wanted = [
         Request(r.id, r.prompt, 8, SamplingParameters(temperature=0.7, seed=i), ignore_eos=True)
@@ -195,6 +208,7 @@ def test_hybrid_classes_run_without_a_recurrent_layer(kind: str, tmp_path: Path)
     assert any(r.accepted for r in generation.rounds)
 
 
+@pytest.mark.slow
 def test_plans_tell_states_from_keys_and_values(tmp_path: Path) -> None:
     """Without a draft, those of one position are kept."""
     recurrent_model("qwen3_next").save_pretrained(tmp_path)
@@ -221,6 +235,7 @@ def test_states_keep_their_dtype_in_a_model_of_another() -> None:
     assert sum(pool[0].nbytes for pool in pools.values()) == run.target.slot_bytes(0, 0)
 
 
+@pytest.mark.slow
 def test_rounds_of_vacant_batches_leave_no_trace(case: Case) -> None:
     """As a capture runs them."""
     run = engine(case)

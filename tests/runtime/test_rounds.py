@@ -99,10 +99,13 @@ def check_replayed(
     assert sizes == {1, 2, 4}  # three sequences ran as four rows
 
 
+@pytest.mark.slow
+@pytest.mark.few(10)
 def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(case.drafter, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, ngram(), suffix()], ids=["no draft", "n-gram", "suffix"])
 def test_replayed_rounds_without_a_draft_model(drafter: Drafter | None, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(drafter, monkeypatch)
@@ -112,6 +115,7 @@ def test_replayed_rounds_that_end_where_confidence_does(load: Load, monkeypatch:
     check_replayed(confident_dspark(load), monkeypatch, floor=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
 def test_replayed_rounds_of_hybrid_targets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(ngram(), monkeypatch, recurrent_target(kind))

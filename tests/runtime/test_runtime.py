@@ -59,6 +59,8 @@ def test_output_equals_transformers(name: str, num_slots: int) -> None:
     assert any(r.accepted > 0 for g in generations for r in g.rounds)
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("k", [1, 2, 7, MAX_SPECULATIVE_TOKENS])
 def test_output_does_not_depend_on_k(k: int) -> None:
     assert [g.tokens for g in generate(zoo_drafter("eagle3"), k, 3)] == list(transformers_output())
@@ -70,6 +72,7 @@ def test_plain_decoding_equals_transformers() -> None:
     assert {r.accepted for g in generations for r in g.rounds} == {0}
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 8])
 @pytest.mark.parametrize("name", DRAFTS)
@@ -95,6 +98,7 @@ def test_length_limit_inside_an_accepted_prefix() -> None:
     assert any(g.rounds[-1].emitted < g.rounds[-1].accepted + 1 for g in limited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, MAX_SPECULATIVE_TOKENS])
 def test_target_as_its_own_draft_accepts_everything(k: int) -> None:
     generations = generate(CausalLMDrafter(Target(zoo_target())), k, 3)
@@ -102,6 +106,7 @@ def test_target_as_its_own_draft_accepts_everything(k: int) -> None:
     assert [g.tokens for g in generations] == list(transformers_output())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_rounds_account_for_every_token(name: str) -> None:
     for generation in generate(zoo_drafter(name), 4, 3):
@@ -112,6 +117,7 @@ def test_rounds_account_for_every_token(name: str) -> None:
         assert all(b - a == r.emitted for (a, b), r in zip(pairwise(positions), generation.rounds, strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_draft_state_equals_a_fresh_prefill(name: str) -> None:
     """After all its rejections the draft's keys and values are those of the same tokens read at once."""

@@ -72,7 +72,7 @@ def test_states_are_those_of_the_target_in_one_place(running_target: Path) -> No
     assert torch.equal(found[0].last, found[1].last)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("small_memory")
 def test_the_commands(
     draftkit: Command, running_target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -205,7 +205,7 @@ def test_a_run_has_one_device(data: Path, gpus: Gpus) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ), reason="glibc's")
 def test_memory_of_large_tensors_is_kept_for_the_next() -> None:
     """In a process of its own: where a heap cannot grow any more, as after thousands of tests, nothing is kept."""

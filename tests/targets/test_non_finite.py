@@ -36,6 +36,7 @@ def break_tensor(folder: Path, name: str, value: float) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_commands_refuse_a_broken_target(value: float, target: Path, tmp_path: Path, draftkit: Command) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "a b c"}]}\n')
@@ -114,6 +115,7 @@ def test_a_round_that_overflows_names_layer_and_position(sampling: SamplingParam
         engine.generate([[5, 6, 8]], sampling, max_new_tokens=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "p-eagle", "pard", "draft-model", "mlp-speculator", "dspark"])
 def test_a_draft_that_overflows_is_told(name: str) -> None:
     drafter = zoo_drafter.__wrapped__(name)  # one of its own, which the hook is for

@@ -89,6 +89,7 @@ INT8 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp8", "compressed-tensors"])
 def test_weights_become_plain(kind: str, tmp_path: Path) -> None:
     quantize, stated = {"fp8": (fp8, FP8), "compressed-tensors": (int8, INT8)}[kind]

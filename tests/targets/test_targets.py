@@ -225,18 +225,23 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 # The families
 
 
+@pytest.mark.slow
+@pytest.mark.few(22)
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_generation_equals_transformers(family: Family, num_slots: int) -> None:
     assert all(len(set(tokens)) > NEW_TOKENS // 4 for tokens in family.output), "the reference only repeats itself"
     assert [g.tokens for g in generate(family.model, num_slots=num_slots)] == family.output
 
 
+@pytest.mark.slow
+@pytest.mark.few(8)
 def test_own_draft_accepts_everything(family: Family) -> None:
     generations = generate(family.model, family.model, k=3)
     assert [g.tokens for g in generations] == family.output
     assert {r.accepted for g in generations for r in g.rounds} == {3}
 
 
+@pytest.mark.slow
 def test_entries_after_rejections_are_those_of_a_fresh_prefill(family: Family) -> None:
     """Keys and values, latents and what indexers compare."""
     texts = [[*request.prompt, *tokens] for request, tokens in zip(REQUESTS, family.output, strict=True)]
@@ -344,6 +349,7 @@ OWN: dict[str, dict[str, Any]] = {
 NO_INTERFACE = "does not attend through transformers' AttentionInterface"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "message"),
     {
@@ -532,6 +538,7 @@ def varying(name: str) -> PretrainedConfig:
     return config_of(family, head_dim=16, max_position_embeddings=128, **copy.deepcopy(changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARYING)
 def test_no_sequence_has_the_rope_of_its_neighbors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_model(varying(name)).save_pretrained(tmp_path)
@@ -681,6 +688,7 @@ def test_latents_are_cached_instead_of_keys_and_values(dtype: torch.dtype, tmp_p
     assert target.slot_bytes(64, 0) == 64 * LAYERS * (24 + 8) * dtype.itemsize
 
 
+@pytest.mark.few(10)
 def test_caches_take_what_was_planned(family: Family) -> None:
     """Keys and values, latents and what indexers compare, of all layers."""
     target = Target(family.model)
@@ -758,6 +766,7 @@ def run_poisoned(target: LlamaForCausalLM, make: MakeDrafter, poisoned: tuple[in
     return Trace(proposals, [g.tokens for g in generations], {r.accepted for g in generations for r in g.rounds})
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [random_draft, noisy_draft, eagle_draft], ids=lambda make: make.__name__)
 def test_rollback_by_length_is_exact(make: MakeDrafter) -> None:

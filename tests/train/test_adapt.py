@@ -77,7 +77,7 @@ def general(path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_from_a_log_to_an_adapted_draft(draftkit: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = (

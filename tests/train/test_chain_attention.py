@@ -73,6 +73,7 @@ def literal(query: Tensor, pairs: list[tuple[int, Tensor, Tensor]]) -> Tensor:
     return scores.softmax(0) @ torch.stack([value for *_, value in pairs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flex", [False, True])
 @pytest.mark.parametrize("window", [None, 5])
 def test_steps_see_the_first_and_their_own(window: int | None, flex: bool, monkeypatch: pytest.MonkeyPatch) -> None:

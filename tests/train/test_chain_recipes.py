@@ -314,6 +314,8 @@ def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
     return RECIPES[request.param](tmp_path / "origin")
 
 
+@pytest.mark.slow
+@pytest.mark.few(12)
 @torch.no_grad()
 def test_training_computes_what_serving_does(recipe: Recipe, tmp_path: Path) -> None:
     """At every position and step, from packed rows here and from one sample and anchor after the other there."""
@@ -352,6 +354,7 @@ def test_chains_say_what_those_laws_mean(recipe: Recipe) -> None:
         assert_close(found.float(), getattr(expected, name).float(), depth=DEPTH, magnitude=finite(logits))
 
 
+@pytest.mark.slow
 def test_packed_samples_know_nothing_of_each_other(recipe: Recipe) -> None:
     logits = trained(recipe, batch_of(recipe))
     together = recipe.chains(batch_of(recipe), K)

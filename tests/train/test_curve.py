@@ -48,6 +48,7 @@ def parting(monkeypatch: pytest.MonkeyPatch) -> None:
 EVERY = {"validation.every": 2, "keep": 9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_every", "keep", "kept"), [(2, "best", 4), (8, "best", 4), (2, "last", 8)])
 def test_the_longest_acceptance_is_kept_not_the_lowest_loss(
     save_every: int,
@@ -77,6 +78,7 @@ def test_the_longest_acceptance_is_kept_not_the_lowest_loss(
     assert "they disagree, and the lowest loss would have cost 1.000." in curve.verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alphas", "kept", "said"),
     [

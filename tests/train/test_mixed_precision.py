@@ -60,6 +60,8 @@ def test_the_cases_have_every_option() -> None:
         assert turned == {field.name for field in fields(options)}, recipe
 
 
+@pytest.mark.slow
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("recipe", "options", "run"), CASES, ids=[f"{r}-{' '.join([*o, *(run or [])])}" for r, o, run in CASES]
 )

@@ -108,6 +108,7 @@ def served(drafter: Drafter, text: Tensor, states: Tensor, anchor: int) -> Tenso
     return torch.stack(found)
 
 
+@pytest.mark.slow
 def test_the_training_forward_is_what_serving_computes(saved: Saved, head: Path, recipe: Mtp) -> None:
     batch = batch_for(saved, recipe)
     drafted = batch.drafted(K)
@@ -127,6 +128,7 @@ def test_the_training_forward_is_what_serving_computes(saved: Saved, head: Path,
         begin += length
 
 
+@pytest.mark.slow
 def test_it_is_stored_under_its_own_names(head: Path, recipe: Mtp, tmp_path: Path) -> None:
     """Saved without a step, it is the head that it was; loaded into another recipe, one that has changed."""
     save_draft(tmp_path / "same", recipe.spec, recipe.tensors(), target="")
@@ -154,6 +156,7 @@ def test_loading_a_checkpoint_keeps_the_parameters(head: Path, recipe: Mtp) -> N
     assert all(after[name] is parameter for name, parameter in before.items())
 
 
+@pytest.mark.slow
 def test_it_learns(saved: Saved, recipe: Mtp) -> None:
     batch = batch_for(saved, recipe)
     optimizer = torch.optim.Adam([p for p in recipe.draft.parameters() if p.requires_grad], lr=3e-3)
@@ -191,6 +194,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert any(not torch.equal(one[name], before[name]) for name in one)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], pytest.param(["--lora", "r=2,alpha=4"], marks=pytest.mark.long)], ids=["whole", "LoRA"]

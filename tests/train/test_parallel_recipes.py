@@ -467,6 +467,8 @@ RESUMED: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_resumes_bit_for_bit(causal_lm: Draft, tmp_path: Path, name: str) -> None:
     """The chains that are dropped, the samples without features, the anchors of blocks and what adapters leave out are
@@ -500,6 +502,7 @@ def zoo() -> tuple[PreTrainedModel, PreTrainedModel, list[Request]]:
     return model, trained, [Request(p.id, encode_prompt(p, tokenizer), 32) for p in load_prompts("zoo", 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zoo:p-eagle", "zoo:pard"])
 def test_simulated_rounds_are_decoded(zoo: tuple[PreTrainedModel, PreTrainedModel, list[Request]], name: str) -> None:
     model, trained, requests = zoo

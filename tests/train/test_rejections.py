@@ -70,6 +70,7 @@ def stage_of(zoo: PreTrainedModel, **validation: object) -> RejectionStage:
     return RejectionStage(settings, Validation(k=K, **validation), zoo, seed=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_what_counts_more_is_what_serving_rejected(name: str, zoo: PreTrainedModel) -> None:
     recipe, samples = started(name, zoo), asked()
@@ -173,6 +174,7 @@ def test_blocks_stand_at_rejections_first(tmp_path: Path) -> None:
 STAGE = {"on_policy.share": 0.6, "validation.k": 3}
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", ["decoded", "simulated"])
 def test_a_run_is_resumed_bit_for_bit(rounds: str, pico_folder: Path, data: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -33,6 +33,7 @@ def begun(whole: Path, tmp_path: Path) -> Path:  # noqa: F811
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -93,6 +93,8 @@ def accepted(generation: Generation) -> list[int]:
     return [min(r.accepted, generation.length - r.position) for r in generation.rounds]
 
 
+@pytest.mark.slow
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", DRAFTS + BLOCKS)
 def test_greedy_rounds_are_those_of_decoding(name: str) -> None:
     """Round by round."""
@@ -104,7 +106,7 @@ def test_greedy_rounds_are_those_of_decoding(name: str) -> None:
     assert any(map(accepted, generations))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [DRAFTS[0], *(pytest.param(name, marks=pytest.mark.long) for name in DRAFTS[1:])])
 def test_sampled_rounds_are_those_of_decoding_on_average(name: str) -> None:
     """The decoded length lies within the interval of simulations on the same texts, whose coins differ, and these

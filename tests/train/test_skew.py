@@ -78,6 +78,7 @@ def skew(
     )
 
 
+@pytest.mark.slow
 def test_without_a_fault_there_is_no_gap(target: PreTrainedModel, answers: list[Sample]) -> None:
     found = skew(target, answers, recipe(target))
     assert found.simulated == found.decoded
@@ -98,6 +99,7 @@ def test_another_rope_base(target: PreTrainedModel, answers: list[Sample]) -> No
     assert cause.name == "rope"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_shifted_mask(
     shift: int, target: PreTrainedModel, answers: list[Sample], monkeypatch: pytest.MonkeyPatch
@@ -137,6 +139,7 @@ def test_a_block_drafter_without_a_fault_has_no_gap(target: PreTrainedModel, ans
     assert found.causes == ()
 
 
+@pytest.mark.slow
 def test_a_block_drafter_whose_checkpoint_says_something_else(target: PreTrainedModel, answers: list[Sample]) -> None:
     trained = copy.copy(memorized.fill_in_dspark())
     other = with_facts(trained.spec.architecture, slots="anchor-first", block_size=4)

@@ -39,6 +39,8 @@ def train(target: Path, data: Path, out: Path, *more: object) -> list[object]:
     return [*flags, *(part for setting in settings for part in ("--set", setting)), *more]
 
 
+@pytest.mark.slow
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_path: Path, draftkit: Command) -> None:
     target, states = save_target(kind, tmp_path / "target"), tmp_path / "states"
@@ -55,7 +57,7 @@ def test_a_draft_is_trained_online_and_from_files(kind: str, data: Path, tmp_pat
     assert spec.aux_layer_ids == (1, 3, 5)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v3"])
 def test_from_prompts_to_a_measured_draft_in_draftkit_s_own_engine(
     kind: str, tmp_path: Path, draftkit: Command
@@ -162,6 +164,7 @@ def decoding(target: Path, data: Path, folder: Path) -> list[object]:
     return ["--set", "validation.decode=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -151,7 +151,7 @@ def test_a_run_resumes_bit_for_bit(
     assert_same(weights(out / "checkpoint-20"), weights(tmp_path / "whole" / "checkpoint-20"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_stop_signal_saves_and_ends_the_run(
     number: int, whole: Path, target: Path, data: Path, tmp_path: Path
@@ -179,6 +179,7 @@ def test_a_stop_signal_saves_and_ends_the_run(
     assert_same(weights(out / "checkpoint-8"), weights(whole / "checkpoint-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", ["default", "r=4,alpha=8,targets=q_proj+fc,dora=true"])
 def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     """They leave the rest as it was, are saved merged and by themselves, and resume bit for bit."""
@@ -199,6 +200,7 @@ def test_adapters(lora: str, whole: Path, target: Path, data: Path, tmp_path: Pa
     assert_same(weights(out / "checkpoint-8"), after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", ["default", "r=4,alpha=8,targets=q_proj+down_proj,dora=true"])
 def test_an_adapter_is_one_of_peft(lora: str, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     """It names its base model, is loaded by peft, and converts to what the checkpoint has merged."""
@@ -288,6 +290,7 @@ def test_validation_chooses_the_best(target: Path, data: Path, tmp_path: Path) -
     assert all(torch.allclose(own[name], chosen[name], rtol=1e-2) for name in own)
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_acceptance_no_longer_grows(target: Path, data: Path, tmp_path: Path) -> None:
     """A draft that does not change gets no better; a run that goes on knows what was found before."""
     more = {
@@ -316,6 +319,7 @@ def test_a_run_from_flags_and_from_yaml(target: Path, data: Path, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -359,6 +363,7 @@ def test_bad_settings(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_bad_input(whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command) -> None:
     assert "gives no" not in draftkit("train", "--recipe", "eagle3").err
     assert draftkit("train", "--recipe", "eagle3").code == 1
@@ -382,6 +387,7 @@ def test_a_run_replaces_nothing_of_others(target: Path, data: Path, tmp_path: Pa
         shutil.rmtree(out / name)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoints_before(
     whole: Path, target: Path, data: Path, tmp_path: Path, draftkit: Command
 ) -> None:

@@ -34,6 +34,7 @@ def draft(pico_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), [("eagle3", 4), ("dflash", 7)])
 def test_what_is_simulated_is_what_decoding_accepts(name: str, k: int) -> None:
     """Round by round, for a whole block too; `test_simulated_rounds.py` has the other kinds and parts of a block."""
@@ -58,6 +59,7 @@ def test_what_is_simulated_is_what_decoding_accepts(name: str, k: int) -> None:
     assert sum(len(simulated.of(name)) for name in simulated.by_category) == len(counted)
 
 
+@pytest.mark.slow
 def test_a_step_is_the_trainers_step(pico_folder: Path, data: Path, draft: Path, tmp_path: Path) -> None:  # noqa: F811
     """One row, one step, a constant learning rate: the same weights as `train_draft` gives."""
     flat = {
@@ -80,7 +82,7 @@ def test_a_step_is_the_trainers_step(pico_folder: Path, data: Path, draft: Path,
             assert torch.equal(found[name], expected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_target_that_changes_is_followed(pico_folder: Path, draft: Path, tmp_path: Path) -> None:  # noqa: F811
     """As a loop of reinforcement learning has it: judge, update the target in place, judge again, train on."""
     target = load_training_target(str(pico_folder), device="cpu", dtype=torch.float32)
@@ -103,6 +105,7 @@ def test_a_target_that_changes_is_followed(pico_folder: Path, draft: Path, tmp_p
     assert read_draft(tmp_path / "draft").spec.method == "eagle3"
 
 
+@pytest.mark.slow
 def test_adapters(pico_folder: Path, data: Path, draft: Path) -> None:  # noqa: F811
     tuner = DraftTuner(draft, str(pico_folder), lora=LoraSettings(r=2), device="cpu")
     before = {name: tensor.clone() for name, tensor in tuner.recipe.tensors().items()}
