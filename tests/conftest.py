@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_all_but_a_few(items: list[pytest.Item]) -> None:
-    """Of a test marked `few(n)`, the cases between n evenly spaced ones are `long`; a case named by its id always runs."""
+    """Of a test marked `few(n)`, all but n evenly spaced cases are `long`. A case that is asked for by its id runs."""
     cases = defaultdict(list)
     for item in items:
         if item.get_closest_marker("few") and not item.get_closest_marker("long"):

@@ -35,6 +35,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
 def imports(path: Path) -> Iterator[str]:
     """The modules of the package that a file imports, those within functions too."""
     for node in ast.walk(parsed(path)):

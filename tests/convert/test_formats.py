@@ -131,7 +131,7 @@ def test_every_fact_says_where_it_comes_from(published: Published, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.few(153)
+@pytest.mark.few(77)
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_copied_tensors_keep_their_bytes(published: Published, tmp_path: Path, dtype: torch.dtype) -> None:

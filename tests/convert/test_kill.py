@@ -122,7 +122,7 @@ def entries(folder: Path) -> list[str]:
 
 
 # Every fourth step in each run of the tests, every step among the long proofs.
-EVERY = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+EVERY = pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 
 
 def kills(run: Run, out: Path, *options: str, every: int) -> Iterator[None]:

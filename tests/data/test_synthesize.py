@@ -175,7 +175,7 @@ def test_languages(text: str, language: str) -> None:
     assert language_of(text) == language
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_zoo_s_target_asks_what_it_was_trained_to_be_asked(draftkit: Command, tmp_path: Path) -> None:
     """The command, resumed, gives what it gives at once, and its prompts can be answered and prepared."""
     flags = ("--target", "zoo:target", "--max-new-tokens", 40, "--concurrency", 2)

@@ -210,7 +210,7 @@ BATCHES_AND_K = ((1, 2), (3, 1), (3, K))
 
 
 @pytest.mark.slow
-@pytest.mark.few(13)
+@pytest.mark.few(9)
 def test_output_equals_plain_decoding(case: Case) -> None:
     check_output(case.drafter, BATCHES_AND_K)
 

@@ -100,7 +100,7 @@ def check_replayed(
 
 
 @pytest.mark.slow
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 def test_replayed_rounds_equal_launched_ones(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check_replayed(case.drafter, monkeypatch)
 
@@ -160,6 +160,7 @@ def check_host(
     assert not watch.found
 
 
+@pytest.mark.few(8)
 @pytest.mark.slow
 @pytest.mark.interpreter
 @interpreted

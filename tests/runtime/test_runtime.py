@@ -50,6 +50,7 @@ def generate(
     return Engine(target, drafter, num_speculative_tokens=k, num_slots=num_slots).generate(requests())
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [pytest.param(1, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("name", [*DRAFTS, "p-eagle", "pard", "mlp-speculator", "dflash"])
@@ -72,7 +73,7 @@ def test_plain_decoding_equals_transformers() -> None:
     assert {r.accepted for g in generations for r in g.rounds} == {0}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 8])
 @pytest.mark.parametrize("name", DRAFTS)
@@ -106,6 +107,7 @@ def test_target_as_its_own_draft_accepts_everything(k: int) -> None:
     assert [g.tokens for g in generations] == list(transformers_output())
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTS)
 def test_rounds_account_for_every_token(name: str) -> None:

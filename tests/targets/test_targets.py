@@ -226,7 +226,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@pytest.mark.few(22)
+@pytest.mark.few(15)
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_generation_equals_transformers(family: Family, num_slots: int) -> None:
     assert all(len(set(tokens)) > NEW_TOKENS // 4 for tokens in family.output), "the reference only repeats itself"
@@ -538,6 +538,7 @@ def varying(name: str) -> PretrainedConfig:
     return config_of(family, head_dim=16, max_position_embeddings=128, **copy.deepcopy(changes))
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARYING)
 def test_no_sequence_has_the_rope_of_its_neighbors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ def test_a_norm_that_serving_does_not_know(target: PreTrainedModel, answers: lis
     assert cause.name == "draft"
 
 
+@pytest.mark.long
 def test_a_block_drafter_without_a_fault_has_no_gap(target: PreTrainedModel, answers: list[Sample]) -> None:
     found = skew(target, answers, memorized.fill_in_dspark())
     assert found.simulated == found.decoded

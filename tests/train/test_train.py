@@ -134,7 +134,7 @@ def kill_at_step(step: int, target: Path, data: Path, out: Path, **more: object)
     train_until_killed(step, flags, list(map(str, settings(target, data, out, **more)))[9::2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("offline", [False, pytest.param(True, marks=pytest.mark.long)], ids=["online", "offline"])
 def test_a_run_resumes_bit_for_bit(
     offline: bool, target: Path, data: Path, tmp_path: Path, request: pytest.FixtureRequest

@@ -34,6 +34,7 @@ def draft(pico_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), [("eagle3", 4), ("dflash", 7)])
 def test_what_is_simulated_is_what_decoding_accepts(name: str, k: int) -> None:
