@@ -36,13 +36,15 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
-def imports(path: Path) -> Iterator[str]:
+def imports(path: Path) -> tuple[str, ...]:
     """The modules of the package that a file imports, those within functions too."""
+    found: list[str] = []
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module == "draftkit":
-            yield from (f"draftkit.{alias.name}" for alias in node.names)
+            found += (f"draftkit.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("draftkit."):
-            yield str(node.module)
+            found.append(str(node.module))
+    return tuple(found)
 
 
 def types_of(tree: ast.Module) -> Iterator[str]:
